@@ -17,11 +17,11 @@ import msgspec
 
 from corosrv.encoder.checking import ProjectorReport
 from corosrv.encoder.gguf_head import GgufHead
-from corosrv.encoder.sources import SourceOptions, open_projector
+from corosrv.encoder.opening import ProjectorOptions, open_projector
 from corosrv.errors import LoadError
 
 
-def check(options: SourceOptions) -> ProjectorReport:
+def check(options: ProjectorOptions) -> ProjectorReport:
     """Opens and tries a projector. Raises LoadError."""
     with GgufHead(options.mmproj) as head:
         kind = head.projector_kind
@@ -39,7 +39,7 @@ def check(options: SourceOptions) -> ProjectorReport:
 def main(model: str, mmproj: str, n_threads: str, *supports: str) -> None:
     os.environ["GGML_NO_BACKTRACE"] = "1"
     try:
-        report = check(SourceOptions(model=model, mmproj=mmproj, n_threads=int(n_threads), supports=supports))
+        report = check(ProjectorOptions(model=model, mmproj=mmproj, n_threads=int(n_threads), supports=supports))
     except LoadError as error:
         report = ProjectorReport(error=str(error))
     print(msgspec.json.encode(report).decode(), flush=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,26 +33,12 @@ def open_ggml() -> Any:
         ("gguf_get_val_str", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_char_p),
         ("gguf_get_data_offset", [ctypes.c_void_p], ctypes.c_size_t),
         ("gguf_get_n_tensors", [ctypes.c_void_p], ctypes.c_int64),
-        ("gguf_find_tensor", [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_int64),
         ("gguf_get_tensor_offset", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t),
         ("gguf_get_tensor_size", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t),
-        ("gguf_get_tensor_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int),
-        ("gguf_get_tensor_ne", [ctypes.c_void_p, ctypes.c_int64], ctypes.POINTER(ctypes.c_int64)),
     ):
         function = getattr(ggml, name)
         function.argtypes, function.restype = takes, gives
     return ggml
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPlace:
-    """Says where a tensor stands in its file, in bytes, and what it is."""
-
-    start: int
-    n_bytes: int
-    ggml_type: int
-    n_columns: int
-    n_rows: int
 
 
 class GgufHead:
@@ -79,26 +64,16 @@ class GgufHead:
         """Returns the type that a projector file says it is of."""
         return next(filter(None, map(self.text, _PROJECTOR_KINDS)), "of no named type")
 
-    def tensor(self, name: str) -> TensorPlace | None:
-        index = self._ggml.gguf_find_tensor(self._head, name.encode())
-        return None if index < 0 else self._place(index)
-
     def check_length(self) -> None:
         """Raises LoadError for a file that ends within its tensors: libllama and libmtmd may read on regardless."""
-        places = map(self._place, range(self._ggml.gguf_get_n_tensors(self._head)))
-        needed = max((place.start + place.n_bytes for place in places), default=0)
+        needed = max(map(self._end, range(self._ggml.gguf_get_n_tensors(self._head))), default=0)
         if (n_bytes := os.stat(self._path).st_size) < needed:
             raise LoadError(f"{self._path} was cut: it has {n_bytes} bytes, where its tensors need {needed}")
 
-    def _place(self, index: int) -> TensorPlace:
-        extents = self._ggml.gguf_get_tensor_ne(self._head, index)
-        return TensorPlace(
-            start=self._ggml.gguf_get_data_offset(self._head) + self._ggml.gguf_get_tensor_offset(self._head, index),
-            n_bytes=self._ggml.gguf_get_tensor_size(self._head, index),
-            ggml_type=self._ggml.gguf_get_tensor_type(self._head, index),
-            n_columns=int(extents[0]),
-            n_rows=int(extents[1]),
-        )
+    def _end(self, index: int) -> int:
+        """Returns where a tensor ends in its file, in bytes."""
+        start = self._ggml.gguf_get_data_offset(self._head) + self._ggml.gguf_get_tensor_offset(self._head, index)
+        return int(start + self._ggml.gguf_get_tensor_size(self._head, index))
 
     def __enter__(self) -> GgufHead:
         return self

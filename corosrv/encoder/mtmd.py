@@ -72,7 +72,7 @@ class Projector:
     """
 
     def __init__(self, mmproj: str, model: str, log: LogTail, n_threads: int = 4, image_max_tokens: int = 0) -> None:
-        """Opens both files. `log` is attached. Takes seconds for large files. `image_max_tokens`: see SourceOptions.
+        """Opens both files. `log` is attached. Takes seconds for large files. `image_max_tokens`: see ProjectorOptions.
 
         Raises LoadError in words where a file cannot be used, as for a projector of another width than the model's.
         """

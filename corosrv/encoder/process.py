@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Protocol
 
 import msgspec.msgpack
 
 from corosrv.encoder.encoding import Encoding, EncodingFailed
 from corosrv.encoder.side import Action, Encode, EncoderSide, Reply, Write
-from corosrv.encoder.sources import SourceOptions, Sources
 from corosrv.encoder.writer import PoolWriter
-from corosrv.errors import LoadError, WireError
+from corosrv.errors import LoadError, ProtocolError, WireError
 from corosrv.transfer.messages import PROTOCOL_VERSION, Hello, OpenTransfer, ToEncoder, ToLanguage
-from corosrv.wire import descriptors
+from corosrv.wire import attached, descriptors
 from corosrv.wire.codec import StructCodec
 from corosrv.wire.process_messages import Fatal, ProcessMessage
 from corosrv.worker.child.control import Control
@@ -28,9 +29,18 @@ from corosrv.worker.child.priority import lower_priority
 LAST_WORDS = 5.0  # seconds in which the server takes the reason of an end
 
 
+class RowSource(Protocol):
+    """Defines what makes rows of images. Belongs to the thread that encodes."""
+
+    n_embd: int  # numbers of a row
+
+    def encode(self, width: int, height: int, pixels: memoryview) -> Encoding:
+        """Returns the segments and rows of an image. Raises EncodingFailed."""
+
+
 @dataclass(frozen=True, slots=True)
 class PendingItem:
-    """Holds an item that waits for the main thread, and owns the descriptor of its pixels; -1 for none."""
+    """Holds an image that waits for the main thread, and owns the descriptor of its pixels; -1 for none."""
 
     message: OpenTransfer
     pixels: int
@@ -39,11 +49,14 @@ class PendingItem:
 class EncoderProcess:
     """Owns the control channel and, from the first Hello on, the pool and the transfers."""
 
-    def __init__(self, control_fd: int, options: SourceOptions, nice: int = 0) -> None:
-        """Takes the channel. Encoding gives way to processes of a nice value lower than this one's plus `nice`."""
+    def __init__(self, control_fd: int, open_source: Callable[[], RowSource], nice: int = 0) -> None:
+        """Takes the channel. Encoding gives way to processes of a nice value lower than this one's plus `nice`.
+
+        `open_source` is called in the thread that encodes; it may raise LoadError.
+        """
         codec: StructCodec[ToLanguage | ProcessMessage, ToEncoder] = StructCodec(ToEncoder, msgspec.msgpack)
         self._control: Control[ToLanguage, ToEncoder] = Control(control_fd, codec, Ferry())
-        self._options = options
+        self._open_source = open_source
         self._nice = nice
         self._hellos: SimpleQueue[tuple[Hello, tuple[int, ...]]] = SimpleQueue()
         self._is_greeted = False
@@ -58,14 +71,14 @@ class EncoderProcess:
         self._control.start(self._on_message)  # before this thread is nice: that one has milliseconds of work
         lower_priority(self._nice)
         try:
-            sources = Sources(self._options)
-            self._begin(sources.n_embd)
+            source = self._open_source()
+            self._begin(source.n_embd)
         except (LoadError, WireError) as error:
             self._control.outbox.post(Fatal(str(error)))
             self._control.outbox.flush(LAST_WORDS)
             return
         while True:
-            self._encode(sources, self._tasks.get())
+            self._encode(source, self._tasks.get())
 
     def _begin(self, n_embd: int) -> None:
         """Maps the pool that comes with the first Hello, and answers it. Waits for it. Raises ProtocolError."""
@@ -108,9 +121,9 @@ class EncoderProcess:
                 self._tasks.put(PendingItem(action.message, pixels))
         return fds
 
-    def _encode(self, sources: Sources, task: PendingItem) -> None:
-        """Encodes one item in the main thread, unless it was cancelled already."""
-        tid, result = task.message.tid, self._result(sources, task)
+    def _encode(self, source: RowSource, task: PendingItem) -> None:
+        """Encodes one image in the main thread, unless it was cancelled already."""
+        tid, result = task.message.tid, self._result(source, task)
         with self._lock:
             assert self._side is not None
             if isinstance(result, Encoding):
@@ -118,12 +131,16 @@ class EncoderProcess:
             elif result is not None:
                 self._carry_out(self._side.failed(tid, result))
 
-    def _result(self, sources: Sources, task: PendingItem) -> Encoding | EncodingFailed | None:
+    def _result(self, source: RowSource, task: PendingItem) -> Encoding | EncodingFailed | None:
         try:
             with self._lock:
                 if self._side is None or not self._side.is_live(task.message.tid):
                     return None
-            return sources.encode(task.message, task.pixels)
+            image = task.message.image
+            pixels = attached.map_value(task.pixels, 3 * image.width * image.height)
+            return source.encode(image.width, image.height, pixels)
+        except ProtocolError as error:
+            return EncodingFailed("bad_image", str(error))
         except EncodingFailed as error:
             return error
         finally:

@@ -13,6 +13,7 @@ def describe_end(end: str, fatal: str, has_answered: bool, model: str, mmproj: s
         return f"the encoder cannot serve: {fatal}"
     if has_answered:
         return f"the encoder process ended by {end} while it served"
-    files = f"the projector {mmproj} and the model {model}" if mmproj else f"the model {model}"
-    hint = "; libmtmd does not survive a projector file that is damaged or lacks tensors" if mmproj else ""
-    return f"the encoder process ended by {end} while it opened {files}{hint}"
+    return (
+        f"the encoder process ended by {end} while it opened the projector {mmproj} and the model {model}; "
+        "libmtmd does not survive a projector file that is damaged or lacks tensors"
+    )

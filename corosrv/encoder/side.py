@@ -80,15 +80,13 @@ class _Transfer:
         self.tid = tid
         self.state = EncodeState.ENCODING
         self.encoding: Encoding | None = None
-        self.early: GrantBlocks | None = None  # the first grant, while its rows are not there yet
         self.last: BlocksFilled | None = None  # the reply to the last grant
         self.n_written = 0  # rows
 
     @property
     def gen(self) -> int:
         """The last generation that was granted; 0 before the first."""
-        latest = self.early or self.last
-        return latest.gen if latest else 0
+        return self.last.gen if self.last else 0
 
     def enter(self, state: EncodeState) -> None:
         """Moves on. Raises IllegalTransition."""
@@ -150,9 +148,7 @@ class EncoderSide:
             return self._fail(transfer, "width", f"rows of {encoding.n_embd} numbers, where {self._n_embd} are needed")
         transfer.enter(EncodeState.HOLDING)
         transfer.encoding = encoding
-        meta = TransferMeta(self._epoch, tid, encoding.total, encoding.n_embd, encoding.segments)
-        early, transfer.early = transfer.early, None
-        return [Reply(meta), *(self._write(transfer, encoding, early) if early else [])]
+        return [Reply(TransferMeta(self._epoch, tid, encoding.total, encoding.n_embd, encoding.segments))]
 
     def failed(self, tid: int, error: EncodingFailed) -> list[Action]:
         """Returns what follows an encode that has failed."""
@@ -172,14 +168,11 @@ class EncoderSide:
         if grant.gen <= transfer.gen:  # its blocks may be somebody else's by now, so nothing is written
             self.ignored["duplicate"] += 1
             return [Reply(transfer.last)] if transfer.last and grant.gen == transfer.last.gen else []
+        encoding = transfer.encoding
+        if encoding is None:
+            return self._fail(transfer, "protocol", "blocks were lent before the rows were described")
         if fault := self._fault_of(transfer, grant):
             return self._fail(transfer, "protocol", fault)
-        if transfer.encoding is None:
-            transfer.early = grant
-            return []
-        return self._write(transfer, transfer.encoding, grant)
-
-    def _write(self, transfer: _Transfer, encoding: Encoding, grant: GrantBlocks) -> list[Action]:
         n = min(encoding.total - grant.offset, grant.capacity)
         if n < 1:
             return self._fail(transfer, "protocol", f"blocks were lent where no row of {encoding.total} is left")
@@ -190,8 +183,8 @@ class EncoderSide:
     def _fault_of(self, transfer: _Transfer, grant: GrantBlocks) -> str:
         """Returns what is wrong with a new grant; empty for nothing."""
         blocks, geometry = grant.blocks, self._geometry
-        if transfer.early is not None or grant.gen != transfer.gen + 1:
-            return f"generation {grant.gen} was granted after {transfer.gen}, before that was written or out of order"
+        if grant.gen != transfer.gen + 1:
+            return f"generation {grant.gen} was granted after {transfer.gen}"
         if grant.offset != transfer.n_written:
             return f"blocks were lent for row {grant.offset}, where row {transfer.n_written} comes next"
         if not blocks or len(set(blocks)) < len(blocks) or not all(0 <= b < geometry.n_blocks for b in blocks):

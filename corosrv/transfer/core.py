@@ -12,7 +12,7 @@ from corosrv.errors import EncoderBusy, Misuse
 from corosrv.transfer.inbox import TransferInbox
 from corosrv.transfer.ledger import TransferLedger
 from corosrv.transfer.limits import TransferLimits
-from corosrv.transfer.messages import Geometry, Payload, ToEncoder, ToLanguage, TransferMeta
+from corosrv.transfer.messages import Geometry, ImagePixels, ToEncoder, ToLanguage, TransferMeta
 from corosrv.transfer.scheduler import RowStore, TransferScheduler
 from corosrv.transfer.session import TransferSession
 from corosrv.transfer.states import ENDED_FOR_CLIENT, Poll, TransferResult, TransferState
@@ -40,8 +40,8 @@ class TransferCore:
 
     # For clients.
 
-    def submit(self, source: str, payload: Payload, deadline: float | None = None) -> int:
-        """Queues an item, and returns the id of its transfer. `deadline`: seconds from now; None for the default.
+    def submit(self, image: ImagePixels, deadline: float | None = None) -> int:
+        """Queues an image, and returns the id of its transfer. `deadline`: seconds from now; None for the default.
 
         Raises EncoderBusy if too many wait.
         """
@@ -49,7 +49,7 @@ class TransferCore:
         if len(self._ledger.queued) >= limits.max_queued:
             raise EncoderBusy(limits.max_queued)
         ends_at = self._ledger.now + (limits.deadline if deadline is None else deadline)
-        return self._ledger.queue(source, payload, ends_at).rid
+        return self._ledger.queue(image, ends_at).rid
 
     def cancel(self, rid: int) -> None:
         """Ends a transfer at once for its client. Ended and unknown ones are left as they are."""

@@ -52,41 +52,23 @@ class TransferInbox:
         if session.meta is not None:
             return self._ignore(IgnoredReason.DUPLICATE)
         session.describe(message)
-        if self._fits(session) and session.state is TransferState.OPENING:
-            self._leave_opening(session)
-
-    def _leave_opening(self, session: TransferSession) -> None:
-        if session.is_complete:
-            self._ledger.finish(session)
-        elif session.allocation is not None:
-            self._ledger.enter(session, TransferState.FILLING)
-        else:
-            self._ledger.wait_for_room(session)
+        if session.total * self._ledger.geometry.row_bytes > self._ledger.limits.staging_budget:
+            reason = f"the item has {session.total} rows, more than the memory for rows holds"
+            return self._ledger.fail(session, TransferResult.TOO_LARGE, reason)
+        self._ledger.wait_for_room(session)
 
     def _fill(self, session: TransferSession, message: BlocksFilled) -> None:
-        if message.gen > session.gen:
+        if session.gen == 0 or message.gen > session.gen:  # nothing is lent before the item is described
             words = f"generation {message.gen} filled, where {session.gen} was granted"
             return self._ledger.fail_for_violation(session, words)
         if message.gen < session.gen:
             return self._ignore(IgnoredReason.LATE)
         if session.filled == session.gen:
             return self._ignore(IgnoredReason.DUPLICATE)
-        if fault := session.find_fault_in_fill(message, self._ledger.limits.max_rows):
+        if fault := session.find_fault_in_fill(message):
             return self._ledger.fail_for_violation(session, fault)
         session.fill(message)
-        if self._fits(session):
-            self._ledger.mark_ready(session)
-
-    def _fits(self, session: TransferSession) -> bool:
-        """Returns whether an item may be as long as it is, and fails it if not. Memory reserved beyond it is freed."""
-        n_bytes = session.total * self._ledger.geometry.row_bytes
-        if n_bytes > self._ledger.limits.staging_budget:
-            reason = f"the item has {session.total} rows, more than the memory for rows holds"
-            self._ledger.fail(session, TransferResult.TOO_LARGE, reason)
-            return False
-        if session.reserved:
-            self._ledger.reserve(session, n_bytes)
-        return True
+        self._ledger.mark_ready(session)
 
     def _ignore(self, reason: IgnoredReason) -> None:
         self._ledger.counters.ignored[reason] += 1

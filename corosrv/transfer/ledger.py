@@ -11,8 +11,8 @@ from corosrv.transfer.messages import (
     CloseTransfer,
     Geometry,
     GrantBlocks,
+    ImagePixels,
     OpenTransfer,
-    Payload,
     ToEncoder,
 )
 from corosrv.transfer.session import TransferSession
@@ -58,10 +58,10 @@ class TransferLedger:
 
     # The way of a transfer that succeeds.
 
-    def queue(self, source: str, payload: Payload, ends_at: float) -> TransferSession:
+    def queue(self, image: ImagePixels, ends_at: float) -> TransferSession:
         """Adds a transfer to the end of the queue."""
         self._last_rid += 1
-        session = TransferSession(self._last_rid, source, payload, self.now, ends_at)
+        session = TransferSession(self._last_rid, image, self.now, ends_at)
         self.sessions[session.rid] = self.queued[session.rid] = session
         return session
 
@@ -72,7 +72,7 @@ class TransferLedger:
         session.tid = self.last_tid
         self.live[session.tid] = session
         self.enter(session, TransferState.OPENING)
-        self._send(session, TraceKind.OPEN, OpenTransfer(self.epoch, session.tid, session.source, session.payload))
+        self._send(session, TraceKind.OPEN, OpenTransfer(self.epoch, session.tid, session.image))
 
     def wait_for_room(self, session: TransferSession) -> None:
         """Puts a transfer at the end of the line for memory, or of the line for blocks once it has its memory."""
@@ -87,7 +87,7 @@ class TransferLedger:
 
     def grant(self, session: TransferSession, n_wanted: int) -> None:
         """Lends blocks to a transfer, as many as it wants and are free, and tells the encoder."""
-        self.need_blocks.pop(session.rid, None)
+        del self.need_blocks[session.rid]
         allocation = self.allocator.allocate(session.tid, session.gen + 1, n_wanted)
         capacity = len(allocation.blocks) * self.geometry.block_rows
         session.grant(allocation, capacity)
@@ -95,6 +95,7 @@ class TransferLedger:
         self._trace(TraceKind.ALLOCATE, session)
         message = GrantBlocks(self.epoch, session.tid, session.gen, session.received, allocation.blocks, capacity)
         self._send(session, TraceKind.GRANT, message)
+        self.enter(session, TransferState.FILLING)
 
     def mark_ready(self, session: TransferSession) -> None:
         """Has the rows of a transfer copied by the next tick."""
@@ -119,7 +120,7 @@ class TransferLedger:
         self.counters.n_rows += session.n_filled
 
     def finish(self, session: TransferSession) -> None:
-        """Ends a transfer that has all its rows and its description, and has the encoder drop its own rows."""
+        """Ends a transfer that has all its rows, and has the encoder drop its own."""
         self._send(session, TraceKind.CLOSE, CloseTransfer(self.epoch, session.tid))
         self.counters.rounds_per_item[session.gen] += 1
         self.enter(session, TransferState.DONE)

@@ -15,7 +15,6 @@ class TransferLimits:
     """
 
     max_blocks_per_round: int = 16
-    prealloc_blocks: int = 0  # lent before the length is known; idle while the encoder encodes
     max_active: int = 4
     max_queued: int = 64
     staging_budget: int = 64 << 20
@@ -27,8 +26,8 @@ class TransferLimits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, least = getattr(self, field.name), 0 if field.name == "prealloc_blocks" else 1
+            value = getattr(self, field.name)
             if field.type == "float" and value <= 0:
                 raise SettingsError(f"transfer.{field.name} must be more than 0 seconds, not {value}")
-            if field.type == "int" and value < least:
-                raise SettingsError(f"transfer.{field.name} must be at least {least}, not {value}")
+            if field.type == "int" and value < 1:
+                raise SettingsError(f"transfer.{field.name} must be at least 1, not {value}")

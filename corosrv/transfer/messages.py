@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
-MTMD, TABLE = "mtmd", "table"  # sources: libmtmd encodes images, the model's token table has rows of tokens
 MROPE, NON_CAUSAL = "mrope", "non_causal"  # what rows may need of the decode loop
 
 
@@ -28,7 +27,7 @@ class Geometry(msgspec.Struct, frozen=True):
     stride: int  # from one block to the next
 
 
-class ImagePixels(msgspec.Struct, frozen=True, tag="pixels", tag_field="kind"):
+class ImagePixels(msgspec.Struct, frozen=True):
     """Describes an image whose pixels come beside the message, in a sealed memory file of 3 * width * height bytes.
 
     They are RGB, row by row from the top.
@@ -36,12 +35,6 @@ class ImagePixels(msgspec.Struct, frozen=True, tag="pixels", tag_field="kind"):
 
     width: int
     height: int
-
-
-class TokenIds(msgspec.Struct, frozen=True, tag="tokens", tag_field="kind"):
-    """Names tokens whose rows of the model's token table are wanted."""
-
-    ids: tuple[int, ...]
 
 
 class TokenSegment(msgspec.Struct, frozen=True, tag="tokens", tag_field="kind"):
@@ -64,7 +57,6 @@ class RowSegment(msgspec.Struct, frozen=True, tag="rows", tag_field="kind", omit
     positions: tuple[tuple[int, int, int, int], ...] = ()
 
 
-Payload = ImagePixels | TokenIds
 Segment = TokenSegment | RowSegment
 
 
@@ -83,15 +75,17 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class OpenTransfer(_Message, frozen=True, tag="open"):
-    """Asks for the rows of an item. `source`: MTMD or TABLE. `tid` is higher than any before it."""
+    """Asks for the rows of an image. `tid` is higher than any before it."""
 
     tid: int
-    source: str
-    payload: Payload
+    image: ImagePixels
 
 
 class GrantBlocks(_Message, frozen=True, tag="grant"):
-    """Lends blocks for the rows from `offset` on; `capacity` is blocks times block_rows. Generations begin at 1."""
+    """Lends blocks for the rows from `offset` on, once they are described; `capacity` is blocks times block_rows.
+
+    Generations begin at 1.
+    """
 
     tid: int
     gen: int

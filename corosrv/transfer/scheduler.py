@@ -81,12 +81,10 @@ class TransferScheduler:
             self._ledger.counters.n_not_finite += isinstance(error, RowsNotFinite)
             return self._ledger.fail_for_violation(session, str(error))
         self._ledger.end_copy(session)
-        if not session.is_complete:
-            self._ledger.wait_for_room(session)
-        elif session.meta is None:
-            self._ledger.enter(session, TransferState.OPENING)  # nobody could use rows without it
-        else:
+        if session.is_complete:
             self._ledger.finish(session)
+        else:
+            self._ledger.wait_for_room(session)
 
     def _copy(self, session: TransferSession) -> None:
         assert session.allocation is not None
@@ -113,22 +111,8 @@ class TransferScheduler:
             session = next(iter(ledger.need_blocks.values()))
             n_needed = -(-(session.total - session.received) // ledger.geometry.block_rows)
             ledger.grant(session, min(n_needed, ledger.limits.max_blocks_per_round))
-            ledger.enter(session, TransferState.FILLING)
 
     def _open_queued(self) -> None:
         ledger = self._ledger
         while ledger.is_up and ledger.queued and ledger.n_active < ledger.limits.max_active:
-            session = next(iter(ledger.queued.values()))
-            ledger.open(session)
-            self._grant_early(session)
-
-    def _grant_early(self, session: TransferSession) -> None:
-        """Lends blocks before the length is known, if nobody waits and memory for any length is there."""
-        ledger = self._ledger
-        n_wanted = min(ledger.limits.prealloc_blocks, ledger.limits.max_blocks_per_round)
-        n_bytes = min(ledger.limits.max_rows * ledger.geometry.row_bytes, ledger.limits.staging_budget)
-        has_memory = ledger.staging_bytes + n_bytes <= ledger.limits.staging_budget
-        does_anybody_wait = bool(ledger.need_blocks or ledger.need_memory)
-        if n_wanted and has_memory and ledger.allocator.n_free and not does_anybody_wait:
-            ledger.reserve(session, n_bytes)
-            ledger.grant(session, n_wanted)
+            ledger.open(next(iter(ledger.queued.values())))

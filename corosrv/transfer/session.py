@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corosrv.errors import IllegalTransition, Misuse
 from corosrv.transfer.blocks import Allocation
-from corosrv.transfer.messages import BlocksFilled, Payload, RowSegment, TransferMeta
+from corosrv.transfer.messages import BlocksFilled, ImagePixels, RowSegment, TransferMeta
 from corosrv.transfer.states import MOVES, Poll, TransferResult, TransferState
 
 
@@ -15,10 +15,9 @@ class TransferSession:
     or states may belong to any round. Nobody but the core changes a session.
     """
 
-    def __init__(self, rid: int, source: str, payload: Payload, now: float, ends_at: float) -> None:
+    def __init__(self, rid: int, image: ImagePixels, now: float, ends_at: float) -> None:
         self.rid = rid
-        self.source = source
-        self.payload = payload
+        self.image = image
         self.deadline = ends_at
         self.state = TransferState.QUEUED
         self.changed_at = now  # when the last valid thing happened to it
@@ -27,7 +26,7 @@ class TransferSession:
         self.filled = 0  # the last that the encoder has reported
         self.done = 0  # the last that was copied
         self.received = 0  # rows that were copied
-        self.total = 0  # rows; 0 while unknown
+        self.total = 0  # rows; 0 until they are described
         self.n_filled = 0  # rows of the generation that was filled last
         self.capacity = 0  # rows of the allocation
         self.allocation: Allocation | None = None
@@ -88,7 +87,6 @@ class TransferSession:
         """Records that the current generation is written."""
         self.filled = self.gen
         self.n_filled = message.n
-        self.total = message.total
 
     def end_generation(self) -> None:
         """Records that the rows of the current generation were copied and its blocks freed."""
@@ -96,20 +94,12 @@ class TransferSession:
         self.received += self.n_filled
         self.allocation = None
 
-    def find_fault_in_total(self, total: int, max_rows: int) -> str:
-        """Says what is wrong with a number of rows that the encoder names; empty if nothing is."""
-        if not 1 <= total <= max_rows:
-            return f"{total} rows, where 1 to {max_rows} are allowed"
-        if self.total and total != self.total:
-            return f"{total} rows, where {self.total} were announced"
-        return ""
-
     def find_fault_in_meta(self, message: TransferMeta, max_rows: int, n_embd: int) -> str:
         """Says what is wrong with a description of the item; empty if nothing is."""
         segments = [segment for segment in message.segments if isinstance(segment, RowSegment)]
         n_rows = sum(segment.n for segment in segments)
-        if fault := self.find_fault_in_total(message.total, max_rows):
-            return fault
+        if not 1 <= message.total <= max_rows:
+            return f"{message.total} rows, where 1 to {max_rows} are allowed"
         if message.n_embd != n_embd:
             return f"rows of width {message.n_embd}, where {n_embd} was agreed on"
         if any(segment.n < 1 for segment in segments):
@@ -124,11 +114,11 @@ class TransferSession:
             return "another description than before"
         return ""
 
-    def find_fault_in_fill(self, message: BlocksFilled, max_rows: int) -> str:
+    def find_fault_in_fill(self, message: BlocksFilled) -> str:
         """Says what is wrong with a report of the current generation; empty if it is exactly what the grant implies."""
-        if fault := self.find_fault_in_total(message.total, max_rows):
-            return fault
-        n = min(message.total - self.received, self.capacity)
+        if message.total != self.total:
+            return f"{message.total} rows, where {self.total} were announced"
+        n = min(self.total - self.received, self.capacity)
         if (message.offset, message.n) != (self.received, n):
             return f"{message.n} rows from {message.offset} on, where {n} from {self.received} on were due"
         return ""

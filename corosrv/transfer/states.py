@@ -20,26 +20,10 @@ class TransferState(Enum):
 
 MOVES: dict[TransferState, frozenset[TransferState]] = {
     TransferState.QUEUED: frozenset({TransferState.OPENING, TransferState.FAILED}),
-    TransferState.OPENING: frozenset(
-        {
-            TransferState.NEED,
-            TransferState.FILLING,
-            TransferState.READY,
-            TransferState.DONE,  # its description came last
-            TransferState.DRAINING,
-            TransferState.FAILED,
-        }
-    ),
+    TransferState.OPENING: frozenset({TransferState.NEED, TransferState.FAILED}),
     TransferState.NEED: frozenset({TransferState.FILLING, TransferState.FAILED}),
     TransferState.FILLING: frozenset({TransferState.READY, TransferState.DRAINING, TransferState.FAILED}),
-    TransferState.READY: frozenset(
-        {
-            TransferState.DONE,
-            TransferState.NEED,
-            TransferState.OPENING,  # all rows are copied, and its description is still on its way
-            TransferState.FAILED,
-        }
-    ),
+    TransferState.READY: frozenset({TransferState.DONE, TransferState.NEED, TransferState.FAILED}),
     TransferState.DRAINING: frozenset({TransferState.FAILED}),
     TransferState.DONE: frozenset(),
     TransferState.FAILED: frozenset(),

@@ -14,7 +14,7 @@ from corosrv.jobs import Image
 from corosrv.transfer.core import TransferCore, TransferOutcome
 from corosrv.transfer.layout import pool_geometry
 from corosrv.transfer.limits import TransferLimits
-from corosrv.transfer.messages import MTMD, ImagePixels
+from corosrv.transfer.messages import ImagePixels
 from corosrv.transfer.pool import SharedPool
 from corosrv.transfer.states import TransferResult
 from corosrv.transfer.stats import TransferStats
@@ -151,8 +151,8 @@ class ImageEncoder:
             raise Refused("the encoder ended twice while it encoded this image", None, "image_refused")
         if self.is_degraded:
             raise EncoderUnavailable(_UNSTABLE, math.ceil(RECOVERY))
-        payload = ImagePixels(task.image.width, task.image.height)
-        task.rid = self._core.submit(MTMD, payload, task.ends_at - now)
+        image = ImagePixels(task.image.width, task.image.height)
+        task.rid = self._core.submit(image, task.ends_at - now)
         self._running[task.rid] = task
         self._pump.wake()
 

@@ -17,7 +17,6 @@ from corosrv.transfer.messages import (
     CancelTransfer,
     EncodeFailed,
     Hello,
-    ImagePixels,
     OpenTransfer,
     ToLanguage,
     TransferMeta,
@@ -215,7 +214,7 @@ class TransferPump:
         """Sends what the core wants to say, in its order. Waits while the pixels of a large image are copied."""
         while self._link is not None and self.core.outbox:
             link, message = self._link, self.core.outbox.pop(0)
-            if isinstance(message, OpenTransfer) and isinstance(message.payload, ImagePixels):
+            if isinstance(message, OpenTransfer):
                 self._send_image(link, message)
                 continue
             if isinstance(message, CancelTransfer):

@@ -21,7 +21,6 @@ from corosrv.transfer.messages import (
     ImagePixels,
     OpenTransfer,
     ToEncoder,
-    TokenIds,
     ToLanguage,
 )
 from corosrv.transfer.pool import SharedPool
@@ -30,6 +29,7 @@ from corosrv.wire.codec import StructCodec
 from corosrv.wire.process_messages import Fatal, ProcessMessage
 from corosrv.worker.parent.linked_process import LinkedProcess
 from corosrv.worker.parent.process import Exit
+from tests.support import token_encoder
 
 PATIENCE = 60  # seconds; a start of Python, with numpy, on a loaded machine
 EPOCH = 1
@@ -78,7 +78,9 @@ def unsealed_copy(pool: HandPool) -> Iterator[int]:
 class HandDriver:
     """Owns an encoder process, sends what a test says and keeps what it answers. Is a ProcessListener."""
 
-    def __init__(self, model: str, mmproj: str = "", supports: Sequence[str] = (), more: Sequence[str] = ()) -> None:
+    module = "corosrv.encoder"
+
+    def __init__(self, model: str, mmproj: str, supports: Sequence[str] = (), more: Sequence[str] = ()) -> None:
         self.answers: Queue[ToLanguage] = Queue()
         self.fatal = ""
         self.exit: Exit | None = None
@@ -89,8 +91,7 @@ class HandDriver:
         self.files = model, mmproj
         self.has_answered = False
         self.process = LinkedProcess(self, codec, codec)
-        command = [sys.executable, "-m", "corosrv.encoder", "--model", model, "--threads", "1"]
-        command += ["--mmproj", mmproj] if mmproj else []
+        command = [sys.executable, "-m", self.module, "--model", model, "--mmproj", mmproj, "--threads", "1"]
         self.process.start([*command, *(f"--supports={need}" for need in supports), *more])
 
     def on_control(self, message) -> None:
@@ -120,12 +121,9 @@ class HandDriver:
     def open_image(self, tid: int, width: int, height: int, pixels: bytes) -> None:
         fd = attached.make([pixels])
         try:
-            self.send(OpenTransfer(EPOCH, tid, "mtmd", ImagePixels(width, height)), [fd])
+            self.send(OpenTransfer(EPOCH, tid, ImagePixels(width, height)), [fd])
         finally:
             os.close(fd)
-
-    def open_tokens(self, tid: int, ids: tuple[int, ...]) -> None:
-        self.send(OpenTransfer(EPOCH, tid, "table", TokenIds(ids)))
 
     def grant(self, pool: HandPool, tid: int, gen: int, offset: int, blocks: tuple[int, ...]) -> None:
         self.send(GrantBlocks(EPOCH, tid, gen, offset, blocks, len(blocks) * pool.geometry.block_rows))
@@ -141,3 +139,13 @@ class HandDriver:
     def close(self) -> None:
         self.process.end_within(0)
         gevent.idle()
+
+
+class TokenDriver(HandDriver):
+    """Owns an encoder process whose rows are those of tokens."""
+
+    module = token_encoder.MODULE
+
+    def open_tokens(self, tid: int, ids: Sequence[int]) -> None:
+        image = token_encoder.token_image(ids)
+        self.open_image(tid, image.width, image.height, image.pixels)

@@ -13,6 +13,7 @@ import pytest
 from corosrv.transfer.layout import BlockHeader
 from corosrv.transfer.messages import (
     MROPE,
+    PROTOCOL_VERSION,
     BlocksFilled,
     CancelTransfer,
     CloseTransfer,
@@ -24,7 +25,7 @@ from corosrv.transfer.messages import (
     TransferAborted,
     TransferMeta,
 )
-from tests.encoder.pool import EPOCH, HandDriver, HandPool, geometry, unsealed_copy
+from tests.encoder.pool import EPOCH, HandDriver, HandPool, TokenDriver, geometry, unsealed_copy
 from tests.support import gguf, projector
 
 N_EMBD = 32
@@ -51,8 +52,8 @@ def pool():
 def start():
     drivers = []
 
-    def start(*arguments) -> HandDriver:
-        drivers.append(HandDriver(*arguments))
+    def start(*arguments, kind: type[HandDriver] = HandDriver) -> HandDriver:
+        drivers.append(kind(*arguments))
         return drivers[-1]
 
     yield start
@@ -64,7 +65,7 @@ def start():
 def encoder(start, model, mmproj, pool):
     driver = start(model, mmproj)
     driver.greet(pool, N_EMBD)
-    assert driver.answer() == Hello(EPOCH, 1, pool.geometry, N_EMBD)
+    assert driver.answer() == Hello(EPOCH, PROTOCOL_VERSION, pool.geometry, N_EMBD)
     return driver
 
 
@@ -76,8 +77,10 @@ def table_rows(path: str, ids: tuple[int, ...]) -> list[tuple[float, ...]]:
     return [single[token * N_EMBD : (token + 1) * N_EMBD] for token in ids]
 
 
-def test_token_rows_come_in_rounds_through_two_blocks(encoder, pool, model):
-    ids = tuple(range(40, 60))
+def test_rows_come_in_rounds_through_two_blocks(start, pool, model, mmproj):
+    ids, encoder = tuple(range(40, 60)), start(model, mmproj, kind=TokenDriver)
+    encoder.greet(pool, N_EMBD)
+    encoder.answer()
     encoder.open_tokens(1, ids)
     meta = encoder.answer()
     rows = []
@@ -109,7 +112,7 @@ def test_an_image_becomes_sixteen_finite_rows(encoder, pool):
 
 
 def test_a_second_grant_of_one_generation_and_one_after_a_cancel_write_nothing(encoder, pool):
-    encoder.open_tokens(1, (1, 2, 3))
+    encoder.open_image(1, 56, 56, projector.random_pixels())
     encoder.answer()
     encoder.grant(pool, 1, 1, 0, (0,))
     filled, content = encoder.answer(), pool.content()
@@ -118,11 +121,11 @@ def test_a_second_grant_of_one_generation_and_one_after_a_cancel_write_nothing(e
     again = encoder.answer()
     encoder.send(CancelTransfer(EPOCH, 1))
     aborted = encoder.answer()
-    encoder.grant(pool, 1, 2, 3, (3,))
-    encoder.open_tokens(2, (4,))  # whose answer shows that the grant before it was handled
+    encoder.grant(pool, 1, 2, 8, (3,))
+    encoder.open_image(2, 56, 56, projector.random_pixels())  # whose answer shows that the grant was handled
 
     assert (again, aborted) == (filled, TransferAborted(EPOCH, 1))
-    assert encoder.answer() == TransferMeta(EPOCH, 2, 1, N_EMBD, (RowSegment(1),))
+    assert encoder.answer() == TransferMeta(EPOCH, 2, 16, N_EMBD, (RowSegment(16, n_positions=16),))
     assert pool.content() == content
 
 
@@ -136,7 +139,7 @@ def test_descriptors_of_images_do_not_stay_open(encoder):
         assert isinstance(encoder.answer(), TransferMeta)
         encoder.open_image(tid, 56, 56, projector.random_pixels())  # a duplicate, which is ignored
         encoder.send(CloseTransfer(EPOCH, tid))
-    encoder.open_tokens(9, (1,))
+    encoder.open_image(9, 56, 56, projector.random_pixels())
     encoder.answer()
 
     assert descriptors() == before
@@ -187,26 +190,9 @@ def test_images_of_absurd_shapes_are_encoded_or_refused(start, tmp_path, pool, w
 
 
 def test_an_image_without_its_pixels_is_refused(encoder):
-    encoder.send(OpenTransfer(EPOCH, 1, "mtmd", ImagePixels(56, 56)))
+    encoder.send(OpenTransfer(EPOCH, 1, ImagePixels(56, 56)))
 
     assert encoder.answer().code == "bad_image"
-
-
-def test_a_token_that_does_not_exist_is_refused(encoder):
-    encoder.open_tokens(1, (5, 259))
-
-    assert encoder.answer() == EncodeFailed(EPOCH, 1, "bad_token", "there is no token 259; the model has 259")
-
-
-def test_an_encoder_without_a_projector_serves_tokens_and_refuses_images(start, model, pool):
-    driver = start(model)
-    driver.greet(pool)
-    assert driver.answer() == Hello(EPOCH, 1, pool.geometry, N_EMBD)
-
-    driver.open_image(1, 56, 56, projector.random_pixels())
-    driver.open_tokens(2, (1,))
-
-    assert {type(driver.answer()) for _ in range(2)} == {EncodeFailed, TransferMeta}
 
 
 def test_a_projector_of_another_width_is_refused_in_words(start, model, tmp_path):
@@ -250,8 +236,8 @@ def test_an_image_has_no_more_rows_than_it_may(start, tmp_path, most, n_rows):
 
 
 @pytest.mark.parametrize("missing", ["model", "projector"])
-def test_a_missing_file_is_named(start, model, missing):
-    driver = start("/no/such.gguf") if missing == "model" else start(model, "/no/such.gguf")
+def test_a_missing_file_is_named(start, model, mmproj, missing):
+    driver = start("/no/such.gguf", mmproj) if missing == "model" else start(model, "/no/such.gguf")
 
     assert driver.wait_for_end() == "exit code 1"
     assert "/no/such.gguf" in driver.fatal
@@ -278,8 +264,8 @@ def test_a_projector_that_kills_libmtmd_kills_the_encoder_alone(start, model, tm
     ],
     ids=["width", "no blocks", "blocks that overlap"],
 )
-def test_a_pool_whose_blocks_hold_no_rows_of_the_model_is_refused_in_words(start, model, shape, words):
-    driver, bad_pool = start(model), HandPool(shape)
+def test_a_pool_whose_blocks_hold_no_rows_of_the_model_is_refused_in_words(start, model, mmproj, shape, words):
+    driver, bad_pool = start(model, mmproj), HandPool(shape)
 
     driver.greet(bad_pool)
 
@@ -288,8 +274,8 @@ def test_a_pool_whose_blocks_hold_no_rows_of_the_model_is_refused_in_words(start
     bad_pool.close()
 
 
-def test_a_pool_that_can_be_resized_is_refused_in_words(start, model, pool):
-    driver = start(model)
+def test_a_pool_that_can_be_resized_is_refused_in_words(start, model, mmproj, pool):
+    driver = start(model, mmproj)
 
     with unsealed_copy(pool) as fd:
         driver.greet(pool, fd=fd)
@@ -298,8 +284,8 @@ def test_a_pool_that_can_be_resized_is_refused_in_words(start, model, pool):
     assert "can be resized" in driver.fatal
 
 
-def test_a_pool_of_another_epoch_is_refused_in_words(start, model, pool):
-    driver = start(model)
+def test_a_pool_of_another_epoch_is_refused_in_words(start, model, mmproj, pool):
+    driver = start(model, mmproj)
 
     driver.greet(pool, epoch=EPOCH + 1)
 
@@ -307,13 +293,13 @@ def test_a_pool_of_another_epoch_is_refused_in_words(start, model, pool):
     assert "describes another pool" in driver.fatal
 
 
-def test_another_version_of_the_protocol_is_refused(start, model, pool):
-    driver = start(model)
+def test_another_version_of_the_protocol_is_refused(start, model, mmproj, pool):
+    driver = start(model, mmproj)
 
-    driver.greet(pool, version=2)
+    driver.greet(pool, version=PROTOCOL_VERSION + 1)
 
     assert driver.wait_for_end() == "exit code 1"
-    assert "version 2" in driver.fatal
+    assert f"version {PROTOCOL_VERSION + 1}" in driver.fatal
 
 
 def test_an_encoder_that_is_killed_while_it_serves_is_reported_as_such(encoder):

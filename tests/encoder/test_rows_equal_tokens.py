@@ -1,11 +1,11 @@
-"""Rows of the token table that came through an encoder process and its pool, in place of the tokens themselves."""
+"""Rows of the model's token table that came through an encoder process and its pool, in place of the tokens."""
 
 import pytest
 
 from corosrv.jobs import Job, Pieces, Rows, Sampling, Tokens
 from corosrv.transfer.messages import TransferMeta
-from tests.encoder.pool import HandDriver, HandPool, geometry
-from tests.support import gguf
+from tests.encoder.pool import HandPool, TokenDriver, geometry
+from tests.support import gguf, projector
 from tests.support.engines import opened, read_all, text_of
 
 N_EMBD, BLOCK_ROWS = 32, 4
@@ -18,12 +18,17 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def mmproj(tmp_path_factory):
+    return str(projector.write_mlp(tmp_path_factory.mktemp("projector") / "mlp.gguf", N_EMBD))
+
+
+@pytest.fixture(scope="module")
 def engine(model):
     with opened(model=model, slots=1, ctx=256) as engine:
         yield engine
 
 
-def transfer(driver: HandDriver, pool: HandPool, ids: tuple[int, ...]) -> bytes:
+def transfer(driver: TokenDriver, pool: HandPool, ids: tuple[int, ...]) -> bytes:
     """The rows of these tokens, in as many rounds as the pool makes of them."""
     driver.greet(pool, N_EMBD)
     driver.answer()
@@ -47,8 +52,8 @@ def told(engine, prompt):
 
 
 @pytest.mark.parametrize("n_blocks", [1, 2, 64])
-def test_rows_equal_tokens(engine, model, n_blocks):
-    pool, driver = HandPool(geometry(n_blocks, BLOCK_ROWS, N_EMBD)), HandDriver(model)
+def test_rows_equal_tokens(engine, model, mmproj, n_blocks):
+    pool, driver = HandPool(geometry(n_blocks, BLOCK_ROWS, N_EMBD)), TokenDriver(model, mmproj)
     try:
         content = transfer(driver, pool, IDS)
     finally:

@@ -14,7 +14,6 @@ import argparse
 import os
 import random
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -206,10 +205,10 @@ class StopReport:
 
 def stop_encoder(files: Files, drain_timeout: float) -> StopReport:
     """Stops an encoder that was lent blocks, and cancels."""
-    with tiny_transfers(files, drain_timeout=drain_timeout, prealloc_blocks=2) as transfers:
+    with tiny_transfers(files, drain_timeout=drain_timeout) as transfers:
         pidfd = os.pidfd_open(transfers.pid)
         try:
-            os.kill(transfers.pid, signal.SIGSTOP)
+            transfers.stop_at_the_next_grant()
             waiting = gevent.spawn(transfers.fetch, range(3, 100))
             await_that(lambda: transfers.stats().n_in_use > 0)
             cancelled_at = time.monotonic()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from corosrv.encoder.table import TokenTable
 from corosrv.jobs import Pieces, Rows, Tokens
+from tests.support.token_table import TokenTable
 
 Run = tuple[str, Sequence[int]]  # "tokens" or "rows", and the ids of either
 
@@ -19,7 +19,7 @@ class TokenRows:
         self.width = table.n_embd
 
     def data(self, ids: Sequence[int]) -> bytes:
-        return bytes(self._table.encode(ids).rows)
+        return self._table.rows(ids)
 
     def rows(self, ids: Sequence[int]) -> Rows:
         return Rows.of_data(self.data(ids), self.width)

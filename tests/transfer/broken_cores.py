@@ -257,15 +257,6 @@ class HoldsAndWaits(TransferScheduler):
 
 
 @breaks("L1")
-class DropsDescriptionWhileLent(TransferInbox):
-    def _describe(self, session, message) -> None:
-        if session.allocation is None:
-            super()._describe(session, message)
-        else:
-            self._ignore(IgnoredReason.DUPLICATE)
-
-
-@breaks("L1")
 class LosesQueueOnCrash(TransferCore):
     def encoder_down(self, epoch) -> None:
         super().encoder_down(epoch)

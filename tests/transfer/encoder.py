@@ -67,8 +67,8 @@ class HonestEncoder:
         self.pool = pool
         self.epoch = epoch
         self.n_rows = n_rows
-        self.encoding: dict[int, list[GrantBlocks]] = {}
-        self.grants: list[GrantBlocks] = []  # of encoded items, not written yet
+        self.encoding: list[int] = []  # tids
+        self.grants: list[GrantBlocks] = []  # that are not written yet
         self.holding: dict[int, int] = {}  # the last generation, by tid
         self.floor = 0
 
@@ -77,16 +77,14 @@ class HonestEncoder:
         match message:
             case OpenTransfer(tid=tid) if tid > self.floor:
                 self.floor = tid
-                self.encoding[tid] = []
-            case GrantBlocks(tid=tid):
-                if tid in self.encoding:
-                    self.encoding[tid] += [message] if message.gen == 1 and not self.encoding[tid] else []
-                elif self.holding.get(tid) == message.gen - 1:
-                    self.holding[tid] = message.gen
-                    self.grants.append(message)
+                self.encoding.append(tid)
+            case GrantBlocks(tid=tid) if self.holding.get(tid) == message.gen - 1:
+                self.holding[tid] = message.gen
+                self.grants.append(message)
             case CancelTransfer(tid=tid):
-                is_live = self.encoding.pop(tid, None) is not None
-                is_live |= self.holding.pop(tid, None) is not None
+                is_live = tid in self.encoding or tid in self.holding
+                self.encoding = [other for other in self.encoding if other != tid]
+                self.holding.pop(tid, None)
                 self.grants = [grant for grant in self.grants if grant.tid != tid]
                 return [TransferAborted(self.epoch, tid)] if is_live else []
             case CloseTransfer(tid=tid):
@@ -95,14 +93,13 @@ class HonestEncoder:
 
     def encode(self, tid: int) -> list[ToLanguage]:
         """Ends the encode of an item."""
-        grants = self.encoding.pop(tid)
-        self.holding[tid] = len(grants)
-        self.grants += grants
+        self.encoding.remove(tid)
+        self.holding[tid] = 0
         return [meta(self.epoch, tid, self.n_rows(tid))]
 
     def fail(self, tid: int) -> list[ToLanguage]:
         """Gives up the encode of an item."""
-        self.encoding.pop(tid)
+        self.encoding.remove(tid)
         return [EncodeFailed(self.epoch, tid, "bad", "no image")]
 
     def write(self) -> list[ToLanguage]:

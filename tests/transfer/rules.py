@@ -97,7 +97,7 @@ class RuleChecker:
         """Records what a message of the encoder that is up promises."""
         tid = getattr(message, "tid", 0)
         if isinstance(message, TransferMeta):
-            if tid not in self.described and (tid, 1) not in self.filled:
+            if tid not in self.described:
                 self.progress[tid] = self.world.now
             self.described.add(tid)
         elif isinstance(message, BlocksFilled):
@@ -210,9 +210,7 @@ class RuleChecker:
         limits, geometry = self.world.limits, self.world.geometry
         n_free = geometry.n_blocks - len(self.owner)
         n_needed = -(-(self.world.n_rows(event.tid) - self.received[event.tid]) // geometry.block_rows)
-        is_early = event.gen == 1 and limits.prealloc_blocks > 0 and event.tid not in self.described
-        n_wanted = limits.prealloc_blocks if is_early else n_needed
-        n_due = min(n_free, limits.max_blocks_per_round, n_wanted)
+        n_due = min(n_free, limits.max_blocks_per_round, n_needed)
         self.expect("G3", len(event.blocks) == n_due >= 1, "{} blocks, where {} were due", len(event.blocks), n_due)
 
     def check_copy(self, event: TraceEvent) -> None:
@@ -291,7 +289,7 @@ class RuleChecker:
         if world.now - world.submitted[rid] >= world.limits.deadline:
             return True
         is_writing = any(key[0] == tid and key not in self.filled for key in self.granted)
-        if is_writing and (tid in self.described or (tid, 1) in self.filled):
+        if is_writing:
             limit = world.limits.round_timeout
         else:
             limit = world.limits.open_timeout if tid not in self.described else math.inf

@@ -11,18 +11,28 @@ import gevent
 from gevent.event import AsyncResult
 
 from corosrv.dispatch.backoff import Backoff
+from corosrv.jobs import Image
 from corosrv.transfer.core import TransferCore, TransferOutcome
 from corosrv.transfer.layout import pool_geometry
 from corosrv.transfer.limits import TransferLimits
-from corosrv.transfer.messages import TABLE, TokenIds
+from corosrv.transfer.messages import GrantBlocks, ImagePixels
 from corosrv.transfer.pool import SharedPool
 from corosrv.transfer.states import TransferResult
 from corosrv.transfer.stats import TransferStats
 from corosrv.vision.link import EncoderCommand
 from corosrv.vision.pump import TransferPump
 from corosrv.vision.supervisor import EncoderSupervisor
+from tests.support import token_encoder
 
 WAIT = 120.0  # seconds for what should come soon
+
+
+class TokenEncoderCommand(EncoderCommand):
+    """Starts the encoder whose rows are those of tokens, as the server starts its own."""
+
+    @property
+    def words(self) -> list[str]:
+        return [token_encoder.MODULE if word == "corosrv.encoder" else word for word in super().words]
 
 
 class TableTransfers:
@@ -31,14 +41,15 @@ class TableTransfers:
     def __init__(
         self, model: str, mmproj: str, n_embd: int, *, n_blocks: int = 8, block_rows: int = 2, **limits: float
     ) -> None:
+        self._images: dict[int, Image] = {}  # by rid
+        self._waiting: dict[int, AsyncResult] = {}
         geometry = pool_geometry(n_blocks, block_rows, n_embd)
         self._pool = SharedPool(geometry)
         self.core = TransferCore(geometry, TransferLimits(**{"max_queued": 2000, **limits}), self._pool)
-        self._pump = TransferPump(self.core, lambda rid: None, self._look, WAIT)
-        command = EncoderCommand(model=model, mmproj=mmproj, n_threads=1)
+        self._pump = TransferPump(self.core, self._images.get, self._look, WAIT)
+        command = TokenEncoderCommand(model=model, mmproj=mmproj, n_threads=1)
         self._supervisor = EncoderSupervisor(command, self._pool, self._pump, lambda sha256: None)
         self._supervisor._restarts._backoff = Backoff(0.01, 0.05, 60.0)  # tests kill it again and again
-        self._waiting: dict[int, AsyncResult] = {}
 
     def __enter__(self) -> TableTransfers:
         self._pump.start()
@@ -73,14 +84,15 @@ class TableTransfers:
 
     def fetch(self, ids: Sequence[int]) -> TransferOutcome:
         """Returns how the transfer of these tokens' rows ends. Waits; leaving early cancels it."""
+        image = token_encoder.token_image(ids)
         self._pump.set_time()
-        rid = self.core.submit(TABLE, TokenIds(tuple(ids)))
-        self._waiting[rid] = AsyncResult()
+        rid = self.core.submit(ImagePixels(image.width, image.height))
+        self._images[rid], self._waiting[rid] = image, AsyncResult()
         self._pump.wake()
         try:
             return self._waiting[rid].get(timeout=WAIT)
         finally:
-            del self._waiting[rid]
+            del self._images[rid], self._waiting[rid]
             self._pump.set_time()
             self.core.forget(rid)
             self._pump.wake()
@@ -98,6 +110,19 @@ class TableTransfers:
             return False
         os.kill(self.pid, signal.SIGKILL)
         return True
+
+    def stop_at_the_next_grant(self) -> None:
+        """Has the encoder process stopped (SIGSTOP) when it is next lent blocks, before it hears of them."""
+        tick = self.core.tick
+
+        def tick_and_stop() -> None:
+            tick()
+            if any(isinstance(message, GrantBlocks) for message in self.core.outbox):
+                self.core.tick = tick
+                os.kill(self.pid, signal.SIGSTOP)
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+
+        self.core.tick = tick_and_stop
 
     def _look(self) -> None:
         for rid, waiting in list(self._waiting.items()):

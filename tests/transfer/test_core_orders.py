@@ -47,7 +47,7 @@ def take(world: World, step: str) -> None:
         case "read":
             world.encoder_reads()
         case "encode":
-            world.to_language += world.encoder.encode(next(iter(world.encoder.encoding)))
+            world.to_language += world.encoder.encode(world.encoder.encoding[0])
         case "write":
             world.to_language += world.encoder.write()
         case "deliver_first":
@@ -100,9 +100,7 @@ class TransferMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(
-            n_blocks=2, block_rows=2, n_rows=lambda tid: 1 + tid * 3 % 11, prealloc_blocks=1, max_active=2
-        )
+        self.world = World(n_blocks=2, block_rows=2, n_rows=lambda tid: 1 + tid * 3 % 11, max_active=2)
 
     @precondition(lambda self: len(self.world.rids) < 6)
     @rule()

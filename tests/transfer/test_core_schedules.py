@@ -16,4 +16,4 @@ def test_the_rules_hold_whatever_goes_wrong(first: int):
 @pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_without_faults_every_transfer_succeeds(first: int):
     for seed in range(first, first + 100):
-        RandomRun(seed, has_faults=False).run()
+        RandomRun(seed, has_faults=False).run(40)

@@ -9,7 +9,7 @@ from corosrv.transfer.blocks import Allocation, BlockAllocator
 from corosrv.transfer.core import TransferCore
 from corosrv.transfer.ledger import MAX_ENDED
 from corosrv.transfer.limits import TransferLimits
-from corosrv.transfer.messages import Geometry, TokenIds
+from corosrv.transfer.messages import Geometry, ImagePixels
 from corosrv.transfer.states import Poll
 from corosrv.transfer.trace import MAX_EVENTS, Trace, TraceEvent, TraceKind
 from tests.transfer.encoder import PlainPool, meta
@@ -20,7 +20,6 @@ from tests.transfer.world import World
     ("name", "value"),
     [
         ("max_blocks_per_round", 0),
-        ("prealloc_blocks", -1),
         ("max_active", 0),
         ("max_queued", 0),
         ("staging_budget", 0),
@@ -87,36 +86,11 @@ def test_a_small_item_does_not_overtake_a_large_one_that_waits_for_memory():
     assert [world.core.poll(rid) for rid in world.rids] == [Poll.TRANSFERRING, Poll.WAITING, Poll.WAITING]
 
 
-def test_blocks_lent_before_a_description_are_no_more_than_a_round_may_take():
-    world = World(prealloc_blocks=3, max_blocks_per_round=2)
-    world.submit()
-
-    world.tick()
-
-    assert world.core.stats().n_in_use == 2
-
-
-def test_nothing_is_lent_before_a_description_while_others_wait():
-    world = World(n_blocks=2, prealloc_blocks=2, max_active=2, n_rows=lambda tid: 8)
-    world.submit()
-    world.submit()
-    world.tick()
-    world.deliver(meta(1, 1, 8))
-    world.deliver(meta(1, 2, 8))
-    world.tick()
-    world.cancel(1)
-
-    world.submit()
-    world.tick()
-
-    assert world.core.poll(3) is Poll.WAITING
-
-
 def test_results_that_nobody_asks_for_are_dropped_oldest_first():
     geometry = Geometry(1, 1, 4, 4096)
     core = TransferCore(geometry, TransferLimits(max_queued=MAX_ENDED + 1), PlainPool(geometry))
     for _ in range(MAX_ENDED + 1):
-        core.cancel(core.submit("table", TokenIds((1,))))
+        core.cancel(core.submit(ImagePixels(1, 1)))
 
     with pytest.raises(Misuse):
         core.result(1)

@@ -23,17 +23,18 @@ def loop(world: World) -> str:
 
 
 def five_loops(part_class: type | None = None, rules: frozenset[str] = RULES) -> list[str]:
-    """Runs the scenario of an item that is longer than what was lent first: 48 rows, 8 blocks of 4 rows lent."""
+    """Runs the scenario of an item that is longer than what is lent at once: 48 rows, 8 blocks of 4 rows lent."""
     world = World(
         n_blocks=16,
         block_rows=4,
         n_rows=lambda tid: 48,
         part_class=part_class,
         rules=rules,
-        prealloc_blocks=8,
-        staging_budget=20000,
+        max_blocks_per_round=8,
     )
     world.submit()
+    world.tick()
+    world.run_encoder()
     world.tick()
     world.run_encoder()
     loops = [loop(world) for _ in range(3)]

@@ -6,13 +6,13 @@ import pytest
 
 from corosrv.errors import IllegalTransition, Misuse
 from corosrv.transfer.blocks import Allocation
-from corosrv.transfer.messages import BlocksFilled, TokenIds
+from corosrv.transfer.messages import BlocksFilled, ImagePixels
 from corosrv.transfer.session import TransferSession
 from corosrv.transfer.states import ACTIVE, ENDED_FOR_CLIENT, MOVES, TransferState
 
 
 def make_session() -> TransferSession:
-    return TransferSession(1, "table", TokenIds((1,)), now=0.0, ends_at=120.0)
+    return TransferSession(1, ImagePixels(1, 1), now=0.0, ends_at=120.0)
 
 
 def make_filled_session() -> TransferSession:

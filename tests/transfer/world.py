@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from corosrv.transfer.core import TransferCore
 from corosrv.transfer.limits import TransferLimits
-from corosrv.transfer.messages import Geometry, TokenIds, ToLanguage
+from corosrv.transfer.messages import Geometry, ImagePixels, ToLanguage
 from corosrv.transfer.session import TransferSession
 from corosrv.transfer.states import Poll
 from corosrv.transfer.stats import IgnoredReason
@@ -84,7 +84,7 @@ class World:
         self.check()
 
     def submit(self) -> int:
-        rid = self.core.submit("table", TokenIds((1,)))
+        rid = self.core.submit(ImagePixels(1, 1))
         self.rids.append(rid)
         self.submitted[rid] = self.now
         self.check()
@@ -138,7 +138,7 @@ class World:
             if self.to_encoder:
                 self.encoder_reads()
             elif self.encoder.encoding:
-                self.to_language += self.encoder.encode(next(iter(self.encoder.encoding)))
+                self.to_language += self.encoder.encode(self.encoder.encoding[0])
             else:
                 self.to_language += self.encoder.write()
         while self.to_language:
@@ -188,14 +188,13 @@ class RandomRun:
             rules=rules,
             max_active=pick((1, 2, 3, 4)),
             max_blocks_per_round=pick((1, 2, 4)),
-            prealloc_blocks=pick((0, 0, 1, 2)),
             staging_budget=pick((64 if has_faults else 80, 200, 1 << 20)),
             max_rows=20,
             **({} if has_faults else {"open_timeout": 1e9, "round_timeout": 1e9, "deadline": 1e9}),
         )
         self.repeated: list[ToLanguage] = []
 
-    def run(self, n_steps: int = 40) -> None:
+    def run(self, n_steps: int = 140) -> None:
         for _ in range(n_steps):
             self.step()
         self.finish()
@@ -221,7 +220,7 @@ class RandomRun:
         if encoder is None:
             return
         if encoder.encoding and self.random.random() < 0.5:
-            tid = self.random.choice(list(encoder.encoding))
+            tid = self.random.choice(encoder.encoding)
             fails = self.has_faults and self.random.random() < 0.1
             self.world.to_language += encoder.fail(tid) if fails else encoder.encode(tid)
         elif encoder.grants:

@@ -18,7 +18,7 @@ PROGRAM = """
 import os, socket, sys, time
 import msgspec
 from corosrv.transfer.layout import pool_geometry
-from corosrv.transfer.messages import BlocksFilled, Hello
+from corosrv.transfer.messages import PROTOCOL_VERSION, BlocksFilled, Hello
 from corosrv.wire.frame import encode
 from corosrv.wire.process_messages import Fatal
 
@@ -29,7 +29,7 @@ for message in [{messages}]:
 {end}
 time.sleep(60)
 """
-GREETING = "Hello(7, 1, geometry, 4)"
+GREETING = "Hello(7, PROTOCOL_VERSION, geometry, 4)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,10 @@ def test_an_encoder_has_a_group_of_its_own_in_the_session_of_its_server(start):
 @pytest.mark.parametrize(
     "greeting",
     [
-        "Hello(6, 1, geometry, 4)",
-        "Hello(7, 2, geometry, 4)",
-        "Hello(7, 1, pool_geometry(4, 16, 4), 4)",
-        "Hello(7, 1, geometry, 8)",
+        "Hello(6, PROTOCOL_VERSION, geometry, 4)",
+        "Hello(7, PROTOCOL_VERSION + 1, geometry, 4)",
+        "Hello(7, PROTOCOL_VERSION, pool_geometry(4, 16, 4), 4)",
+        "Hello(7, PROTOCOL_VERSION, geometry, 8)",
     ],
     ids=["epoch", "version", "geometry", "width"],
 )

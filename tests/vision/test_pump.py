@@ -11,7 +11,7 @@ from corosrv.transfer.core import TransferCore
 from corosrv.transfer.layout import pool_geometry
 from corosrv.transfer.limits import TransferLimits
 from corosrv.transfer.messages import (
-    MTMD,
+    PROTOCOL_VERSION,
     CancelTransfer,
     EncodeFailed,
     GrantBlocks,
@@ -89,7 +89,7 @@ class Bench:
         """Sends an image, and returns the rid of its transfer."""
         picture = image(seed)
         n_sent = len(self.link.messages)
-        rid = self.core.submit(MTMD, ImagePixels(picture.width, picture.height))
+        rid = self.core.submit(ImagePixels(picture.width, picture.height))
         self.images[rid] = picture
         self.pump.wake()
         wait_until(lambda: len(self.link.messages) > n_sent)
@@ -128,7 +128,7 @@ def test_an_image_is_opened_with_its_pixels_and_granted_blocks_once_it_is_descri
     wait_until(lambda: len(bench.link.messages) == 2)
 
     opening, grant = bench.link.messages
-    assert opening == OpenTransfer(1, 1, MTMD, ImagePixels(56, 56))
+    assert opening == OpenTransfer(1, 1, ImagePixels(56, 56))
     assert bench.link.pixels == [image().pixels]
     assert isinstance(grant, GrantBlocks)
 
@@ -179,7 +179,7 @@ def test_a_cancelled_image_is_told_to_the_encoder_and_not_waited_for(bench):
 
 
 def test_an_image_that_nobody_wants_any_more_is_not_sent(bench):
-    rid = bench.core.submit(MTMD, ImagePixels(56, 56))
+    rid = bench.core.submit(ImagePixels(56, 56))
     bench.core.tick()
     bench.core.cancel(rid)
     bench.pump.wake()
@@ -203,7 +203,7 @@ def test_a_flood_of_messages_is_ticked_in_between(bench):
 
 
 def test_what_an_encoder_was_not_sent_before_its_end_is_not_sent_to_the_next(bench):
-    rid = bench.core.submit(MTMD, ImagePixels(56, 56))
+    rid = bench.core.submit(ImagePixels(56, 56))
     bench.images[rid] = image()
     bench.core.tick()
 
@@ -339,7 +339,7 @@ def test_an_encoder_that_is_gone_is_not_killed_for_a_fault_of_the_server(bench):
 def test_an_image_that_came_while_there_was_no_encoder_is_sent_to_the_next(bench):
     bench.pump.encoder_down(bench.link)
     gevent.idle()
-    rid = bench.core.submit(MTMD, ImagePixels(56, 56))
+    rid = bench.core.submit(ImagePixels(56, 56))
     bench.images[rid] = image()
     following = HandLink(epoch=2)
 
@@ -364,6 +364,6 @@ def test_a_greeting_changes_nothing(bench):
     bench.open()
     due_at = bench.pump.encode_due_at
 
-    bench.pump.deliver(Hello(1, 1, GEOMETRY, N_EMBD))
+    bench.pump.deliver(Hello(1, PROTOCOL_VERSION, GEOMETRY, N_EMBD))
 
     assert bench.pump.encode_due_at == due_at
