@@ -132,6 +132,58 @@ def test_a_call_that_waited_too_long_to_end_in_time_gives_its_permit_to_the_next
     assert host.n_started == 3
 
 
+def test_a_batch_takes_no_call_that_can_hardly_end_in_time(front: Front):
+    host = front.add("p/0", card(admission="predict", batch=BatchLimits(4, 0)))
+    front.call()
+    front.clock.pass_time(0.4)
+    host.calls[0].finish()
+    front.call()
+    for seconds in (None, None, 0.9):
+        front.call(seconds=seconds)
+    front.clock.pass_time(0.6)
+
+    host.calls[0].finish()
+
+    assert len(host.calls[0].running) == 2
+
+
+@pytest.mark.parametrize(("usual", "silence"), [(0.6, 1.2), (2.0, 4.0), (60.0, 5.0)])
+def test_after_a_while_without_news_one_call_is_tried_and_its_time_replaces_all(usual: float, silence: float):
+    front = Front.make()
+    host = front.add("p/0", card(admission="predict"))
+    for _ in range(3):
+        front.call()
+        front.clock.pass_time(usual)
+        host.calls[0].finish()
+    front.clock.pass_time(silence - 0.01)
+    with pytest.raises(DeadlinePassed):
+        front.call(seconds=0.5)
+    front.clock.pass_time(0.01)
+
+    front.call(seconds=0.5)
+    front.clock.pass_time(0.1)
+    host.calls[0].finish()
+    front.call(seconds=0.5)
+
+    assert host.n_started == 5
+
+
+def test_while_a_call_runs_no_other_is_tried_before_twice_the_usual_time(front: Front):
+    host = front.add("p/0", card(admission="predict"), n_slots=2)
+    front.call()
+    front.clock.pass_time(6)
+    host.calls[0].finish()
+    front.call()
+    front.clock.pass_time(11.9)
+    with pytest.raises(DeadlinePassed):
+        front.call(seconds=0.5)
+    front.clock.pass_time(0.1)
+
+    front.call(seconds=0.5)
+
+    assert host.n_started == 3
+
+
 def test_without_measurements_calls_are_admitted(front: Front):
     host = front.add("p/0", card(admission="predict"))
 
@@ -160,6 +212,35 @@ def test_times_that_were_cut_short_count_only_where_they_are_long():
 
     assert (times.median, times.longest) == (1.0, 1.0)
     assert times.mean == 2.0
+
+
+def times_of(*seconds: float) -> ServiceTimes:
+    times = ServiceTimes()
+    for taken in seconds:
+        times.start(0.0)
+        times.finish(0.0, taken, True, False)
+    return times
+
+
+def test_the_longest_few_do_not_count_for_the_mean():
+    assert times_of(1, 1, 1, 9).mean == 1.0
+
+
+@pytest.mark.parametrize(
+    ("n_turns", "n_permits", "has_free", "seconds"), [(1, 1, False, 1.5), (3, 2, False, 3.5), (1, 1, True, 0.0)]
+)
+def test_a_wait_is_the_rest_of_what_runs_and_the_turns_before(n_turns, n_permits, has_free, seconds):
+    times = times_of(2, 2)
+    times.start(10.0)
+
+    assert times.wait(n_turns, n_permits, has_free, 10.5) == seconds
+
+
+def test_what_runs_for_longer_than_usual_is_awaited_no_more():
+    times = times_of(2, 2)
+    times.start(10.0)
+
+    assert times.wait(1, 1, False, 15.0) == 0.0
 
 
 @pytest.fixture

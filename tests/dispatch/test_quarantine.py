@@ -81,6 +81,16 @@ def test_one_trial_runs_at_a_time():
     assert quarantine.admits(FIRST_PAUSE)
 
 
+def test_a_trial_that_crashed_and_has_no_end_yet_makes_room_for_the_next():
+    quarantine = quarantined()
+    assert quarantine.admits(FIRST_PAUSE)
+    assert quarantine.begin()
+
+    quarantine.crash(FIRST_PAUSE)
+
+    assert quarantine.admits(3 * FIRST_PAUSE)
+
+
 def test_processes_of_a_busy_handler_that_somebody_kills_are_not_its_fault():
     quarantine = Quarantine()
     quarantine.count_well(100 * MAX_CRASHES + 1, 0.0)

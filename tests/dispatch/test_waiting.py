@@ -76,6 +76,34 @@ def test_the_time_that_calls_of_one_key_wait_for_a_worker_is_not_anothers(front:
     assert front.key("model:b:").oldest is None
 
 
+def test_calls_that_wait_for_one_worker_count_for_those_that_come_after(front: Front):
+    host = front.add("p/0", card(max_queue=2))
+    front.call(session="s")
+    front.clock.pass_time(2)
+    host.calls[0].finish()
+    front.call(session="s")
+    front.add("p/1", card(max_queue=2))
+    front.call()
+    front.call(session="s")
+    front.call()
+
+    with pytest.raises(QueueFull) as refusal:
+        front.call()
+
+    assert refusal.value.retry_after == 3  # two seconds of what runs, and one of two turns at two workers
+
+
+def test_what_runs_for_twice_the_usual_time_is_no_reason_to_refuse(front: Front):
+    busy_host(front, admission="predict")
+    with pytest.raises(QueueFull):
+        front.call(seconds=1)
+    front.clock.pass_time(4)
+
+    front.call(seconds=1)
+
+    assert front.key().depth == 1
+
+
 # At the bound.
 
 
@@ -158,6 +186,19 @@ def test_a_newcomer_that_completes_a_batch_displaces_none_of_it(front: Front):
     assert len(host.calls[-1].running) == 3
     host.calls[-1].finish()
     assert [error_of(reader) for reader in (*waiting, urgent)] == [None] * 3
+
+
+def test_a_full_queue_displaces_its_own_calls_alone(front: Front):
+    front.add("p/0", card("a", max_queue=1))
+    front.add("q/0", card("b"))
+    front.call("a")
+    front.call("b")
+    waiting, other = front.call("a", priority=5), front.call("b", priority=9)
+
+    front.call("a", priority=1)
+
+    assert isinstance(error_of(waiting), QueueFull)
+    assert not ended(other)
 
 
 def test_a_front_that_is_full_lets_an_urgent_call_displace_one_of_another_key():
