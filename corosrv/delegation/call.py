@@ -127,7 +127,7 @@ class DelegatedCall:
     def _is_answered_by(self, peer: Peer) -> bool:
         """Asks a peer, and passes its answer on. Returns False if it cannot serve the call."""
         exchange, is_whole = Exchange(peer.connections, self._limits), False
-        peer.calls.add(self)
+        peer.calls[self] = None
         peer.record.in_flight += 1
         try:
             head = self._ask(peer, exchange)
@@ -145,7 +145,7 @@ class DelegatedCall:
             raise WorkerLost(words) from None
         finally:
             peer.record.in_flight -= 1
-            peer.calls.discard(self)
+            peer.calls.pop(self, None)
             exchange.close(is_whole)
 
     def _ask(self, peer: Peer, exchange: Exchange) -> AnswerHead | None:

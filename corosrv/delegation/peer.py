@@ -37,7 +37,7 @@ class Peer:
     def __init__(self, url: str, expected_id: str = "") -> None:
         """Raises Refused for a wrong URL."""
         self.record = PeerRecord(UpstreamSpec(url=url).url, expected_id)
-        self.calls: set[PeerCall] = set()
+        self.calls: dict[PeerCall, None] = {}  # in the order of their starts
         self._base_path = urlsplit(self.record.url).path
         self.connections = UpstreamConnections(self.record.url, MAX_IDLE)
         # Apart from those of calls: one that is kept while a peer hangs would tell nothing.

@@ -46,8 +46,8 @@ class CallLives(Outcomes):
         self._jitter = jitter
         self._logs_json = logs_json
         self._resume = resume
-        self._calls: set[QueuedCall] = set()
-        self.asks: dict[int, set[QueuedCall]] = {}  # the calls that handlers make, by the hand-overs that make them
+        self._calls: dict[QueuedCall, None] = {}  # in the order of their arrivals
+        self.asks: dict[int, dict[QueuedCall, None]] = {}  # the calls that handlers make, by the hand-overs that make them
         self._n_owned: Counter[str] = Counter()  # by their owners
         self._is_idle = Event()
         self._is_idle.set()
@@ -57,9 +57,9 @@ class CallLives(Outcomes):
 
     def begin(self, call: QueuedCall) -> None:
         """Owns a call from now on, until its end or its deadline."""
-        self._calls.add(call)
+        self._calls[call] = None
         if call.job.terms.asker:
-            self.asks.setdefault(call.job.terms.asker, set()).add(call)
+            self.asks.setdefault(call.job.terms.asker, {})[call] = None
         self._n_owned[call.owner] += 1
         self._is_idle.clear()
         if call.deadline != float("inf"):
@@ -202,9 +202,9 @@ class CallLives(Outcomes):
         call.enter(CallState.ENDED)
         self._timetable.cancel(call.expiry)
         self._timetable.cancel(call.appointment)
-        self._calls.discard(call)
+        self._calls.pop(call, None)
         if (asks := self.asks.get(call.job.terms.asker)) is not None:
-            asks.discard(call)
+            asks.pop(call, None)
             if not asks:
                 del self.asks[call.job.terms.asker]
         self._n_owned[call.owner] -= 1

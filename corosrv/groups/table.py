@@ -20,7 +20,7 @@ class GroupTable:
 
     def __init__(self, max_members: int = MAX_MEMBERS) -> None:
         self._max_members = max_members
-        self._members: dict[GroupKey, set[GroupMember]] = {}
+        self._members: dict[GroupKey, dict[GroupMember, None]] = {}  # in the order of their arrivals
         self._n_members = 0
         self._lock = ThreadLock()
 
@@ -39,7 +39,7 @@ class GroupTable:
         with self._lock:
             if self._n_members >= self._max_members:
                 raise TooManyMembers(self._max_members)
-            self._members.setdefault(key, set()).add(member)
+            self._members.setdefault(key, {})[member] = None
             self._n_members += 1
         return member
 
@@ -48,7 +48,7 @@ class GroupTable:
             members = self._members.get(key)
             if members is None or member not in members:
                 return
-            members.remove(member)
+            del members[member]
             self._n_members -= 1
             if not members:
                 del self._members[key]

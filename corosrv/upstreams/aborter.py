@@ -28,7 +28,7 @@ class Aborter:
         self._id = id
         self._upstream = upstream
         self._connections = UpstreamConnections(url, 0)
-        self._running: set[Greenlet] = set()
+        self._running: dict[Greenlet, None] = {}
 
     def abort(self, request_id: str) -> None:
         """Has the request with this id aborted. Never waits."""
@@ -36,8 +36,8 @@ class Aborter:
             self.n_failed += 1
             return
         sending = gevent.spawn(self._send, request_id)
-        self._running.add(sending)
-        sending.rawlink(self._running.discard)
+        self._running[sending] = None
+        sending.rawlink(self._running.pop)
 
     def wait(self, timeout: float) -> None:
         """Waits until every request was sent, `timeout` seconds at most."""

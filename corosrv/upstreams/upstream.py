@@ -89,7 +89,7 @@ class Upstream:
         self.is_gone = False
         self.added_at = time.monotonic()
         self._limits = limits
-        self._calls: set[ForwardedCall] = set()
+        self._calls: dict[ForwardedCall, None] = {}  # in the order of their starts
         self._is_idle = Event()
         self._is_idle.set()
         self._listener: Callable[[], None] = lambda: None
@@ -220,7 +220,7 @@ class Upstream:
         (item,) = call.items
         is_trial = self.breaker.begin(time.monotonic())
         forwarded = ForwardedCall(self, permit, item, listener, Exchange(self._connections, self._limits), is_trial)
-        self._calls.add(forwarded)
+        self._calls[forwarded] = None
         self._is_idle.clear()
         forwarded.start()
         if is_trial:
@@ -242,7 +242,7 @@ class Upstream:
 
     def end_call(self, call: ForwardedCall, error: CorosrvError | None) -> None:
         """Counts a call that has ended, whose permit is free again; `error`: of the upstream or of the call's own."""
-        self._calls.discard(call)
+        self._calls.pop(call, None)
         if not self._calls:
             self._is_idle.set()
         now = time.monotonic()
