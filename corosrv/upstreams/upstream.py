@@ -294,6 +294,7 @@ class Upstream:
             self._fault = f"it answered 500, and {failure}"
             for _ in range(n_doubts):
                 self.breaker.fail(True, time.monotonic(), random.random())
+            self.changed()  # the breaker may have opened, and its pause has an end
 
     def wait_idle(self, timeout: float) -> bool:
         """Waits until it runs no call; returns False after `timeout` seconds."""

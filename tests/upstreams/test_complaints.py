@@ -136,6 +136,25 @@ def test_answers_of_500_count_if_a_probe_right_after_them_fails(pool: PoolProces
         assert "it answered 500 to /health" in one(pool)["reason"]
 
 
+def test_a_call_waits_no_longer_than_the_pause_that_a_failed_probe_begins(pool: PoolProcess):
+    gate = Gate(fails_with(500))
+    pool.do("close")
+    pool.do("new", probes_each=60.0, probes_soonest=0.5)
+    with scripted(gate) as upstream:
+        id, _ = pool.do("add", url=upstream.url)
+        pool.do("submit", names=["a", "b", "c", "d", "e"])
+        gate.await_arrivals(5)
+        upstream.health = 500
+        gate.opening.set()
+        pool.do("await_state", id=id, state="open")
+        upstream.behaviour = echo
+
+        pool.do("submit", names=["later"])
+
+        # No probe comes meanwhile, and no other call: nothing but the end of the pause can give it its permit.
+        assert ends(pool.do("results", names=["later"])) == [["ok"]]
+
+
 def test_an_upstream_that_fails_every_request_though_it_says_that_it_is_well_is_found_out(pool: PoolProcess):
     pool.do("close")
     pool.do("new", complaints_for=0.0)
