@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.errors import Conflict
+from corosrv.jobs.infer import BatchLimits
 from tests.dispatch.hosts import FakeCall, Front, card, error_of
 
 
@@ -52,6 +53,46 @@ def test_a_call_may_wait_for_a_holder_that_waits_for_nobody(front: Front):
     front.call("a")
     front.call("b")
     front.call("b", **asker_of(a.calls[0]))
+
+    front.call("a", **asker_of(b.calls[0]))
+
+    assert front.key("model:a:").depth == 1
+
+
+def test_a_call_may_wait_for_a_holder_that_waits_for_one_who_goes_on(front: Front):
+    a, b = front.add("p/0", card("a"), n_slots=2), front.add("q/0", card("b"))
+    front.add("r/0", card("c"))
+    for name in "aabc":
+        front.call(name)
+    front.call("b", **asker_of(a.calls[0]))
+    front.call("c", **asker_of(a.calls[1]))
+
+    front.call("a", **asker_of(b.calls[0]))
+
+    assert front.key("model:a:").depth == 1
+
+
+def test_a_circle_through_a_call_that_runs_is_found(front: Front):
+    a, b, c = (front.add(f"{name}/0", card(name)) for name in "abc")
+    front.call("a")
+    front.call("b", **asker_of(a.calls[0]))
+    front.call("c")
+    front.call("c", **asker_of(b.calls[0]))
+
+    with pytest.raises(Conflict, match="would wait for ever"):
+        front.call("a", **asker_of(c.calls[0]))
+
+
+def test_a_call_that_gathers_for_a_batch_beside_a_free_permit_waits_for_nobody(front: Front):
+    a = front.add("p/0", card("a"))
+    b = front.add("q/0", card("b", batch=BatchLimits(3, 1000)), n_slots=2)
+    for _ in range(30):  # so often that it pays to wait for another
+        front.call("b").cancel()
+        front.clock.pass_time(0.001)
+    b.calls[1].finish()
+    front.call("a")
+    front.call("b", **asker_of(a.calls[0]))
+    assert front.key("model:b:").depth == 1
 
     front.call("a", **asker_of(b.calls[0]))
 

@@ -214,6 +214,21 @@ def test_times_that_were_cut_short_count_only_where_they_are_long():
     assert times.mean == 2.0
 
 
+def test_a_call_that_its_client_ended_early_says_nothing_of_how_long_calls_take(front: Front):
+    host = front.add("p/0", card(admission="predict"))
+    front.call()
+    front.clock.pass_time(2)
+    host.calls[0].finish()
+    for _ in range(3):
+        reader = front.call()
+        front.clock.pass_time(0.1)
+        reader.cancel()
+        host.calls[0].finish()
+
+    with pytest.raises(DeadlinePassed):
+        front.call(seconds=0.5)
+
+
 def times_of(*seconds: float) -> ServiceTimes:
     times = ServiceTimes()
     for taken in seconds:

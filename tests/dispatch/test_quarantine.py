@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from corosrv.dispatch.entries import QUARANTINED as QUARANTINE_WORDS
 from corosrv.dispatch.quarantine import FIRST_PAUSE, LONGEST_PAUSE, MAX_CRASHES, WINDOW, Quarantine, QuarantineState
 from corosrv.errors import Unavailable, WorkerLost
 from corosrv.jobs.infer import CapabilityTarget, InferJob, InferRequest
@@ -116,7 +117,7 @@ def front() -> Front:
 
 def crash(front: Front, incarnation: int, *models: str) -> FakeHost:
     """Kills a worker that runs calls of these models, and returns the one that follows it."""
-    host = front.add("p/0", KILLER, OTHER, incarnation=incarnation, n_slots=4)
+    host = front.add("p/0", KILLER, OTHER, incarnation=incarnation, n_slots=max(4, len(models)))
     readers = [front.call(model) for model in models]
     host.die()
     front.dispatcher.remove_host(host)
@@ -141,7 +142,29 @@ def test_calls_of_a_handler_in_quarantine_are_told_when_to_come_back(front: Fron
 
     assert told.value.retry_after == 8
     assert (state_of(front, "killer"), state_of(front, "other")) == ("UNAVAILABLE", "READY")
+    assert [standing.reason for standing in front.dispatcher.standings()] == [QUARANTINE_WORDS, ""]
     front.call("other")
+
+
+def test_calls_that_a_crash_has_ended_do_not_excuse_it(front: Front):
+    for incarnation in (1, 3):
+        crash(front, incarnation, *["killer"] * 250)
+
+    assert state_of(front, "killer") == "UNAVAILABLE"
+
+
+def test_trial_calls_whose_clients_leave_say_nothing(front: Front):
+    crash(front, 1, "killer")
+    host = crash(front, 3, "killer")
+    front.clock.pass_time(FIRST_PAUSE)
+
+    for _ in range(3):
+        front.call("killer").cancel()
+        host.calls[0].finish()
+
+    front.call("killer")
+    with pytest.raises(Unavailable, match="quarantine"):
+        front.call("killer")
 
 
 def test_after_the_pause_a_handler_is_ready_also_for_those_who_look_before_they_call(front: Front):

@@ -130,3 +130,27 @@ def test_what_has_left_is_not_kept_by_those_who_ask_for_the_last():
         queue.remove(place)
 
     assert sum(map(len, queue._tails.values())) < 400
+
+
+def test_of_items_that_end_too_soon_the_one_with_the_most_time_is_first():
+    queue: CallQueue[str] = CallQueue()
+    for number, (item, deadline) in enumerate({"little": 1.0, "most": 3.0, "some": 2.0}.items()):
+        queue.push(item, 5, deadline, 0, number, 0, deadline)
+
+    heads = []
+    while (place := queue.head(0, needed=5)) is not None:
+        heads.append(place.item)
+        queue.remove(place)
+
+    assert heads == ["most", "some", "little"]
+
+
+def test_items_that_have_left_are_not_kept_beneath_one_that_ends_too_soon():
+    queue: CallQueue[int] = CallQueue()
+    queue.push(0, 5, 0, 0, 0, 0, 1.0)
+    for number in range(1, 10_000):
+        place = queue.push(number, 5, 0, 0, number, 0, 0.5)
+        queue.head(0, needed=5)
+        queue.remove(place)
+
+    assert sum(map(len, queue._risky)) < 400
