@@ -33,7 +33,7 @@ class ProbeRecord:
 
         One that refuses connections, or answers whatever it is, is there: calls that it has may still be answered.
         """
-        return self._unanswered[0] if len(self._unanswered) == N_FAILURES and not self.is_up else -math.inf
+        return self._unanswered[0] if len(self._unanswered) == N_FAILURES else -math.inf
 
     def note(self, failure: str, unanswered_since: float | None = None) -> bool:
         """Records a probe, and why it failed; an empty text is a success. Returns whether is_up has changed.
