@@ -66,6 +66,13 @@ class Notation(msgspec.Struct, frozen=True, tag=True):
     sorts_keys: bool = False
 
 
+class ElementTree(msgspec.Struct, frozen=True, tag=True):
+    """Arguments as elements that have their names: objects and lists are elements in elements, all else is text."""
+
+    mark: str  # before each tag
+    item: str  # the name of the elements of a list
+
+
 @dataclass(frozen=True, slots=True)
 class CallFormat:
     """The texts of calls: `start`, the fields with `inner` between them, `joint` before each further call, `end`."""
@@ -75,7 +82,7 @@ class CallFormat:
     joint: str  # from the last field of a call to the first field of the next; "" where there is no next
     fields: tuple[CallField, ...] = (CallField.NAME, CallField.ARGUMENTS)
     inner: tuple[str, ...] = ("",)  # between the fields
-    arguments: ArgumentRow | Notation | None = None  # None: one JSON object
+    arguments: ArgumentRow | Notation | ElementTree | None = None  # None: one JSON object
     markers: tuple[str, ...] = ()  # a text that has one of these goes on with a call
     trailer: str = ""  # that may follow the end
     # Pairs that may stand instead of `start` and the last of `inner`, each pair together.
@@ -120,6 +127,8 @@ class CallFormat:
             texts.append(members.closing)
         elif isinstance(self.arguments, Notation):
             texts.append(self.arguments.quote)
+        elif isinstance(self.arguments, ElementTree):
+            texts.append(self.arguments.mark)
         return " ".join(texts)
 
 

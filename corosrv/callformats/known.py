@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corosrv.callformats.description import AnswerFormat, ArgumentRow, CallFormat, Spelling
+from corosrv.callformats.description import AnswerFormat, ArgumentRow, CallFormat, ElementTree, Spelling
 
 # What most models have seen: it is written into the prompt of those whose templates show no calls.
 HERMES = CallFormat(
@@ -48,6 +48,17 @@ GRANITE3 = CallFormat(
     end="}]",
     markers=("<|tool_call|>",),
 )
+# MiniMax-M3, whose arguments are elements in elements: no probe shows them in full.
+_MINIMAX_MARK = "]<]minimax[>["
+MINIMAX3 = CallFormat(
+    start=f'{_MINIMAX_MARK}<tool_call>\n{_MINIMAX_MARK}<invoke name="',
+    inner=('">',),
+    joint=f'{_MINIMAX_MARK}</invoke>\n{_MINIMAX_MARK}<invoke name="',
+    end=f"{_MINIMAX_MARK}</invoke>\n{_MINIMAX_MARK}</tool_call>",
+    arguments=ElementTree(_MINIMAX_MARK, "item"),
+    markers=(f"{_MINIMAX_MARK}<tool_call>",),
+)
+_MINIMAX_THOUGHTS = ("<mm:think>", "</mm:think>")
 # What templates that show no calls say of tools, and the format of their models.
 _TOLD = (
     ("List of tools: <|tool_list_start|>[", LFM2),
@@ -78,13 +89,21 @@ def told_calls(source: str) -> CallFormat | None:
     return next((form for words, form in _TOLD if words in source), None)
 
 
+def shown_calls(rendered: str) -> CallFormat | None:
+    """Returns the format of calls that a template shows in a way that is not learnt; None where it is not known."""
+    return MINIMAX3 if MINIMAX3.start in rendered else None
+
+
 def completed_answer(answer: AnswerFormat, source: str = "") -> AnswerFormat:
     """Returns a learnt format with what its template does not show. `source`: the template's text.
 
-    That is the channel in which a model says something before it calls, and the tags around a text behind thoughts.
+    That is the end of thoughts that a model has not begun, the channel in which it says something before it calls, and
+    the tags around a text behind thoughts.
     """
     if "".join(_RESPONSE_TAGS) in source and not answer.preamble_edges:
         return replace(answer, preamble_edges=_RESPONSE_TAGS)
+    if answer.thought_tags == _MINIMAX_THOUGHTS:
+        return replace(answer, preamble_edges=(_MINIMAX_THOUGHTS[1],))
     if answer.thought_tags is None or answer.thought_tags[0] != _HARMONY_THOUGHTS:
         return answer
     slips = (*(answer.turn + slip for slip in _HARMONY_SLIPS), *_HARMONY_SLIPS)

@@ -154,6 +154,7 @@ def _argument_spans(calls: str, form: CallFormat) -> list[tuple[int, int]]:
     if isinstance(form.arguments, Notation):
         return [match.span() for match in _NOTATION.finditer(calls)]
     members, spans = form.arguments, []
+    assert isinstance(members, ArgumentRow)  # elements are not learnt
     for value in (VALUE, OTHER_VALUE):
         at = calls.find(value)
         begin = calls.rfind(members.opening + KEY, 0, at)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from corosrv.callformats.description import ArgumentRow, CallField, CallFormat, Notation, Spelling
+from corosrv.callformats.description import ArgumentRow, CallField, CallFormat, ElementTree, Notation, Spelling
 
 _NO_ID = "call00001"
 _PYTHON = {True: "True", False: "False", None: "None"}
@@ -46,6 +46,8 @@ def write_arguments(form: CallFormat, arguments: Mapping[str, Any]) -> str:
         return to_json(arguments)
     if isinstance(form.arguments, Notation):
         return in_notation(dict(arguments), form.arguments)
+    if isinstance(form.arguments, ElementTree):
+        return in_elements(dict(arguments), form.arguments)
     members = form.arguments
     names = sorted(arguments) if members.sorts_keys else list(arguments)
     if not names:
@@ -86,6 +88,17 @@ def in_notation(value: Any, notation: Notation) -> str:
     if isinstance(value, list):
         return "[" + ",".join(in_notation(part, notation) for part in value) + "]"
     return to_json(value)
+
+
+def in_elements(value: Any, tree: ElementTree) -> str:
+    """Writes a value as elements in elements. Members of objects that are null are left out."""
+    if isinstance(value, dict):
+        members = [(name, part) for name, part in value.items() if part is not None]
+    elif isinstance(value, list):
+        members = [(tree.item, part) for part in value]
+    else:
+        return value if isinstance(value, str) else to_json(value)
+    return "".join(f"{tree.mark}<{name}>{in_elements(part, tree)}{tree.mark}</{name}>" for name, part in members)
 
 
 def json_type(value: Any) -> str:

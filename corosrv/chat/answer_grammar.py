@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from corosrv import structured
-from corosrv.callformats.description import ArgumentRow, CallField, CallFormat
+from corosrv.callformats.description import ArgumentRow, CallField, CallFormat, ElementTree
 from corosrv.chat.conversation import JsonFormat, PlainFormat, TaggedFormat
+from corosrv.chat.element_grammar import ElementRules
 from corosrv.chat.member_grammar import MemberRules
 from corosrv.chat.notation_grammar import NotationRules
 from corosrv.chat.raw_text import texts_without
@@ -111,6 +112,8 @@ def _arguments(
         source = SchemaSource(schema, param, prefix, limits, effort)
         if isinstance(form.arguments, ArgumentRow):
             return MemberRules(form.arguments, source).rules()
+        if isinstance(form.arguments, ElementTree):
+            return ElementRules(form.arguments, source).rules()
         return NotationRules(form.arguments, source).rules()
     if schema == NO_ARGUMENTS:
         # Clients send this schema, or none at all, for a function without arguments.

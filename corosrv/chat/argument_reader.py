@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from abc import ABC, abstractmethod
@@ -11,6 +12,10 @@ from corosrv.chat.json_value import JsonValue
 from corosrv.chat.patterns import partial_match_at
 
 CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+_MOST_LITERAL = 65_536  # characters of a value that is read as Python writes it
+_CONSTANTS_OF_JSON = {"true": "True", "false": "False", "null": "None"}
+# A string, or a word of JSON outside of strings.
+_WORD_OF_JSON = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|\b(true|false|null)\b", re.DOTALL)
 
 
 class ArgumentReader(ABC):
@@ -85,3 +90,29 @@ class NotationReader(ArgumentReader):
 def escaped(text: str) -> str:
     """Returns a text as it stands inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def json_of(text: str) -> str:
+    """Returns the JSON text of a value, however the model spells it."""
+    text = text.strip()
+    try:
+        json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        pass
+    else:
+        return text
+    if len(text) <= _MOST_LITERAL:
+        try:
+            value = ast.literal_eval(_WORD_OF_JSON.sub(_as_python, text))
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            pass
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _as_python(match: re.Match[str]) -> str:
+    return _CONSTANTS_OF_JSON[match[1]] if match[1] else match[0]
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")

@@ -33,6 +33,7 @@ class Syntax(msgspec.Struct, frozen=True):
     only_calls: bool = False  # after the thoughts nothing but calls may come
     edges: tuple[str, ...] = ()  # texts around the answer's text that are no part of it
     string_members: frozenset[tuple[str, str]] = frozenset()  # names of tools, and of their arguments that are strings
+    element_types: dict[str, dict[str, str]] = {}  # JSON types by paths in the arguments, by tools, for an ElementTree
 
 
 class _Mode(Enum):
@@ -256,7 +257,8 @@ class ChoiceParser:
             yield CallBegin(self._index, self._n_calls, f"call_{secrets.token_hex(12)}", name)
             self._n_calls += 1
             self._cut(match.end())
-            self._reader = reader_for(self._format, _StringArguments(self._syntax, name))
+            types = self._syntax.element_types.get(name, {})
+            self._reader = reader_for(self._format, _StringArguments(self._syntax, name), types)
             self._mode, self._skips_space = _Mode.ARGUMENTS, self._format.arguments is None
         elif is_last and (self._is_cut or self._syntax.only_calls) and any_may_follow(self._heads, self._held):
             pass  # a call that was cut off before its name was known: markup, and no text

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from enum import Enum
 from functools import lru_cache
 
-from corosrv.callformats.description import ArgumentRow, CallFormat
-from corosrv.chat.argument_reader import ArgumentReader, JsonReader, NotationReader, escaped
+from corosrv.callformats.description import ArgumentRow, CallFormat, ElementTree
+from corosrv.chat.argument_reader import ArgumentReader, JsonReader, NotationReader, escaped, json_of
 from corosrv.chat.call_patterns import GAP, flexible
+from corosrv.chat.element_reader import ElementReader
 from corosrv.chat.patterns import Pattern, first_of, partial_match_at, steps
 
-_MOST_LITERAL = 65_536  # characters of a value that is read as Python writes it
 # What strings of Python have behind a backslash, and the same in JSON.
 _ESCAPES = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "\\": "\\\\", '"': '\\"', "'": "'", "/": "/"}
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
@@ -22,9 +21,6 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL
 _ENDED_ESCAPE = r"\\(?:u(?:[0-9a-fA-F]{4}|(?![0-9a-fA-F]{0,3}\Z))|x(?:[0-9a-fA-F]{2}|(?![0-9a-fA-F]?\Z))|[^ux])"
 _CDATA = "<![CDATA["  # some models put it around strings that hold markup
 _WORD = r"(\w*)"
-_CONSTANTS_OF_JSON = {"true": "True", "false": "False", "null": "None"}
-# A string, or a word of JSON outside of strings.
-_WORD_OF_JSON = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|\b(true|false|null)\b", re.DOTALL)
 # A bracket, a comma, or a string, which may not have ended.
 _BRACKET = re.compile(r"[\[\](){},]|\"(?:\\.|[^\"\\])*\\?\"?|'(?:\\.|[^'\\])*\\?'?", re.DOTALL)
 
@@ -117,7 +113,7 @@ class MemberReader(ArgumentReader):
         if not is_ended:  # what is cut off in a value tells no value
             return len(text) if is_last else 0, "", False
         self._mode = _Mode.KEY
-        return size[1], _json_of(text[: size[0]]), True
+        return size[1], json_of(text[: size[0]]), True
 
     def _quoted(self, text: str, is_last: bool) -> tuple[int, str, bool]:
         # Templates write quotes inside a string as they are: the one that ends it has a comma or a bracket behind it.
@@ -187,30 +183,13 @@ def _escape_of(letter: str) -> str:
     return _ESCAPES.get(letter) or escaped(f"\\{letter}")
 
 
-def _json_of(text: str) -> str:
-    """Returns the JSON text of a value, however the model spells it."""
-    text = text.strip()
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    else:
-        return text
-    if len(text) <= _MOST_LITERAL:
-        try:
-            value = ast.literal_eval(_WORD_OF_JSON.sub(_as_python, text))
-            return json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            pass
-    return json.dumps(text, ensure_ascii=False)
+def reader_for(form: CallFormat, string_members: Container[str], types: Mapping[str, str]) -> ArgumentReader:
+    """Makes the reader of a call's arguments.
 
-
-def _as_python(match: re.Match[str]) -> str:
-    return _CONSTANTS_OF_JSON[match[1]] if match[1] else match[0]
-
-
-def reader_for(form: CallFormat, string_members: Container[str]) -> ArgumentReader:
-    """Makes the reader of a call's arguments. `string_members`: the names of those that are strings."""
+    `string_members`: the names of those that are strings; `types`: JSON types by paths of members, for elements.
+    """
+    if isinstance(form.arguments, ElementTree):
+        return ElementReader(form.arguments, types)
     if isinstance(form.arguments, ArgumentRow):
         return MemberReader(form.arguments, string_members)
     return JsonReader() if form.arguments is None else NotationReader(form.arguments)

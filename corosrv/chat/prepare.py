@@ -8,13 +8,13 @@ from typing import cast
 
 import msgspec
 
-from corosrv.callformats.description import CallFormat, markers_for
+from corosrv.callformats.description import CallFormat, ElementTree, markers_for
 from corosrv.chat import answer_grammar
 from corosrv.chat.choice import Syntax
 from corosrv.chat.conversation import CallMode, Conversation
 from corosrv.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
 from corosrv.chat.thought_calls import is_control
-from corosrv.chat.tool_schema import string_members
+from corosrv.chat.tool_schema import element_types, string_members
 from corosrv.chat.tools import Tool, checked, name_of, parameters_of
 from corosrv.errors import NotOffered, Refused
 from corosrv.generation.schemas import schema_limits
@@ -42,6 +42,7 @@ def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
         markers=plan.markers,
         only_calls=plan.is_forced,
         edges=card.answer_format.edges if card.splits_reasoning or plan.tools else (),
+        element_types=plan.element_types,
         string_members=string_members((name_of(tool), parameters_of(tool)) for tool in plan.tools),
     )
     parser: Parser = TextParser() if syntax == _PLAIN else SyntaxParser(syntax)
@@ -135,6 +136,14 @@ class _Plan(msgspec.Struct, frozen=True):
     def markers(self) -> tuple[str, ...]:
         """Returns the texts that a call begins with."""
         return markers_for(self.form, map(name_of, self.tools)) if self.tools else ()
+
+    @property
+    def element_types(self) -> dict[str, dict[str, str]]:
+        """Returns the types of members by tools, where elements do not tell them."""
+        tree = self.form.arguments
+        if not isinstance(tree, ElementTree):
+            return {}
+        return {name_of(tool): element_types(parameters_of(tool), tree.item) for tool in self.tools}
 
     def check(self) -> None:
         """Raises Refused for contradictions."""

@@ -11,6 +11,8 @@ from corosrv.errors import InvalidSchema
 from corosrv.structured import Effort, SchemaLimits
 from corosrv.structured.grammar.gbnf import NOTHING, Rules, literal, sequence
 
+_MOST_RESOLVED = 64  # alternatives and references of one value
+_MOST_TYPED, _MOST_TYPED_DEPTH = 1_024, 8  # members of one tool whose types are known, and how deep they may be
 MOST_FREE = 15  # arguments beside the first of a tool that names none
 # Keywords that limit strings.
 LIMITS_OF_STRINGS = frozenset(("pattern", "format", "minLength", "maxLength"))
@@ -66,6 +68,59 @@ def is_string(schema: Any) -> bool:
     if values is not None:
         return bool(values) and all(isinstance(value, str) for value in values)
     return bool(schema.get("type") == "string")
+
+
+def alternatives(schema: Any, root: Any) -> list[Any]:
+    """Returns the schemas of which a value has to fit one; `root`: that which references are resolved in."""
+    found: list[Any] = []
+    waiting, n_resolved = [schema], 0
+    while waiting:
+        part = waiting.pop(0)
+        branches = _branches(part, root) if n_resolved < _MOST_RESOLVED else None
+        if branches is None:
+            found.append(part)
+        else:
+            n_resolved += 1
+            waiting = [*branches, *waiting]
+    return found
+
+
+def _branches(schema: Any, root: Any) -> list[Any] | None:
+    if not isinstance(schema, dict):
+        return None
+    if isinstance(ref := schema.get("$ref"), str):
+        target = root
+        for name in ref.split("/")[1:]:
+            target = target.get(name) if isinstance(target, dict) else None
+        return [target]
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            return list(schema[word])
+    kinds = schema.get("type")
+    return [{**schema, "type": kind} for kind in kinds] if isinstance(kinds, list) else None
+
+
+def element_types(schema: Any, item: str) -> dict[str, str]:
+    """Returns the JSON types of all members by their paths; that of a list's items has `item` for a name.
+
+    A value that may be a string is one.
+    """
+    types: dict[str, str] = {}
+    waiting = [("", schema, 0)]
+    for _ in range(_MOST_TYPED):
+        if not waiting:
+            break
+        path, part, depth = waiting.pop(0)
+        for choice in alternatives(part, schema):
+            kind = "string" if is_string(choice) else choice.get("type") if isinstance(choice, dict) else None
+            if kind and (kind == "string" or path not in types):
+                types[path] = str(kind)
+            if isinstance(choice, dict) and depth < _MOST_TYPED_DEPTH:
+                members = choice.get("properties")
+                named = list(members.items()) if isinstance(members, dict) else []
+                named += [(item, choice["items"])] if "items" in choice else []
+                waiting += [(f"{path}/{name}" if path else name, member, depth + 1) for name, member in named]
+    return types
 
 
 def row(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from corosrv.callformats.description import BARE, AnswerFormat, CallFormat
-from corosrv.callformats.known import HERMES, completed, completed_answer, told_calls
+from corosrv.callformats.known import HERMES, completed, completed_answer, shown_calls, told_calls
 from corosrv.callformats.learn import Learnt, learn_calls
 from corosrv.callformats.learn_answer import learn_answer
 from corosrv.callformats.probes import NAME, PLAIN, TOOLS, USER, Manner, Probe, Rendering
@@ -64,7 +64,10 @@ def _find(source: str, probe: Probe, end_texts: Sequence[str]) -> Traits:
     has_system = "nedsystem" in probe.render([{"role": "system", "content": "nedsystem"}, USER])
     shows_tools = NAME in probe.prompt()
     answer, learnt = _learn(source, probe, end_texts)
-    form = None if learnt is None or learnt.form is None else completed(learnt.form)
+    form = None
+    if learnt is not None:
+        shown = shown_calls(probe.calls(learnt.manner, (NAME, {}))) if learnt.form is None else learnt.form
+        form = None if shown is None else completed(shown)
     if learnt is None and shows_tools and (told := told_calls(source)) is not None:
         shows_results = _RESULT in probe.render(_with_result(PLAIN), tools=TOOLS)
         return Traits(has_system, shows_tools=True, shows_results=shows_results, call_format=told, answer=answer)
