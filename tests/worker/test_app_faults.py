@@ -12,6 +12,8 @@ import pytest
 from corosrv.dispatch.host import HandedCall
 from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, HandlerFailed, NotHandedOver, WorkerLost
 from corosrv.jobs.worker_state import WorkerState
+from corosrv.manager.place import Place
+from corosrv.manager.place_state import PlaceState
 from corosrv.worker.parent.app_process import AppProcess
 from tests.support.waiting import wait_until
 from tests.worker.app_handling import TIMEOUT, Recorder, call, counters, hand, item, ready, started, wait_for
@@ -213,6 +215,19 @@ def test_a_slot_that_the_worker_gives_up_ends_the_worker(slot: int) -> None:
         wait_for(worker, WorkerState.DEFUNCT)
 
         assert worker.reason == "the slot is torn"
+
+
+def test_a_slot_that_is_lost_while_nothing_runs_is_a_failure_of_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    place = Place("default", 0)
+    states = []
+    with started("loses_a_slot:0") as worker:
+        place.take(worker, 0.0)
+        worker.on_change(lambda: states.append(place.state) if place.follow(0.0) else None)
+
+        wait_for(worker, WorkerState.DEFUNCT)
+
+    assert states == [PlaceState.READY, PlaceState.FAILED]
+    assert "a listener to the worker's state failed" not in caplog.text
 
 
 def test_a_slot_that_the_worker_never_had_is_a_lie() -> None:

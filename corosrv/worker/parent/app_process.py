@@ -252,6 +252,9 @@ class AppProcess(
         assert self._watch is not None
         log.error("slot %d of %s is poisoned: %s", slot_id, self.name, reason)
         self._watch.add_flaw(slot_id, reason)
+        if self.state is WorkerState.READY and self.in_flight == 0:
+            self._lose(reason)  # no call has to end before
+            return
         if self.state is WorkerState.READY:
             self._stop_taking(reason)  # before the end of a call makes room for another
         if (call := self._slots[slot_id].call) is not None:
