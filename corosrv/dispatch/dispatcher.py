@@ -125,7 +125,7 @@ class Dispatcher(InferWorker):
             self._timetable.add(now + seconds, self._end_pause, blamed)
 
     def _end_pause(self, entry: HandlerEntry) -> None:
-        """Lets trial calls find a handler once its pause is over: those who look before they call never ask for it."""
+        """Ends the pause of a handler in quarantine without a call: those who look before they call would make none."""
         entry.quarantine.state(self._clock())
 
     def await_pools(self, reason: Callable[[], str]) -> None:
