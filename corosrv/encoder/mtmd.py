@@ -130,7 +130,8 @@ class Projector:
 
         Raises EncodingFailed.
         """
-        if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE) or pixels.nbytes != 3 * width * height:
+        self._check_size(width, height)
+        if pixels.nbytes != 3 * width * height:
             raise EncodingFailed("bad_image", f"{pixels.nbytes} bytes are no image of {width} x {height} pixels")
         self._log.forget()
         with self._chunks(width, height, pixels) as chunks:
@@ -139,6 +140,16 @@ class Projector:
         if not rows:
             raise EncodingFailed("no_rows", "libmtmd made no rows of the image")
         return Encoding(segments, memoryview(rows).toreadonly(), self.n_embd)
+
+    def measure(self, width: int, height: int) -> int:
+        """Returns how many tokens an image of this size becomes, by cutting an empty one. Raises EncodingFailed."""
+        self._check_size(width, height)
+        with self._chunks(width, height, memoryview(bytes(3 * width * height))) as chunks:
+            return sum(mtmd_cpp.mtmd_input_chunk_get_n_tokens(chunk) for chunk in chunks)
+
+    def _check_size(self, width: int, height: int) -> None:
+        if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
+            raise EncodingFailed("bad_image", f"no image has {width} x {height} pixels")
 
     @contextlib.contextmanager
     def _chunks(self, width: int, height: int, pixels: memoryview) -> Iterator[list[Any]]:

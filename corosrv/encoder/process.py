@@ -5,11 +5,12 @@ An encode cannot be interrupted, so that cancels, grants and the end of the serv
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import PriorityQueue, SimpleQueue
 from typing import Protocol
 
 import msgspec.msgpack
@@ -18,7 +19,15 @@ from corosrv.encoder.encoding import Encoding, EncodingFailed
 from corosrv.encoder.side import Action, Encode, EncoderSide, Reply, Write
 from corosrv.encoder.writer import PoolWriter
 from corosrv.errors import LoadError, ProtocolError, WireError
-from corosrv.transfer.messages import PROTOCOL_VERSION, Hello, OpenTransfer, ToEncoder, ToLanguage
+from corosrv.transfer.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    ImageMeasured,
+    MeasureImage,
+    OpenTransfer,
+    ToEncoder,
+    ToLanguage,
+)
 from corosrv.wire import attached, descriptors
 from corosrv.wire.codec import StructCodec
 from corosrv.wire.process_messages import Fatal, ProcessMessage
@@ -26,6 +35,7 @@ from corosrv.worker.child.control import Control
 from corosrv.worker.child.outbox import Ferry
 from corosrv.worker.child.priority import lower_priority
 
+_MEASURE, _ENCODE = 0, 1  # in this order
 LAST_WORDS = 5.0  # seconds in which the server takes the reason of an end
 
 
@@ -36,6 +46,9 @@ class RowSource(Protocol):
 
     def encode(self, width: int, height: int, pixels: memoryview) -> Encoding:
         """Returns the segments and rows of an image. Raises EncodingFailed."""
+
+    def measure(self, width: int, height: int) -> int:
+        """Returns how many tokens an image of this size becomes. Raises EncodingFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,9 @@ class EncoderProcess:
         self._nice = nice
         self._hellos: SimpleQueue[tuple[Hello, tuple[int, ...]]] = SimpleQueue()
         self._is_greeted = False
-        self._tasks: SimpleQueue[PendingItem] = SimpleQueue()  # no longer than what the server has opened
+        # Of the main thread, by kind and number; no more than the server has opened and asked.
+        self._tasks: PriorityQueue[tuple[int, int, PendingItem | MeasureImage]] = PriorityQueue()
+        self._numbers = itertools.count()
         # Held for decisions and writes, by both threads: once a cancel is answered, no write goes on.
         self._lock = threading.Lock()
         self._side: EncoderSide | None = None  # once both files are open and the pool is mapped
@@ -78,7 +93,11 @@ class EncoderProcess:
             self._control.outbox.flush(LAST_WORDS)
             return
         while True:
-            self._encode(source, self._tasks.get())
+            *_, task = self._tasks.get()
+            if isinstance(task, MeasureImage):
+                self._measure(source, task)
+            else:
+                self._encode(source, task)
 
     def _begin(self, n_embd: int) -> None:
         """Maps the pool that comes with the first Hello, and answers it. Waits for it. Raises ProtocolError."""
@@ -106,7 +125,11 @@ class EncoderProcess:
         with self._lock:
             if self._side is None:
                 raise WireError(f"{type(message).__name__} came before this process was ready")
-            spare = self._carry_out(self._side.receive(message), fds)
+            if isinstance(message, MeasureImage):
+                self._tasks.put((_MEASURE, next(self._numbers), message))
+                spare = fds
+            else:
+                spare = self._carry_out(self._side.receive(message), fds)
         descriptors.close_all(spare)
 
     def _carry_out(self, actions: list[Action], fds: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -118,8 +141,15 @@ class EncoderProcess:
                 self._control.outbox.post(action.message)
             elif isinstance(action, Encode):
                 pixels, fds = (fds[0], fds[1:]) if fds else (-1, ())
-                self._tasks.put(PendingItem(action.message, pixels))
+                self._tasks.put((_ENCODE, next(self._numbers), PendingItem(action.message, pixels)))
         return fds
+
+    def _measure(self, source: RowSource, message: MeasureImage) -> None:
+        try:
+            n_tokens = source.measure(message.width, message.height)
+        except EncodingFailed:  # the encode says why
+            n_tokens = 0
+        self._control.outbox.post(ImageMeasured(message.epoch, message.width, message.height, n_tokens))
 
     def _encode(self, source: RowSource, task: PendingItem) -> None:
         """Encodes one image in the main thread, unless it was cancelled already."""

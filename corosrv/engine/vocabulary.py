@@ -34,6 +34,10 @@ def _param(field: str, number: int, count: int) -> str:
     return field if count == 1 else f"{field}[{number}]"
 
 
+def _param_of(prompt: Prompt, number: int, n_prompts: int) -> str:
+    return prompt.param if isinstance(prompt, Messages) else _param("prompt", number, n_prompts)
+
+
 class EngineVocabulary:
     """One loaded model's; see corosrv.jobs.Vocabulary for the contract. Usable from any thread, as its engine is."""
 
@@ -137,7 +141,7 @@ class EngineVocabulary:
 
         `number` of `n_prompts`: which one it is, for the error.
         """
-        param = prompt.param if isinstance(prompt, Messages) else _param("prompt", number, n_prompts)
+        param = _param_of(prompt, number, n_prompts)
         tokens = self._encode(prompt, param)
         if len(tokens) >= self._info.context:
             raise errors.PromptTooLong(len(tokens), self._info.context, param)
@@ -210,7 +214,7 @@ class EngineVocabulary:
 
         May wait as `encode` does, and raises what that raises for the texts alone.
         """
-        param = prompt.param if isinstance(prompt, Messages) else _param("prompt", number, n_prompts)
+        param = _param_of(prompt, number, n_prompts)
         runs, begins_itself = self._runs(prompt, param)
         parts: list[Tokens | Image] = []
         for run in runs:
@@ -221,9 +225,13 @@ class EngineVocabulary:
             pieces = run or ([Piece("", is_text=False)] if is_first else [])  # a prompt begins so if an image does it
             parts.append(Tokens(tuple(self.tokens_of(pieces, is_first and not begins_itself, param))))
         n_tokens = sum(len(part.ids) for part in parts if isinstance(part, Tokens))
-        if n_tokens >= self._info.context:
-            raise errors.PromptTooLong(n_tokens, self._info.context, param)
+        self.check_room(n_tokens, prompt, number, n_prompts)
         return [part for part in parts if isinstance(part, Image) or part.ids]
+
+    def check_room(self, n_tokens: int, prompt: Prompt, number: int = 0, n_prompts: int = 1) -> None:
+        """Raises PromptTooLong for a prompt of so many tokens that the context has no room for an answer."""
+        if n_tokens >= self._info.context:
+            raise errors.PromptTooLong(n_tokens, self._info.context, _param_of(prompt, number, n_prompts))
 
     def _runs(self, prompt: Messages | MultimodalText, param: str) -> tuple[list[list[Piece] | Image], bool]:
         """Returns runs of text and the images between them, and whether the text begins a sequence itself."""

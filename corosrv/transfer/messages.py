@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 MROPE, NON_CAUSAL = "mrope", "non_causal"  # what rows may need of the decode loop
 
@@ -106,6 +106,13 @@ class CloseTransfer(_Message, frozen=True, tag="close"):
     tid: int
 
 
+class MeasureImage(_Message, frozen=True, tag="measure"):
+    """Asks how many tokens an image of a size becomes; answered by ImageMeasured, before the next encode begins."""
+
+    width: int
+    height: int
+
+
 # To the language side.
 
 
@@ -142,5 +149,13 @@ class TransferAborted(_Message, frozen=True, tag="aborted"):
     tid: int
 
 
-ToEncoder = Hello | OpenTransfer | GrantBlocks | CancelTransfer | CloseTransfer
-ToLanguage = Hello | TransferMeta | BlocksFilled | EncodeFailed | TransferAborted
+class ImageMeasured(_Message, frozen=True, tag="measured"):
+    """Answers MeasureImage. `n_tokens`: rows, and tokens around and between them; 0 where the size has none."""
+
+    width: int
+    height: int
+    n_tokens: int
+
+
+ToEncoder = Hello | OpenTransfer | GrantBlocks | CancelTransfer | CloseTransfer | MeasureImage
+ToLanguage = Hello | TransferMeta | BlocksFilled | EncodeFailed | TransferAborted | ImageMeasured

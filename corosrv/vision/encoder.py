@@ -115,6 +115,10 @@ class ImageEncoder:
 
     # Requests.
 
+    def n_tokens(self, image: Image, wake: Wake) -> int | None:
+        """Returns how many tokens an image becomes, before it is encoded; see ImageSizes.n_tokens."""
+        return self._pump.sizes.n_tokens(image, wake)
+
     def join(self, image: Image, caller: str, wake: Wake) -> ImageTask:
         """Begins to encode an image, unless it is there already or being encoded; `wake` is called at the end.
 

@@ -38,8 +38,8 @@ class ImagePrompts:
     def read(self, prompts: Sequence[Prompt], terms: Terms) -> tuple[Prompt, ...]:
         """Returns the prompts with pieces in place of those that have images; others stay as they are.
 
-        Waits for the images of all of them, once the texts are known to be good. Raises Refused, and what
-        encode_images raises.
+        Waits for the images of all of them, once the texts are known to be good, and fit with their images. Raises
+        Refused, and what encode_images raises.
         """
         texts = {
             number: self._vocabulary.parts(prompt, number, len(prompts))
@@ -47,7 +47,13 @@ class ImagePrompts:
             if has_images(prompt)
         }
         images = [part for parts in texts.values() for part in parts if isinstance(part, Image)]
-        encoded = encode_images(self._encoder, images, terms, self._make_watch)
+
+        def check(n_tokens: Mapping[str, int]) -> None:
+            for number, parts in texts.items():
+                n = sum(len(part.ids) if isinstance(part, Tokens) else n_tokens[part.sha256] for part in parts)
+                self._vocabulary.check_room(n, prompts[number], number, len(prompts))
+
+        encoded = encode_images(self._encoder, images, terms, self._make_watch, check)
         return tuple(
             _pieces(texts[number], encoded) if number in texts else prompt for number, prompt in enumerate(prompts)
         )

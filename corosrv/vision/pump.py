@@ -17,6 +17,8 @@ from corosrv.transfer.messages import (
     CancelTransfer,
     EncodeFailed,
     Hello,
+    ImageMeasured,
+    MeasureImage,
     OpenTransfer,
     ToLanguage,
     TransferMeta,
@@ -24,6 +26,7 @@ from corosrv.transfer.messages import (
 from corosrv.vision.encode_clock import EncodeClock, ProcessReading, read_threads
 from corosrv.vision.link import EncoderLink
 from corosrv.vision.order import EncodeOrder
+from corosrv.vision.sizes import ImageSizes, Size
 from corosrv.vision.turns import EncoderTurns
 from corosrv.waits import call_in_thread
 from corosrv.wire import attached
@@ -58,6 +61,7 @@ class TransferPump:
     ) -> None:
         """`encode_limit`: seconds for which the encoder may run for one image before it is killed."""
         self.core = core
+        self.sizes = ImageSizes(self._ask_for_size)
         self.n_kills = 0  # for an encode that did not end
         self.is_late = False  # the encoder was killed for that, and was not reaped yet
         self._find_image = find_image
@@ -117,6 +121,7 @@ class TransferPump:
         self.is_late = False
         self._order.clear()
         self.core.encoder_down(link.epoch)
+        self.sizes.encoder_down()
         self.wake()
 
     def deliver(self, message: ToLanguage) -> None:
@@ -124,7 +129,9 @@ class TransferPump:
         self.set_time()
         if isinstance(message, (TransferMeta, EncodeFailed)) and self._link is not None:
             self._end_encode(message)
-        if not isinstance(message, Hello):
+        if isinstance(message, ImageMeasured):
+            self.sizes.answer((message.width, message.height), message.n_tokens)
+        elif not isinstance(message, Hello):
             self.core.deliver(message)
         self._n_delivered += 1
         if self._n_delivered >= MOST_MESSAGES:
@@ -136,6 +143,16 @@ class TransferPump:
         self._clock.begin_encode()
         if isinstance(message, TransferMeta) and took > 0:
             self._usual += (took - self._usual) * (_NEW_WEIGHT if self._usual else 1)
+
+    def _ask_for_size(self, size: Size) -> bool:
+        if self._link is None or self._is_killed:
+            return False
+        if not self._is_awaited:
+            self._look()
+            self._clock.begin_encode()
+        self._link.send(MeasureImage(self._link.epoch, *size))
+        self.wake()
+        return True
 
     # The time of the encoder.
 
@@ -153,9 +170,14 @@ class TransferPump:
         """Returns when the encode at hand has taken too long, by that time; infinity while nothing is waited for."""
         return math.inf if self._is_killed else self._order.due_at
 
+    @property
+    def _is_awaited(self) -> bool:
+        """Returns whether anybody waits for the encoder at hand."""
+        return self.encode_due_at < math.inf or (self.sizes.is_asked and not self._is_killed)
+
     def _end_late(self) -> None:
         """Kills an encoder whose encode takes too long, or stands still."""
-        if self.encode_due_at == math.inf:
+        if not self._is_awaited:
             return
         is_over = self._look() >= self.encode_due_at
         is_still = self._clock.idle >= self._standstill
@@ -184,7 +206,7 @@ class TransferPump:
     def _patience(self) -> float | None:
         """Returns for how many seconds nothing has to be done, unless something happens; None: for ever."""
         seconds = self.core.next_deadline() - self.set_time()
-        if self.encode_due_at < math.inf:
+        if self._is_awaited:
             seconds = min(seconds, self.encode_due_at - self._clock.now, self._standstill / 4, _LOOK)
         return max(seconds, _SHORTEST_WAIT) if seconds < math.inf else None
 

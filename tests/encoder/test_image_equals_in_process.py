@@ -12,8 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from corosrv.transfer.messages import MROPE, NON_CAUSAL, RowSegment, TokenSegment, TransferMeta
-from tests.encoder.pool import HandDriver, HandPool, geometry
+from corosrv.transfer.messages import (
+    MROPE,
+    NON_CAUSAL,
+    ImageMeasured,
+    MeasureImage,
+    RowSegment,
+    TokenSegment,
+    TransferMeta,
+)
+from tests.encoder.pool import EPOCH, HandDriver, HandPool, geometry
 from tests.support import gguf, projector
 
 N_EMBD = 32
@@ -51,9 +59,13 @@ def segments_by_process(model: str, mmproj: str, image: dict[str, Any], n_blocks
     try:
         driver.greet(pool, N_EMBD)
         driver.answer()
+        driver.send(MeasureImage(EPOCH, image["width"], image["height"]))
+        measured = driver.answer()
         driver.open_image(1, image["width"], image["height"], bytes.fromhex(image["pixels"]))
         meta = driver.answer()
         assert isinstance(meta, TransferMeta)
+        assert isinstance(measured, ImageMeasured)
+        assert measured.n_tokens == sum(_n_tokens(segment) for segment in meta.segments)
         rows: list[tuple[float, ...]] = []
         for gen in range(1, meta.total + 1):
             driver.grant(pool, 1, gen, len(rows), tuple(range(n_blocks)))
@@ -65,6 +77,10 @@ def segments_by_process(model: str, mmproj: str, image: dict[str, Any], n_blocks
     finally:
         driver.close()
         pool.close()
+
+
+def _n_tokens(segment: TokenSegment | RowSegment) -> int:
+    return segment.n if isinstance(segment, RowSegment) else len(segment.ids)
 
 
 def _content(segment: TokenSegment | RowSegment, rows: list[tuple[float, ...]]) -> dict[str, Any]:

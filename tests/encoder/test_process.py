@@ -19,7 +19,9 @@ from corosrv.transfer.messages import (
     CloseTransfer,
     EncodeFailed,
     Hello,
+    ImageMeasured,
     ImagePixels,
+    MeasureImage,
     OpenTransfer,
     RowSegment,
     TransferAborted,
@@ -109,6 +111,22 @@ def test_an_image_becomes_sixteen_finite_rows(encoder, pool):
     rows = pool.rows(0) + pool.rows(1)
     assert len(set(rows)) == 16
     assert all(abs(number) < 1e6 for row in rows for number in row)
+
+
+def test_the_tokens_of_a_size_are_told_and_none_of_a_size_that_is_none(encoder):
+    encoder.send(MeasureImage(EPOCH, 56, 56))
+    encoder.send(MeasureImage(EPOCH, 0, 56))
+
+    assert [encoder.answer(), encoder.answer()] == [ImageMeasured(EPOCH, 56, 56, 16), ImageMeasured(EPOCH, 0, 56, 0)]
+
+
+def test_a_size_is_told_before_the_images_that_wait(encoder):
+    for tid in range(1, 5):
+        encoder.open_image(tid, 56, 56, projector.random_pixels())
+    encoder.send(MeasureImage(EPOCH, 28, 56))
+
+    answers = [encoder.answer() for _ in range(5)]
+    assert [type(answer) for answer in answers].index(ImageMeasured) < 4
 
 
 def test_a_second_grant_of_one_generation_and_one_after_a_cancel_write_nothing(encoder, pool):

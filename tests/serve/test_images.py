@@ -135,11 +135,13 @@ def test_tokens_of_a_prompt_with_images_are_counted_with_its_rows(server):
     assert answered["usage"]["prompt_tokens"] in counted.values()
 
 
-def test_more_images_than_the_context_holds_are_refused(server):
+def test_more_images_than_the_context_holds_are_refused_before_one_is_encoded(server):
+    before = server.metric("transfer_rows_total")
     with server.connect() as connection:
-        reply = connection.post(chat(*[png(seed) for seed in range(40)]))
+        reply = connection.post(chat(*[png(seed) for seed in range(100, 140)]))
 
     assert reply.status == 400
+    assert server.metric("transfer_rows_total") == before
     assert reply.error["code"] == "context_length_exceeded"
 
 

@@ -33,6 +33,9 @@ class TokenSource:
         self._table = TokenTable(options.model)
         self.n_embd = self._table.n_embd
 
+    def measure(self, width: int, height: int) -> int:
+        return width * height
+
     def encode(self, width: int, height: int, pixels: memoryview) -> Encoding:
         ids = [int.from_bytes(pixels[at : at + _TOKEN_BYTES], "little") for at in range(0, len(pixels), _TOKEN_BYTES)]
         try:

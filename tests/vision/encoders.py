@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+from gevent.event import Event
 
 from corosrv.jobs import Image, Terms
 from corosrv.transfer.limits import TransferLimits
@@ -44,6 +45,13 @@ def options(model: Path, mmproj: Path, **changes: Any) -> EncoderOptions:
 
 def image(seed: int = 1, width: int = 56, height: int = 56) -> Image:
     return Image.of_pixels(width, height, projector.random_pixels(width, height, seed))
+
+
+def measure(encoder: ImageEncoder, picture: Image) -> int:
+    """Returns how many tokens an image becomes. Waits for the encoder's answer."""
+    while (n_tokens := encoder.n_tokens(picture, (has_answered := Event()).set)) is None:
+        assert has_answered.wait(WAIT), "the encoder does not answer"
+    return n_tokens
 
 
 def encode(encoder: ImageEncoder, *images: Image, caller: str = "") -> dict[str, EncodedImage]:

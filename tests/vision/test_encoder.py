@@ -26,7 +26,7 @@ from corosrv.vision.waiting import encode_images
 from tests.support import faulty_images, gguf, projector
 from tests.support.faulty_images import BUSY, FATAL, SLOW
 from tests.support.waiting import wait_until
-from tests.vision.encoders import N_EMBD, NobodyLeaves, encode, image, options
+from tests.vision.encoders import N_EMBD, WAIT, NobodyLeaves, encode, image, measure, options
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,7 @@ def is_idle(encoder) -> bool:
 
 
 def stop_process(encoder) -> None:
+    measure(encoder, image())  # or each image would first wait for its size
     os.kill(encoder.pid, signal.SIGSTOP)
 
 
@@ -105,6 +106,39 @@ def test_an_image_becomes_rows(encoder):
     (rows,) = (piece for piece in encoded.pieces if isinstance(piece, Rows))
     assert (rows.n, rows.width) == (projector.N_PATCHES, N_EMBD)
     assert is_idle(encoder)
+
+
+def test_the_tokens_of_an_image_are_known_before_it_is_encoded(encoder):
+    assert measure(encoder, image()) == projector.N_PATCHES
+    assert encoder.stats().transfers.n_rounds == 0
+
+
+def test_the_size_of_an_image_is_asked_for_once(encoder):
+    measure(encoder, image(1))
+    stop_process(encoder)
+
+    assert measure(encoder, image(2)) == projector.N_PATCHES
+
+
+def test_an_encoder_that_is_still_at_a_size_is_replaced_and_the_image_encoded(make):
+    encoder = make(encode_limit=4.0)
+    encoder.start()
+    os.kill(encoder.pid, signal.SIGSTOP)
+
+    assert encode(encoder, image())
+    assert encoder.stats().n_restarts == 1
+
+
+def test_an_encoder_that_dies_at_a_size_holds_nobody_up(make):
+    encoder = make()
+    encoder.start()
+    os.kill(encoder.pid, signal.SIGSTOP)
+    encoding = gevent.spawn(encode, encoder, image())
+    gevent.idle()
+
+    kill_process(encoder)
+
+    assert encoding.get(timeout=WAIT)
 
 
 def test_the_same_image_is_encoded_once(encoder):

@@ -14,7 +14,7 @@ from corosrv.vision.encoder import ImageEncoder
 from tests.support import gguf, projector
 from tests.support.descriptors import n_descriptors
 from tests.support.waiting import wait_until
-from tests.vision.encoders import N_EMBD, encode, image, options
+from tests.vision.encoders import N_EMBD, encode, image, measure, options
 
 N_IMAGES, N_KILLS = 200, 4
 
@@ -59,6 +59,7 @@ def test_all_are_answered_and_nothing_is_left_when_the_encoder_is_killed_at_rand
 
 @pytest.mark.own_process
 def test_a_thousand_requests_wait_without_a_thread_or_descriptor_each(encoder):
+    measure(encoder, image())
     n_before = n_descriptors()
     os.kill(encoder.pid, signal.SIGSTOP)
     waiting = [gevent.spawn(encode, encoder, image(number % 50)) for number in range(1000)]

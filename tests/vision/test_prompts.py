@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
+from corosrv.errors import PromptTooLong
 from corosrv.jobs import Image, Messages, MultimodalText, Pieces, Rows, Terms, Text, Tokens
 from corosrv.vision.cache import EncodedImage
 from corosrv.vision.prompts import ImagePrompts, has_images
 from corosrv.vision.task import ImageTask
 from tests.vision.encoders import NobodyLeaves, image
 
+CONTEXT = 20  # tokens
 ROWS = {seed: Rows.of_data(bytes([seed] * 8), 2) for seed in (1, 2)}
 BEFORE, AFTER = Tokens((90,)), Tokens((91, 92))  # what this encoder puts around rows
 
@@ -21,6 +23,10 @@ class PartsVocabulary:
         self.read = (*getattr(self, "read", ()), (number, n_prompts))
         return [part if isinstance(part, Image) else Tokens(tuple(part.encode())) for part in prompt.parts]
 
+    def check_room(self, n_tokens: int, prompt: Any, number: int, n_prompts: int) -> None:
+        if n_tokens >= CONTEXT:
+            raise PromptTooLong(n_tokens, CONTEXT, f"prompt[{number}]")
+
 
 class ImmediateEncoder:
     """Has the rows of each image at once."""
@@ -28,6 +34,11 @@ class ImmediateEncoder:
     def __init__(self, encoded: dict[str, EncodedImage]) -> None:
         self.encoded = encoded
         self.joined: list[str] = []
+
+    def n_tokens(self, image: Image, wake: Any) -> int:
+        return sum(
+            len(piece.ids) if isinstance(piece, Tokens) else piece.n for piece in self.encoded[image.sha256].pieces
+        )
 
     def join(self, image: Image, caller: str, wake: Any) -> ImageTask:
         self.joined.append(image.sha256)
@@ -82,6 +93,19 @@ def test_prompts_without_images_stay_as_they_are_and_others_are_read_with_their_
     assert prompts[2] is messages
     assert prompts[1] == Pieces((BEFORE, ROWS[1], AFTER))
     assert vocabulary.read == ((1, 3),)
+
+
+@pytest.mark.parametrize(("n_letters", "is_refused"), [(11, False), (12, True)])
+def test_a_prompt_that_does_not_fit_with_its_images_has_none_of_them_encoded(encoder, images, n_letters, is_refused):
+    prompt = MultimodalText(("a" * n_letters, images[1], images[2]))
+
+    if is_refused:
+        with pytest.raises(PromptTooLong, match="20 tokens"):
+            read(encoder, MultimodalText((images[1],)), prompt)
+        assert encoder.joined == []
+    else:
+        assert read(encoder, prompt)[0]
+        assert len(encoder.joined) == 2
 
 
 def test_images_stand_in_messages_with_parts_and_in_texts_that_have_some(images):
