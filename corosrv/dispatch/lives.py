@@ -47,7 +47,7 @@ class CallLives(Outcomes):
         self._logs_json = logs_json
         self._resume = resume
         self._calls: dict[QueuedCall, None] = {}  # in the order of their arrivals
-        self.asks: dict[int, dict[QueuedCall, None]] = {}  # the calls that handlers make, by the hand-overs that make them
+        self.asks: dict[int, dict[QueuedCall, None]] = {}  # calls of handlers, by the hand-overs that make them
         self._n_owned: Counter[str] = Counter()  # by their owners
         self._is_idle = Event()
         self._is_idle.set()
