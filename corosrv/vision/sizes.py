@@ -14,7 +14,10 @@ Wake = Callable[[], None]
 
 
 class ImageSizes:
-    """The tokens of each size, for which the encoder is asked once. Belongs to the thread of one hub; nothing of it waits."""
+    """The tokens of each size, for which the encoder is asked once.
+
+    Belongs to the thread of one hub; nothing of it waits.
+    """
 
     def __init__(self, ask: Callable[[Size], bool]) -> None:
         """`ask` sends a question to the encoder, and returns False where none is up."""
