@@ -21,6 +21,8 @@ def main(arguments: list[str]) -> None:
     ends = parser.parse_args(arguments)
     lifeline.hang_on(ends.lifeline)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    # grpcio reads metadata that is not UTF-8 as Latin-1, and writes a traceback for it, whoever has sent it.
+    logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "Invalid encoding" not in str(record.msg))
     run(ends.control)
 
 

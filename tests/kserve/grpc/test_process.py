@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -20,13 +21,13 @@ import pytest
 
 from corosrv.errors import SettingsError
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.kserve.grpc import server_side
+from corosrv.kserve.grpc import protocol, server_side
 from corosrv.kserve.grpc.front import GrpcFront
 from corosrv.kserve.grpc.server_side import GrpcConfig
 from corosrv.tensors import Tensor
 from corosrv.wire.calls import Ask, WireRequest, WireTensor
 from corosrv.wire.frame import encode
-from tests.kserve.grpc.client import Stub, infer_request, status, talk
+from tests.kserve.grpc.client import Stub, in_thread, infer_request, status, talk
 from tests.kserve.grpc.conftest import await_state, make_worker, serving
 from tests.support.descriptors import n_descriptors
 from tests.support.function_worker import FunctionWorker
@@ -156,6 +157,41 @@ def test_a_port_that_is_taken_is_said_and_not_tried_again(own_worker: FunctionWo
         assert f"127.0.0.1:{taken.getsockname()[1]}" in front.reason
         front.stop(0.0)
         assert front.n_restarts == 0
+
+
+def http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def raw_call(port: int, method: str, **metadata: bytes) -> bytes:
+    """Calls a method with an empty message over a connection of its own, which no client would with such metadata."""
+    headers = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": f"/{protocol.SERVICE}/{method}".encode(),
+        b":authority": b"test",
+        b"te": b"trailers",
+        b"content-type": b"application/grpc",
+        **{name.encode(): value for name, value in metadata.items()},
+    }
+    literals = (bytes((0, len(name))) + name + bytes((len(value),)) + value for name, value in headers.items())
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(4, 0, 0, b""))
+        connection.sendall(http2_frame(1, 4, 1, b"".join(literals)) + http2_frame(0, 1, 1, bytes(5)))
+        answer = b""
+        while b"grpc-status" not in answer:
+            answer += connection.recv(65536)
+        return answer
+
+
+def test_metadata_outside_utf_8_writes_no_traceback(
+    capfd: pytest.CaptureFixture[str], own_worker: FunctionWorker
+) -> None:
+    with serving(own_worker) as front:
+        answer = in_thread(functools.partial(raw_call, front.port, "ServerMetadata", note=b"\xff\xfe"))
+
+    assert b"grpc-status\x010" in answer
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_process_that_hangs_is_replaced(own_worker: FunctionWorker, monkeypatch: pytest.MonkeyPatch) -> None:
