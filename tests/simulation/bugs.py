@@ -1,0 +1,207 @@
+"""Planted bugs: small patches of the product, each of which its world has to find.
+
+A patch replaces words of one module, which stand there once, before the module is imported. One whose words are there
+no more is out of date: plant the same bug in the code that has taken their place.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """Replaces `old` by `new` in a module; `world` finds it."""
+
+    world: str
+    module: str
+    old: str
+    new: str
+
+    @property
+    def path(self) -> Path:
+        return ROOT / f"{self.module.replace('.', '/')}.py"
+
+    def source(self) -> str:
+        """Returns the module's text with the bug. Raises ValueError where the words do not stand there once."""
+        text = self.path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.module} has {text.count(self.old)} times what the bug replaces: {self.old!r}")
+        return text.replace(self.old, self.new)
+
+
+BUGS = {
+    "a free permit wakes nobody": Bug(
+        "pool", "corosrv.upstreams.upstream",
+        "        self._set_timer()\n        self._listener()",
+        "        self._set_timer()",
+    ),
+    "a lost call keeps its permit": Bug(
+        "pool", "corosrv.upstreams.forwarded_call",
+        "        self._permit.release()",
+        "        if type(self._error).__name__ != 'UpstreamLost':\n            self._permit.release()",
+    ),
+    "a connection is used again in mid-answer": Bug(
+        "pool", "corosrv.upstreams.exchange",
+        "if connection is not None and is_whole and self._is_reusable:",
+        "if connection is not None and self._head is not None:",
+    ),
+    "a call is repeated after bytes of it were sent": Bug(
+        "pool", "corosrv.dispatch.retries",
+        "n_attempts < MAX_ATTEMPTS and not has_sent",
+        "n_attempts < MAX_ATTEMPTS",
+    ),
+    "a call is repeated once too often": Bug(
+        "pool", "corosrv.dispatch.retries",
+        "n_attempts < MAX_ATTEMPTS",
+        "n_attempts <= MAX_ATTEMPTS",
+    ),
+    "deadlines do not ring": Bug(
+        "pool", "corosrv.dispatch.lives",
+        'if call.deadline != float("inf"):',
+        "if False:",
+    ),
+    "a trial is never forgotten": Bug(
+        "pool", "corosrv.upstreams.breaker",
+        "        if is_trial and self._state is BreakerState.TRYING:",
+        "        if False:",
+    ),
+    "a call that was given up runs on": Bug(
+        "pool", "corosrv.dispatch.handover",
+        "if self._running is not None and self._n_running:",
+        "if False:",
+    ),
+    "a removed upstream keeps its connections": Bug(
+        "pool", "corosrv.upstreams.connections",
+        "if self._is_closed or len(self._idle) >= self.max_idle:",
+        "if len(self._idle) >= self.max_idle:",
+    ),
+    "nobody hears that an upstream runs nothing": Bug(
+        "pool", "corosrv.upstreams.upstream",
+        "        if not self._calls:\n            self._is_idle.set()",
+        "        pass",
+    ),
+    "half a head is read, and no more of it": Bug(
+        "pool", "corosrv.upstreams.exchange",
+        "        while self._head is None and (data",
+        "        if self._head is None and (data",
+    ),
+    "a handler waits on once its client has read": Bug(
+        "pool", "corosrv.dispatch.reader",
+        "        self._n_bytes = 0\n        if self._room is not None:",
+        "        self._n_bytes = 0\n        if False:",
+    ),
+    "the breaker opens and tells no time": Bug(
+        "pool", "corosrv.upstreams.upstream",
+        "changes_at = math.inf if self.is_gone else self.breaker.next_change(now)",
+        "changes_at = math.inf",
+    ),
+    "the body of a stream has to end": Bug(
+        "pool", "corosrv.upstreams.forwarded_call",
+        "        self._end()\n        with gevent.Timeout(LINGER, False):",
+        "        self._end()\n        if True:",
+    ),
+    "a slot keeps its permit": Bug(
+        "workers", "corosrv.worker.parent.slot",
+        "            self.call = None\n            call.permit.release()",
+        "            self.call = None\n            if call.permit.slot != 1:\n                call.permit.release()",
+    ),
+    "calls of a process that has ended go on": Bug(
+        "workers", "corosrv.worker.parent.slots",
+        '"""Fails all running calls: the worker has ended."""\n        for slot in self._slots:',
+        '"""Fails all running calls: the worker has ended."""\n        for slot in self._slots[1:]:',
+    ),
+    "a lease never expires": Bug(
+        "workers", "corosrv.worker.parent.watchdog",
+        "return now - self._renewed >= self._lease",
+        "return False",
+    ),
+    "a handler that hangs keeps its slot": Bug(
+        "workers", "corosrv.worker.parent.watchdog",
+        "return should_end_at is not None and now - max(should_end_at, self._awake_since) >= self._hang_grace",
+        "return False",
+    ),
+    "a cancel is not sent": Bug(
+        "workers", "corosrv.worker.parent.app_call",
+        "        if len(news) == len(self._items):",
+        "        if len(news) == len(self._items) and not is_deadline:\n            return\n"
+        "        if len(news) == len(self._items):",
+    ),
+    "a call that may have run is repeated": Bug(
+        "workers", "corosrv.dispatch.retries",
+        "return is_idempotent and is_open and",
+        "return is_open and",
+    ),
+    "nobody hears that a worker is ready": Bug(
+        "workers", "corosrv.manager.worker_pool",
+        "        self._dispatcher.add_host(worker)",
+        "        if place.incarnation % 3:\n            self._dispatcher.add_host(worker)",
+    ),
+    "a worker that drains is ended while calls run": Bug(
+        "workers", "corosrv.worker.parent.app_process",
+        "if self.state is WorkerState.DRAINING and self.in_flight == 0 and not self._is_stopping:",
+        "if self.state is WorkerState.DRAINING and not self._is_stopping:",
+    ),
+    "an answer is kept under no key": Bug(
+        "workers", "corosrv.dispatch.lives",
+        "            call.keeper.end(error, now, has_run=call.n_attempts > 0)",
+        "            call.keeper.end(error or CallCancelled(''), now, has_run=call.n_attempts > 0)",
+    ),
+    "a batch that is ready is forgotten": Bug(
+        "workers", "corosrv.dispatch.scheduler",
+        "            self._timetable.add(ready_at, self._look_again, group)",
+        "            pass",
+    ),
+    "an idle worker that fails is said to drain": Bug(
+        "workers", "corosrv.worker.parent.app_process",
+        "if self.state is WorkerState.READY and self.in_flight == 0:",
+        "if False:",
+    ),
+    "a process that does not stop is not killed": Bug(
+        "workers", "corosrv.worker.parent.linked_process",
+        "        if self.is_started and not self._is_over.wait(seconds):\n            self.kill()",
+        "        if self.is_started and not self._is_over.wait(seconds):\n            pass",
+    ),
+    "the room of a worker that ends is given away too early": Bug(
+        "workers", "corosrv.manager.plan",
+        "_sum(pool.claim * pool.count(*HOLDING) for pool in pools)",
+        "_sum(pool.claim * pool.live for pool in pools)",
+    ),
+}  # fmt: skip
+
+
+def plant(name: str) -> None:
+    """Puts a bug into its module, which must not have been imported."""
+    bug = BUGS[name]
+    assert bug.module not in sys.modules, f"{bug.module} was imported before the bug was planted"
+    sys.meta_path.insert(0, _Finder(bug))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, bug: Bug) -> None:
+        self._bug = bug
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self._bug.module:
+            return None
+        return importlib.util.spec_from_file_location(name, self._bug.path, loader=_Loader(self._bug))
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, bug: Bug) -> None:
+        super().__init__(bug.module, str(bug.path))
+        self._bug = bug
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self._bug.source(), str(self._bug.path), "exec")

@@ -1,0 +1,74 @@
+"""The seeds of the suite, and the planted bugs, each in a process of its own that nothing else has run in."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.__main__ import WORLDS
+from tests.simulation.bugs import BUGS
+
+AT_ONCE = 10  # seeds of one test
+SEEDS = {"pool": 100, "workers": 100}
+
+
+def simulate(*arguments: str, **environment: str) -> tuple[int, str]:
+    """Runs the command; returns its status and what it has printed."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=800,
+        check=False,
+    )  # fmt: skip
+    return ended.returncode, ended.stdout
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_same_seed_gives_the_same_run(world):
+    runs = [simulate("--world", world, "--seed", "3", "--hours", "0.05", PYTHONHASHSEED=seed) for seed in "12"]
+
+    digests = [re.search("digest ([0-9a-f]{16})", words)[1] for _, words in runs]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_another_seed_gives_another_run(world):
+    status, words = simulate("--world", world, "--seeds", "2", "--hours", "0.01")
+
+    assert status == 0, words
+    assert len(set(re.findall("digest ([0-9a-f]{16})", words))) == 2
+
+
+def test_a_run_ends_at_the_event_that_is_asked_for_and_prints_what_came_before():
+    status, words = simulate("--seed", "3", "--until", "40")
+
+    assert status == 0, words
+    assert re.search("\n +40 +[0-9.]+  .*\n$", words)
+
+
+@pytest.mark.parametrize("first", range(1, max(SEEDS.values()), AT_ONCE))
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_seed_violates_what_must_hold(world, first):
+    if first > SEEDS[world]:
+        pytest.skip(f"{world} has {SEEDS[world]} seeds")
+    status, words = simulate("--world", world, "--seed", str(first), "--seeds", str(AT_ONCE))
+
+    assert status == 0, words
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_replaces_words_that_stand_once(name):
+    compile(BUGS[name].source(), "planted", "exec")
+
+
+@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_planted_bug_is_found_by_at_most_20_seeds(name):
+    status, words = simulate("--world", BUGS[name].world, "--seeds", "20", "--bug", name)
+
+    assert status == 1, words
+    assert "VIOLATION" in words
