@@ -1,4 +1,4 @@
-"""The command line: serve, bench, doctor, models, ps, drain, scale, worker, upstream."""
+"""The command line: serve, config, bench, doctor, models, ps, drain, scale, worker, upstream."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from corosrv import __version__, settings
 from corosrv.bench.command import bench
@@ -29,10 +30,12 @@ from corosrv.settings import (
     ModelSettings,
     ServerSettings,
     Settings,
+    effective,
     hub_name,
     model_list,
     sources,
 )
+from corosrv.settings.effective import EffectiveSetting, SettingGroup
 from corosrv.settings.peers import new_replica_id
 from corosrv.upstreams.spec import parse_all
 
@@ -59,7 +62,7 @@ def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[...
             for field in reversed(fields(part)):
                 command = _option(field, sources.kinds(part)[field.name])(command)
         config = click.option(
-            "--config", type=click.Path(path_type=Path), help="TOML file with settings by these names"
+            "--config", type=click.Path(path_type=Path), help="TOML or JSON file with settings by these names"
         )
         return config(_negations(_hub_options(command)) if ModelSettings in parts else command)
 
@@ -172,24 +175,36 @@ def _joined(join: Callable[[Sequence[str]], str]) -> Callable[..., str | None]:
     return callback
 
 
+def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the application to serve, where to listen, and all settings."""
+    options = (
+        click.argument("app", required=False),
+        click.option(
+            "--host", default="127.0.0.1", show_default=True, help="address to listen on, or several with commas"
+        ),
+        click.option(
+            "--port",
+            "-p",
+            type=click.IntRange(0, 65535),
+            help=f"[{PORT}; of a predictor alone $PORT, else {PREDICTOR_PORT}]",
+        ),
+        click.option(
+            "--connections",
+            default=CONNECTIONS,
+            show_default=True,
+            type=click.IntRange(1),
+            help="clients connected at once, per process",
+        ),
+        click.option("--open", "is_open", is_flag=True, help="allow other machines to connect without an API key"),
+        setting_options(*PARTS),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @main.command()
-@click.argument("app", required=False)
-@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on, or several with commas")
-@click.option(
-    "--port",
-    "-p",
-    type=click.IntRange(0, 65535),
-    help=f"[{PORT}; of a predictor alone $PORT, else {PREDICTOR_PORT}]",
-)
-@click.option(
-    "--connections",
-    default=CONNECTIONS,
-    show_default=True,
-    type=click.IntRange(1),
-    help="clients connected at once, per process",
-)
-@click.option("--open", "is_open", is_flag=True, help="allow other machines to connect without an API key")
-@setting_options(*PARTS)
+@serve_options
 def serve(
     app: str | None,
     host: str,
@@ -237,9 +252,7 @@ def serve(
     _hand_down(config, overrides)
     if workers > 1:
         click.echo(f"corosrv: {workers} worker processes, each of which loads its own copy of the model", err=True)
-    if port is None:
-        is_predictor_alone = not chosen.models and chosen.app is None and chosen.upstream is None
-        port = _predictor_port() if is_predictor_alone else PORT
+    port = _default_port(chosen) if port is None else port
     from corosrv.gunicorn_app import options, run
 
     run(
@@ -252,12 +265,83 @@ def serve(
     )
 
 
-def _predictor_port() -> int:
-    """Returns the port of a predictor that is served alone, as Cog's server has it."""
+def _default_port(served: Settings) -> int:
+    """Returns the port where none is named; of a predictor that is served alone the one that Cog's server has."""
+    if served.models or served.app is not None or served.upstream is not None:
+        return PORT
     text = os.environ.get("PORT") or str(PREDICTOR_PORT)
     if not text.isdecimal() or int(text) > 65535:
         _fail(f"PORT must be from 0 to 65535, not {text!r}")
     return int(text)
+
+
+@main.command("config")
+@click.option("--all", "is_all", is_flag=True, help="also the settings that have their defaults")
+@click.option(
+    "--format",
+    "form",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "toml", "json"]),
+    help="toml and json: a settings file for --config, without secrets",
+)
+@serve_options
+@click.pass_context
+def show_config(
+    context: click.Context,
+    /,
+    app: str | None,
+    host: str,
+    port: int | None,
+    connections: int,
+    is_open: bool,
+    is_all: bool,
+    form: str,
+    config: Path | None,
+    **overrides: Any,
+) -> None:
+    """Show the settings that serve would have with the same options, and where each comes from."""
+    if app is not None:
+        overrides["worker_app"] = app
+    for name in settings.unknown_variables(os.environ):
+        click.echo(f"corosrv: unknown setting ignored: {settings.with_nearest(name)}", err=True)
+    try:
+        raw = sources.read(overrides, None, config, PARTS)
+        chosen = settings.assemble(raw)
+        if chosen.upstream is not None:
+            parse_all(chosen.upstream.urls)
+    except SettingsError as error:
+        _fail(str(error))
+    groups = effective.effective_groups(raw, chosen)
+    if form == "text":
+        options = {"host": host, "port": _default_port(chosen) if port is None else port}
+        options |= {"connections": connections, "is_open": is_open}
+        listening = [
+            EffectiveSetting(name.removeprefix("is_"), value, _source_of_option(context, name))
+            for name, value in options.items()
+        ]
+        groups = [SettingGroup("serve", listening), *groups, *effective.own_groups(raw, chosen, _fit)]
+    if not is_all:
+        groups = effective.without_defaults(groups)
+    write = {"text": effective.to_text, "toml": effective.to_toml, "json": effective.to_json}[form]
+    click.echo(write(groups))
+
+
+def _source_of_option(context: click.Context, name: str) -> str:
+    is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    return sources.COMMAND_LINE if is_given else effective.DEFAULT
+
+
+def _fit(model: ModelSettings) -> ModelSettings:
+    """Chooses what a model's settings leave open, as its engine would do now; says so where nothing fits."""
+    from corosrv.engine.memory import fit_model
+
+    try:
+        fitted = fit_model(model)
+    except (CorosrvError, OSError) as error:
+        click.echo(f"corosrv: {error}", err=True)
+        return model
+    return fitted.settings if fitted.words or model.is_synthetic else model  # else its file is not known yet
 
 
 @main.command()

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import corosrv
-from corosrv import cli
+from corosrv import cli, settings
 from corosrv.errors import SettingsError
 from corosrv.settings import ModelSettings, ServerSettings
 
@@ -40,7 +40,7 @@ def test_the_version_is_the_package_s():
     assert run("--version").output == f"corosrv, version {corosrv.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "doctor", "models"])
+@pytest.mark.parametrize("command", ["serve", "config", "doctor", "models"])
 def test_every_setting_is_an_option_with_its_variable(command):
     words = " ".join(run(command, "--help").output.split())
 
@@ -81,6 +81,8 @@ def test_models_shows_file_and_size(tmp_path):
         (("models", "--model", "synthetic:", "--slots", "-1"), "COROSRV_SLOTS"),
         (("models", "--config", "/no/such.toml"), "cannot be read"),
         (("serve", "--model", "synthetic:?x=1"), "COROSRV_MODEL"),
+        (("config", "--model", "synthetic:", "--slots", "-1"), "COROSRV_SLOTS"),
+        (("config", "--upstream", "localhost:8080"), "COROSRV_UPSTREAM"),
         (("serve", "--model", "/no/such.gguf"), "does not exist"),
         (("serve", "--model", "/proc"), "is a folder"),
         (("serve", "--model", "synthetic:", "--lora", "/no/style.gguf:0.5"), "adapter /no/style.gguf does not exist"),
@@ -228,3 +230,65 @@ def test_a_grpc_port_in_use_is_refused_before_gunicorn_starts(served):
 
     assert (answer.exit_code, served) == (1, [])
     assert f"127.0.0.1:{port} cannot be listened on for gRPC: Address already in use" in answer.output
+
+
+def test_config_shows_what_serve_would_have_and_where_it_comes_from(monkeypatch):
+    monkeypatch.setenv("COROSRV_TEMP", "0.5")
+    monkeypatch.setenv("COROSRV_API_KEYS", "not-to-be-seen")
+
+    result = run("config", "app.py:app", "--model", "synthetic:", "--slots", "3", "-p", "0")
+
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines()}
+    assert rows["worker_app"] == ['"app.py:app"', "command", "line"]
+    assert rows["slots"] == ["3", "command", "line"]
+    assert rows["port"] == ["0", "command", "line"]
+    assert rows["temp"] == ["0.5", "environment", "COROSRV_TEMP"]
+    assert rows["api_keys"] == ["********", "environment", "COROSRV_API_KEYS"]
+    assert rows["ctx"] == ["4096", "fitted"]
+    assert "host" not in rows
+    assert "queue" not in rows
+    assert "not-to-be-seen" not in result.output
+
+
+def test_config_shows_defaults_when_asked_for_all():
+    rows = [line.split() for line in run("config", "--model", "synthetic:", "--all").stdout.splitlines()]
+
+    assert ["queue", "10000", "default"] in rows
+    assert ["port", "8080", "default"] in rows
+
+
+def test_config_tells_the_port_of_a_predictor_alone():
+    rows = [line.split() for line in run("config", "--predictor", "p.py:P", "--all").stdout.splitlines()]
+
+    assert ["port", str(cli.PREDICTOR_PORT), "default"] in rows
+
+
+def test_config_tells_of_variables_that_are_none(monkeypatch):
+    monkeypatch.setenv("COROSRV_MODLE", "x.gguf")
+
+    result = run("config", "--model", "synthetic:")
+
+    assert result.exit_code == 0
+    assert result.stderr == "corosrv: unknown setting ignored: COROSRV_MODLE (did you mean COROSRV_MODEL?)\n"
+
+
+def test_config_says_why_a_model_cannot_be_fitted_and_shows_the_rest(tmp_path):
+    model = tmp_path / "broken.gguf"
+    model.write_bytes(b"no model")
+
+    result = run("config", "--model", str(model), "--queue", "5")
+
+    assert result.exit_code == 0
+    assert result.stderr.startswith("corosrv: broken.gguf ")
+    assert ["queue", "5", "command", "line"] in [line.split() for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("form", ["toml", "json"])
+def test_config_writes_a_settings_file(tmp_path, form):
+    options = ("--model", "synthetic:?length=5", "--slots", "3", "--temp", "0.25", "--metrics", "0")
+    file = tmp_path / f"corosrv.{form}"
+    file.write_text(run("config", *options, "--format", form).stdout)
+
+    assert settings.load(file=file) == settings.load(
+        {"model": "synthetic:?length=5", "slots": 3, "temp": 0.25, "metrics": False}
+    )

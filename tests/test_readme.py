@@ -44,6 +44,7 @@ UPSTREAMS = (
 PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --peer-token one-secret-for-all"
 IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
+CONFIG = "corosrv config --model path/to/model.gguf --slots 16"
 DEADLINE = 60.0  # seconds
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -118,7 +119,7 @@ def port(environ: dict[str, str]) -> Iterator[int]:
 def test_every_command_is_known_to_these_tests() -> None:
     commands = {line for text in blocks("sh") for line in text.splitlines() if not text.startswith("curl")}
 
-    assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, IMAGES, HUB, *SERVERS])
+    assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, IMAGES, HUB, CONFIG, *SERVERS])
 
 
 def test_the_hub_s_command_serves_what_it_downloads(environ: dict[str, str], tmp_path: Path) -> None:
@@ -149,6 +150,18 @@ def test_a_command_serves(command: str, environ: dict[str, str]) -> None:
 
     with running(command, port, chosen):
         pass
+
+
+def test_the_command_of_settings_shows_where_they_come_from(environ: dict[str, str]) -> None:
+    command = CONFIG.replace("path/to/model.gguf", packaged_model())
+
+    shown = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE, check=True, env=environ
+    )
+
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert ["slots", "16", "command", "line"] in rows
+    assert ["ctx", "512", "environment", "COROSRV_CTX"] in rows
 
 
 def test_the_command_of_upstreams_serves(port: int, environ: dict[str, str]) -> None:

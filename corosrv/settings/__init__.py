@@ -7,6 +7,7 @@ from corosrv.settings.images import ImageSettings
 from corosrv.settings.loading import (
     PARTS,
     Settings,
+    assemble,
     child_environment,
     load,
     load_hub,
@@ -35,6 +36,7 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "UpstreamSettings",
+    "assemble",
     "child_environment",
     "load",
     "load_hub",

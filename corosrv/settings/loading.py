@@ -83,7 +83,11 @@ def load(
     peers answer. With peers an unknown model is for them, and no name of a single model served here.
     Raises SettingsError, which names the variable and the source.
     """
-    raw = sources.read(overrides, environ, file, PARTS)
+    return assemble(sources.read(overrides, environ, file, PARTS))
+
+
+def assemble(raw: sources.RawSettings) -> Settings:
+    """Makes the settings of what all sources have, as load() does."""
     predictor = _predictor(raw)
     values = raw.values(ModelSettings)
     app = AppSettings(**raw.values(AppSettings))

@@ -1,4 +1,4 @@
-"""Reads settings from their sources. In order: defaults, TOML file, environment `COROSRV_*`, command line.
+"""Reads settings from their sources. In order: defaults, TOML or JSON file, environment `COROSRV_*`, command line.
 
 A part is a frozen dataclass whose fields are made by setting(); all parts share one file and one environment.
 """
@@ -6,12 +6,13 @@ A part is a frozen dataclass whose fields are made by setting(); all parts share
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,6 +24,7 @@ from corosrv.settings.checks import Check
 
 PREFIX = "COROSRV_"
 UPSTREAM_KEY = PREFIX + "UPSTREAM_KEY_"  # variables that begin so hold keys of upstreams
+COMMAND_LINE = "command line"
 
 _TYPES: dict[str, type] = {
     "str": str,
@@ -81,6 +83,13 @@ def names(parts: Iterable[type]) -> frozenset[str]:
     return frozenset(name for part in parts for name in kinds(part))
 
 
+class SourcedValue(NamedTuple):
+    """A setting's value, and words for the source that it comes from."""
+
+    value: Any
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class RawSettings:
     """The settings of all sources, as they came."""
@@ -92,22 +101,33 @@ class RawSettings:
 
     def values(self, part: type) -> dict[str, Any]:
         """Returns the settings of a part that some source has. Raises SettingsError, which names the variable."""
-        return self._from_other_servers(part) | self.own_values(part)
+        return {name: sourced.value for name, sourced in self.sourced_values(part).items()}
+
+    def sourced_values(self, part: type) -> dict[str, SourcedValue]:
+        """Returns the same, each with its source."""
+        return self._from_other_servers(part) | self._own(part)
 
     def own_values(self, part: type) -> dict[str, Any]:
         """Returns the same without those that come from other servers' variables."""
-        overrides = {name: self.overrides[name] for name in kinds(part) if self.overrides.get(name) is not None}
+        return {name: sourced.value for name, sourced in self._own(part).items()}
+
+    def _own(self, part: type) -> dict[str, SourcedValue]:
+        overrides = {
+            name: SourcedValue(self.overrides[name], COMMAND_LINE)
+            for name in kinds(part)
+            if self.overrides.get(name) is not None
+        }
         return self._from_file(part) | self._from_environment(part) | overrides
 
-    def _from_other_servers(self, part: type) -> dict[str, Any]:
+    def _from_other_servers(self, part: type) -> dict[str, SourcedValue]:
         variables = {field.name: field.metadata["also"] for field in fields(part)}
         return {
-            name: parse(variable, kinds(part)[name], self.environ[variable])
+            name: self._from_variable(variable, kinds(part)[name])
             for name, variable in variables.items()
             if variable and self.environ.get(variable)
         }
 
-    def _from_file(self, part: type) -> dict[str, Any]:
+    def _from_file(self, part: type) -> dict[str, SourcedValue]:
         values = {}
         for name, kind in kinds(part).items():
             if name not in self.in_file:
@@ -119,16 +139,19 @@ class RawSettings:
                 raise SettingsError(
                     f"the settings file {self.path}: {name} must be of type {kind.__name__}, not {value!r}"
                 )
-            values[name] = kind(value)
+            values[name] = SourcedValue(kind(value), f"file {self.path}")
         return values
 
-    def _from_environment(self, part: type) -> dict[str, Any]:
-        values = {}
-        for name, kind in kinds(part).items():
-            variable = PREFIX + name.upper()
-            if (text := self.environ.get(variable, "")) != "":
-                values[name] = parse(variable, kind, text)
-        return values
+    def _from_environment(self, part: type) -> dict[str, SourcedValue]:
+        variables = {name: PREFIX + name.upper() for name in kinds(part)}
+        return {
+            name: self._from_variable(variable, kinds(part)[name])
+            for name, variable in variables.items()
+            if self.environ.get(variable)
+        }
+
+    def _from_variable(self, variable: str, kind: type) -> SourcedValue:
+        return SourcedValue(parse(variable, kind, self.environ[variable]), f"environment {variable}")
 
 
 def read(
@@ -158,9 +181,12 @@ def parse(variable: str, kind: type, text: str) -> Any:
 
 def _parse_file(path: Path, names: frozenset[str]) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = path.read_text("utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError, RecursionError) as error:  # those of both parsers are ValueErrors
         raise SettingsError(f"the settings file {path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise SettingsError(f"the settings file {path} must be an object of settings by name")
     for name in values:
         if name not in names:
             raise SettingsError(f"the settings file {path} has the unknown setting '{name}'")

@@ -81,6 +81,45 @@ def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str):
         of(file=written(tmp_path, text))
 
 
+def test_the_file_may_be_json(tmp_path: Path):
+    file = tmp_path / "settings.json"
+    file.write_text('{"size": 3, "is_on": true}')
+
+    assert of(file=file) == {"size": 3, "is_on": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("size = 3", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ('["size"]', "must be an object"),
+        ('{"size": null}', "size must be of type int"),
+        ('{"other": 1}', "unknown setting 'other'"),
+    ],
+)
+def test_json_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str):
+    file = tmp_path / "settings.json"
+    file.write_text(text)
+
+    with pytest.raises(SettingsError, match=words):
+        of(file=file)
+
+
+def test_each_value_has_its_source(tmp_path: Path):
+    file = written(tmp_path, 'name = "here"')
+    environ = {"OTHER_SIZE": "2", "COROSRV_RATE": "3"}
+
+    sourced = sources.read({"is_on": True}, environ, file, (Part,)).sourced_values(Part)
+
+    assert {name: source for name, (_, source) in sourced.items()} == {
+        "size": "environment OTHER_SIZE",
+        "rate": "environment COROSRV_RATE",
+        "name": f"file {file}",
+        "is_on": "command line",
+    }
+
+
 def test_a_missing_file_is_refused(tmp_path: Path):
     with pytest.raises(SettingsError, match="cannot be read"):
         of(file=tmp_path / "none")
