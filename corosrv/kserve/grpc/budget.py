@@ -16,6 +16,7 @@ _TRIM_AFTER = 1.0  # seconds
 _LOOK = 0.05  # seconds
 _N_LOOKS = 5  # after which a message that has not come is taken for a large one
 _LONGEST = 120.0  # seconds that a message may take from then on
+_UNDISTURBED = 5.0  # of them, after which it makes room for others that are there
 
 
 class MessageBudget:
@@ -26,6 +27,7 @@ class MessageBudget:
         self.limit = limit
         self.max_message = min(max_message, limit)
         self.n_bytes = 0
+        self._late: dict[MessageShare, float] = {}  # whose messages have not come, and since when they wait for them
         self._is_trim_due = False
 
     def share(self) -> MessageShare:
@@ -33,7 +35,9 @@ class MessageBudget:
         return MessageShare(self)
 
     def take(self, n_bytes: int) -> None:
-        """Counts bytes. Raises StatusError where that were more than the limit."""
+        """Counts bytes, if need be in place of those of late messages. Raises StatusError where they are too many."""
+        while self.n_bytes + n_bytes > self.limit and (late := self._longest_late()) is not None:
+            late.give_way()
         if self.n_bytes + n_bytes > self.limit:
             self.trim_soon()
             raise StatusError(
@@ -49,6 +53,18 @@ class MessageBudget:
         self.n_bytes -= n_bytes
         if n_bytes >= LARGE:
             self.trim_soon()
+
+    def note_late(self, share: MessageShare) -> None:
+        """Notes that a message is late; see forget_late."""
+        self._late[share] = asyncio.get_running_loop().time()
+
+    def forget_late(self, share: MessageShare) -> None:
+        """Notes that it has come, or is waited for no more."""
+        self._late.pop(share, None)
+
+    def _longest_late(self) -> MessageShare | None:
+        share, since = next(iter(self._late.items()), (None, 0.0))
+        return share if asyncio.get_running_loop().time() - since >= _UNDISTURBED else None
 
     def trim_soon(self) -> None:
         """Gives what was freed back to the system in a moment: the allocator would keep it. Never waits."""
@@ -69,6 +85,7 @@ class MessageShare:
     def __init__(self, budget: MessageBudget) -> None:
         self._budget = budget
         self._n_bytes = 0
+        self._gave_way: asyncio.Future[None] | None = None  # once its message is late
 
     def __enter__(self) -> MessageShare:
         return self
@@ -80,21 +97,41 @@ class MessageShare:
         """Reads the only message of a call; b"" if there is none. Waits. Raises StatusError where it has no room.
 
         Nobody knows how long a message is before all of it is there. One that comes slowly is taken for the largest
-        until then, so that large ones that come at the same time have room together.
+        until then, so that large ones that come at the same time have room together; after a while others that are
+        there may have its room.
         """
         reading = asyncio.ensure_future(context.read())  # never cancelled: grpcio would not free what has come
         reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
         if not await _is_done(reading):
             self.resize(self._budget.max_message)
-            await asyncio.wait((reading,), timeout=_LONGEST)
-        if not reading.done():
-            raise StatusError(
-                CallStatus(grpc.StatusCode.DEADLINE_EXCEEDED, f"the request did not come within {_LONGEST:.0f} seconds")
-            )
+            await self._wait_for(reading)
         data = reading.result()
         message: bytes = b"" if data is grpc.aio.EOF else data
         self.resize(len(message))
         return message
+
+    async def _wait_for(self, reading: asyncio.Future[Any]) -> None:
+        """Waits for a message that is late. Raises StatusError."""
+        self._gave_way = asyncio.get_running_loop().create_future()
+        self._budget.note_late(self)
+        try:
+            waiting = (reading, self._gave_way)
+            await asyncio.wait(waiting, timeout=_LONGEST, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._budget.forget_late(self)
+        if self._gave_way.done():
+            words = "the request came slowly, and others needed the room of its message; try again"
+            raise StatusError(CallStatus(grpc.StatusCode.RESOURCE_EXHAUSTED, words, retry_after=1))
+        if not reading.done():
+            words = f"the request did not come within {_LONGEST:.0f} seconds"
+            raise StatusError(CallStatus(grpc.StatusCode.DEADLINE_EXCEEDED, words))
+
+    def give_way(self) -> None:
+        """Gives its room back, and ends the wait for its message."""
+        assert self._gave_way is not None
+        self._budget.forget_late(self)
+        self._gave_way.set_result(None)
+        self.resize(0)
 
     def resize(self, n_bytes: int) -> None:
         """Counts so many bytes from now on. Raises StatusError, and counts as many as before then."""

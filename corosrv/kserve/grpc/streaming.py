@@ -53,7 +53,8 @@ class InferStream:
                 data = await self._context.read()
                 if data is grpc.aio.EOF:
                     break
-                task = asyncio.create_task(self._serve_request(data))
+                task = asyncio.create_task(self._serve_request(data, self._budget.share()))
+                del data  # whose only owner frees it as soon as it can
                 tasks.add(task)
                 task.add_done_callback(end)
             while tasks:
@@ -62,11 +63,7 @@ class InferStream:
             for task in tasks:
                 task.cancel()
 
-    async def _serve_request(self, data: bytes) -> None:
-        with self._budget.share() as share:
-            await self._serve_counted(data, share)
-
-    async def _serve_counted(self, data: bytes, share: MessageShare) -> None:
+    async def _serve_request(self, data: bytes, share: MessageShare) -> None:
         call_id = model = ""
         try:
             n_bytes = most_bytes(data)
@@ -86,6 +83,8 @@ class InferStream:
         except Exception:
             log.exception("a request on a stream could not be answered")
             await self._fail(call_id, model, "the request failed; the server's log says why")
+        finally:
+            share.resize(0)
 
     async def _pass_on(self, call: GrpcCall, ask: RunningAsk) -> None:
         has_final = False

@@ -100,6 +100,29 @@ def test_messages_have_a_common_budget_which_ended_calls_give_back(worker: Funct
     assert len(answer.raw_output_contents[0]) == 2 * MIB
 
 
+def test_a_message_that_does_not_come_makes_room_for_others_after_a_while(worker: FunctionWorker) -> None:
+    async def scenario(stub: Stub) -> Any:
+        silent = asyncio.ensure_future(status(stub.without_message("ModelInfer")))
+        request = infer_request("echo", Tensor("x", "UINT8", [3 * MIB], raw=bytes(3 * MIB)))
+        n_answers, refusals = 0, []
+        while not silent.done():
+            try:
+                await stub.infer(request)
+                n_answers += 1
+            except grpc.aio.AioRpcError as error:
+                refusals.append(error.code())
+            await asyncio.sleep(0.1)
+        return n_answers, set(refusals), silent.result(), len((await stub.infer(request)).raw_output_contents[0])
+
+    with serving(worker, GrpcConfig(max_message=4 * MIB, max_bytes=6 * MIB)) as front:
+        n_answers, refusals, silent, n_bytes = talk(front.port, scenario)
+
+    assert refusals == {EXHAUSTED}
+    assert silent[0] is EXHAUSTED
+    assert "came slowly" in silent[1]
+    assert (n_answers > 0, n_bytes) == (True, 3 * MIB)
+
+
 def test_a_message_that_is_late_counts_as_the_largest_until_it_has_come(worker: FunctionWorker) -> None:
     async def scenario(stub: Stub) -> Any:
         calls = [asyncio.ensure_future(status(stub.without_message("ModelInfer"))) for _ in range(2)]
