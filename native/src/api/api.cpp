@@ -141,8 +141,7 @@ int corosrv_engine_set_side_process(corosrv_engine* engine, int pidfd, double sh
     if (!(share >= 0 && itl_s >= 0 && usual_s >= 0)) return invalid("the times of a side process are not negative");
     const int copy = pidfd < 0 ? -1 : ::fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
     if (pidfd >= 0 && copy < 0) return Status(StatusCode::kNoDescriptor, "no file descriptor is left");
-    engine->engine->set_side_process(copy, {share, itl_s, usual_s});
-    return Status::ok();
+    return engine->engine->set_side_process(copy, {share, itl_s, usual_s});  // it is ready, and takes the copy over
   });
 }
 
