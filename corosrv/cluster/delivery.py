@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -198,7 +199,12 @@ class Delivery:
         """Ends the answer of which a piece may be lost, in a greenlet of its own."""
         if not self._is_given_up:
             error = RedisUnavailable("the answer broke off: the queue that servers share was away")
-            gevent.spawn(self._finish, SharedEnd(error=error))
+            gevent.spawn(self._finish_if_possible, SharedEnd(error=error))
+
+    def _finish_if_possible(self, end: SharedEnd) -> None:
+        """Answers the call, unless Redis stays away for too long. Waits."""
+        with contextlib.suppress(RedisUnavailable):
+            self._finish(end)
 
     def _end(self, outputs: tuple[InferOutputs, ...], error: CorosrvError | None, has_sent: bool) -> None:
         if self._is_given_up:
@@ -234,7 +240,7 @@ class Delivery:
             try:
                 return self._runner.run(text, keys, arguments)
             except RedisUnavailable:
-                if time.monotonic() >= ends_at:
+                if self._runner.is_closed or time.monotonic() >= ends_at:
                     raise
             gevent.sleep(RETRY_PAUSE)
 

@@ -54,6 +54,7 @@ class ScriptRunner:
         self._known: set[str] = set()  # texts that Redis knows, if it is still the same
         client.health.on_change(lambda is_up: self._known.clear())
         self._greenlet: gevent.Greenlet | None = None
+        self.is_closed = False
 
     def start(self) -> None:
         self._greenlet = gevent.spawn(self._run_all)
@@ -66,7 +67,8 @@ class ScriptRunner:
             done.wait(timeout)
 
     def close(self) -> None:
-        """Fails what has not been sent. Twice is harmless."""
+        """Fails what has not been sent, and what comes later. Twice is harmless."""
+        self.is_closed = True
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
             self._greenlet = None
@@ -75,6 +77,9 @@ class ScriptRunner:
 
     def submit(self, text: str, keys: Sequence[str], arguments: Sequence[Word], on_reply: OnReply = ignore) -> None:
         """Runs a script soon, and calls `on_reply`, which must not wait, with its reply or its error. Never waits."""
+        if self.is_closed:
+            on_reply(RedisUnavailable("the server is shutting down"))
+            return
         n_bytes = sum(len(word) for word in arguments if isinstance(word, (str, bytes)))
         self._runs.append(_Run(text, keys, arguments, on_reply, n_bytes))
         self._news.set()

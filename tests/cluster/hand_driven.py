@@ -32,6 +32,8 @@ class ScriptRun:
 class HandDrivenRunner:
     """A ScriptRunner that runs nothing: it keeps each script, and a test replies."""
 
+    is_closed = False
+
     def __init__(self) -> None:
         self.runs: list[ScriptRun] = []
 
