@@ -13,7 +13,7 @@ import sys
 import threading
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from flask import Blueprint, Flask, Response, current_app, request
@@ -23,14 +23,16 @@ from werkzeug.serving import is_running_from_reloader
 
 from corosrv import settings as settings_module
 from corosrv.errors import CorosrvError, HttpError, SettingsError
-from corosrv.http import front, reply
-from corosrv.http.connection import ClientLimits
+from corosrv.http import reply
 from corosrv.http.json_log import JsonFormatter
 from corosrv.http.lean_flask import LeanFlask
 from corosrv.http.nearest import nearest_route
 from corosrv.http.stops import NEVER_STARTS
 from corosrv.serving.server import Server
 from corosrv.settings import PredictionSettings, Settings
+
+if TYPE_CHECKING:
+    from corosrv.http.front import Front
 
 log = logging.getLogger("corosrv")
 
@@ -143,6 +145,10 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s [%(process)d] [%(levelname)s] %(message)s"))
         logging.getLogger("corosrv").addHandler(handler)
+    # Not for a blueprint, which any web server may serve.
+    from corosrv.http import front
+    from corosrv.http.connection import ClientLimits
+
     try:
         settings = settings_module.load()
         server, predictor = settings.server, settings.predictor
@@ -188,7 +194,7 @@ def check_several(settings: Settings) -> None:
         raise SettingsError("COROSRV_REPLICA_ID must be set where several processes are one of several peers")
 
 
-def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings | None) -> None:
+def _end_with(worker: Front, server: Server, predictor: PredictionSettings | None) -> None:
     """Makes gunicorn wait for worker processes to end but for no load, and POST /shutdown end gunicorn."""
     worker.endings += [
         part

@@ -35,22 +35,20 @@ from corosrv.kserve.several import SeveralWorkers
 from corosrv.llamacpp.metrics import with_token_counter
 from corosrv.management.guard import TokenGuard, read_token
 from corosrv.openai import answer_types
-from corosrv.serving.apps import AppPart
-from corosrv.serving.cluster import Cluster
-from corosrv.serving.kserve import KservePart
-from corosrv.serving.management import ServerManagement
-from corosrv.serving.offers import ServerOffers
 from corosrv.serving.part import Part
-from corosrv.serving.peers import PeerPart
-from corosrv.serving.predictor import PredictorPart
 from corosrv.serving.readiness import Readiness
-from corosrv.serving.sharing import Sharing
-from corosrv.serving.upstreams import UpstreamPart
 from corosrv.settings import Settings
-from corosrv.worker.parent.asks import submit_to
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
+    from corosrv.serving.apps import AppPart
+    from corosrv.serving.cluster import Cluster
+    from corosrv.serving.kserve import KservePart
+    from corosrv.serving.management import ServerManagement
     from corosrv.serving.models import ModelPart
+    from corosrv.serving.peers import PeerPart
+    from corosrv.serving.predictor import PredictorPart
+    from corosrv.serving.sharing import Sharing
+    from corosrv.serving.upstreams import UpstreamPart
 
 log = logging.getLogger("corosrv")
 
@@ -102,7 +100,6 @@ class Server:
     def _models(self, settings: Settings) -> ModelPart | None:
         if not settings.models:
             return None
-        # Loads libllama, which a server of predictions alone does without.
         from corosrv.serving.models import ModelPart
 
         part = ModelPart(
@@ -120,6 +117,8 @@ class Server:
     def _predictor(self, settings: Settings) -> PredictorPart | None:
         if settings.predictor is None:
             return None
+        from corosrv.serving.predictor import PredictorPart
+
         return PredictorPart(
             settings.predictor,
             settings.server,
@@ -134,6 +133,9 @@ class Server:
     def _app(self, settings: Settings) -> AppPart | None:
         if settings.app is None:
             return None
+        from corosrv.serving.apps import AppPart
+        from corosrv.worker.parent.asks import submit_to
+
         return AppPart(
             settings.app,
             settings.server,
@@ -146,6 +148,8 @@ class Server:
     def _upstreams(self, settings: Settings) -> UpstreamPart | None:
         if settings.upstream is None:
             return None
+        from corosrv.serving.upstreams import UpstreamPart
+
         local = None if self.models is None else self.models.pool
         has_router = settings.upstream.router_paths
         return UpstreamPart(
@@ -163,11 +167,15 @@ class Server:
     def _cluster(self, settings: Settings) -> Cluster | None:
         if settings.cluster is None:
             return None
+        from corosrv.serving.cluster import Cluster
+
         return Cluster(settings.cluster, self._served_here, self._groups.abort)
 
     def _sharing(self, settings: Settings) -> Sharing | None:
         if settings.cluster is None or self.cluster is None or (self.app is None and self.upstreams is None):
             return None
+        from corosrv.serving.sharing import Sharing
+
         sharing = Sharing(settings.cluster, self.cluster)
         if self.app is not None and settings.app is not None:
             limits = settings.app
@@ -182,6 +190,8 @@ class Server:
         return sharing
 
     def _management(self, settings: Settings) -> ServerManagement:
+        from corosrv.serving.management import ServerManagement
+
         managed = [part for part in (self.app, self.upstreams, self.peers) if part is not None]
         dispatchers = [] if self.app is None else [self.app.dispatcher]
         if self.upstreams is not None:
@@ -208,12 +218,17 @@ class Server:
         self.calls = workers[0] if len(workers) == 1 else SeveralWorkers(workers)
         if not workers or not settings.kserve.v2:
             return None
+        from corosrv.serving.kserve import KservePart
+
         objects = self.app.objects if self.app is not None else None
         return KservePart(settings.kserve, settings.server, self.calls, objects, self._stats, self._bodies, self._check)
 
     def _peers(self, settings: Settings) -> PeerPart | None:
         if settings.peer is None:
             return None
+        from corosrv.serving.offers import ServerOffers
+        from corosrv.serving.peers import PeerPart
+
         offers = ServerOffers(
             None if self.models is None else self.models.pool,
             None if self.upstreams is None else self.upstreams.pool,
