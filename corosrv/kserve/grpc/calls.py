@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from corosrv.errors import AnswerTooLarge, FrameTooLarge, HandlerFailed, NotFound, Refused
-from corosrv.kserve.grpc import incoming, protocol, requests, responses, statuses
-from corosrv.kserve.grpc.asking import Asker, Outputs, RunningAsk
+from corosrv.kserve.grpc import incoming, raw_contents, requests, responses, statuses
+from corosrv.kserve.grpc.asking import LONG_COPY, Asker, Outputs, RunningAsk
 from corosrv.kserve.grpc.budget import MessageShare
 from corosrv.kserve.grpc.metadata import CallMetadata
 from corosrv.kserve.grpc.requests import GrpcCall
@@ -38,12 +38,25 @@ async def convert(n_bytes: int, function: Callable[P, T], *arguments: P.args, **
 
 async def read_call(data: bytes, max_message: int, share: MessageShare) -> GrpcCall:
     """Reads a ModelInferRequest as it came, and counts what it takes. Raises Refused, NotOffered and StatusError."""
+    request, cut = await read_message(data, max_message, share)
+    return await read_request(data, request, cut, share)
+
+
+async def read_message(data: bytes, max_message: int, share: MessageShare) -> tuple[Any, list[memoryview]]:
+    """Reads the message itself, and its raw contents if they are not in it. Raises Refused and StatusError."""
     share.resize(incoming.inflated_bytes(data, max_message))
+    # Unless it inflates it, protobuf takes a few milliseconds at the worst; to a thread and back is longer than most.
+    is_quick = len(data) < LONG_COPY and not incoming.is_compressed(data)
+    n_bytes = 0 if is_quick else incoming.most_bytes(data)
+    return await convert(n_bytes, raw_contents.parse_request, data, max_message)
 
-    def read() -> GrpcCall:
-        return requests.read(incoming.parse(protocol.ModelInferRequest, data, max_message))
 
-    call = await convert(incoming.most_bytes(data), read)
+async def read_request(data: bytes, request: Any, cut: list[memoryview], share: MessageShare) -> GrpcCall:
+    """Reads what `read_message` gave. Raises Refused, NotOffered and StatusError."""
+    n_bytes = incoming.most_bytes(data)
+    if n_bytes < LONG_COPY and requests.is_copied_only(request, cut):
+        n_bytes = 0
+    call = await convert(n_bytes, requests.read, request, cut)
     share.resize(max(len(data), sum(tensor.n_bytes for tensor in call.inputs)))
     return call
 
@@ -135,6 +148,8 @@ async def encode(
     if responses.least_size(answer.tensors, is_raw=call.is_raw) > max_message:
         raise AnswerTooLarge(max_message)
     n_bytes = sum(tensor.n_bytes for tensor in answer.tensors)
+    if n_bytes < LONG_COPY and responses.goes_raw(answer.tensors, is_raw=call.is_raw):
+        n_bytes = 0
     data = await convert(n_bytes, serialize, call, answer)
     if len(data) > max_message:
         raise AnswerTooLarge(max_message)
@@ -142,6 +157,4 @@ async def encode(
 
 
 def _serialized(call: GrpcCall, answer: Outputs) -> bytes:
-    message = responses.response(call.id, answer.message, answer.tensors, is_raw=call.is_raw)
-    data: bytes = message.SerializeToString()
-    return data
+    return responses.serialized(call.id, answer.message, answer.tensors, is_raw=call.is_raw)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -103,6 +104,8 @@ class GrpcProcess:
             self._is_over.set()
             return
         self._server = server
+        gc.collect()
+        gc.freeze()  # a full collection would look at all modules again, which takes as long as hundreds of calls
         self._control.send(GrpcServing(port))
         while True:
             self._control.send(GrpcHeartbeat(asker.n_running))

@@ -41,12 +41,18 @@ def inflated_bytes(data: bytes, max_bytes: int) -> int:
     return len(data) + min(most_bytes(data), max_bytes) if is_compressed(data) else len(data)
 
 
-def parse(kind: Any, data: bytes, max_bytes: int) -> Any:
-    """Returns the message. Raises Refused for bytes that are none, and MessageTooLarge for one of over `max_bytes`."""
+def inflated(data: bytes, max_bytes: int) -> bytes:
+    """Returns a message without compression. Raises Refused for a damaged one, and MessageTooLarge."""
     if is_compressed(data):
         data = _inflate(data, max_bytes)
     if len(data) > max_bytes:
         raise MessageTooLarge(max_bytes)
+    return data
+
+
+def parse(kind: Any, data: bytes, max_bytes: int) -> Any:
+    """Returns the message. Raises Refused for bytes that are none, and MessageTooLarge for one of over `max_bytes`."""
+    data = inflated(data, max_bytes)
     try:
         return kind.FromString(data)
     except protocol.DecodeError:

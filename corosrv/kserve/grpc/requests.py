@@ -32,20 +32,33 @@ class GrpcCall:
     is_raw: bool
 
 
-def read(request: Any) -> GrpcCall:
-    """Reads a ModelInferRequest. Raises Refused for an invalid one, and NotOffered for shared memory."""
+RawContents = Sequence[bytes | memoryview]
+
+
+def is_copied_only(request: Any, cut: RawContents) -> bool:
+    """Returns whether reading a request copies contents at most, and looks at no single element of them."""
+    is_raw = bool(cut or request.raw_input_contents)
+    return is_raw and not any(tensor.datatype == "BYTES" for tensor in request.inputs)
+
+
+def read(request: Any, cut: RawContents = ()) -> GrpcCall:
+    """Reads a ModelInferRequest. `cut`: its raw contents, if they are not in it.
+
+    Raises Refused for an invalid one, and NotOffered for shared memory.
+    """
+    raw_contents: RawContents = cut or request.raw_input_contents
     for tensor in (*request.inputs, *request.outputs):
         if any(name.startswith("shared_memory_") for name in tensor.parameters):
             raise NotOffered(f"tensor {tensor.name!r:.120}: shared memory is not offered; send the content")
     front, of_handler = split_parameters(parameters.read(request.parameters))
     object_inputs = _object_inputs(request.inputs)
     sent = _inputs_without(request.inputs, object_inputs)
-    is_raw = bool(request.raw_input_contents) or not sent
+    is_raw = bool(raw_contents) or not sent
     return GrpcCall(
         model=request.model_name,
         version=request.model_version,
         id=request.id,
-        inputs=_raw_inputs(request, sent) if is_raw else _typed_inputs(sent),
+        inputs=_raw_inputs(raw_contents, sent) if is_raw else _typed_inputs(sent),
         object_inputs=object_inputs,
         outputs=[output.name for output in request.outputs] or None,
         parameters=of_handler,
@@ -80,8 +93,7 @@ def _typed_inputs(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     return tuple(_tensor(tensor, contents.raw_from_typed(tensor)) for tensor in inputs)
 
 
-def _raw_inputs(request: Any, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
-    raw_contents = request.raw_input_contents
+def _raw_inputs(raw_contents: RawContents, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     if len(raw_contents) != len(inputs):
         raise Refused(
             f"raw_input_contents has {len(raw_contents)} entries for {len(inputs)} inputs", "raw_input_contents"
@@ -92,6 +104,6 @@ def _raw_inputs(request: Any, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     return tuple(_tensor(tensor, raw) for tensor, raw in zip(inputs, raw_contents, strict=True))
 
 
-def _tensor(tensor: Any, raw: bytes) -> Tensor:
+def _tensor(tensor: Any, raw: bytes | memoryview) -> Tensor:
     own = parameters.read(tensor.parameters)
     return Tensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw=raw, parameters=own)

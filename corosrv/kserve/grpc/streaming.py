@@ -10,11 +10,10 @@ from typing import Any
 import grpc
 
 from corosrv.errors import CorosrvError
-from corosrv.kserve.grpc import protocol, requests, responses, statuses
+from corosrv.kserve.grpc import responses, statuses
 from corosrv.kserve.grpc.asking import Asker, Outputs, RunningAsk
 from corosrv.kserve.grpc.budget import MessageBudget, MessageShare
-from corosrv.kserve.grpc.calls import convert, encode, running
-from corosrv.kserve.grpc.incoming import inflated_bytes, most_bytes, parse
+from corosrv.kserve.grpc.calls import encode, read_message, read_request, running
 from corosrv.kserve.grpc.metadata import CallMetadata
 from corosrv.kserve.grpc.requests import GrpcCall
 from corosrv.wire.calls import AskEnd
@@ -66,13 +65,10 @@ class InferStream:
     async def _serve_request(self, data: bytes, share: MessageShare) -> None:
         call_id = model = ""
         try:
-            n_bytes = most_bytes(data)
-            share.resize(inflated_bytes(data, self._max_message))
-            request = await convert(n_bytes, parse, protocol.ModelInferRequest, data, self._max_message)
+            request, cut = await read_message(data, self._max_message, share)
             call_id, model = request.id, request.model_name
-            call = await convert(n_bytes, requests.read, request)
-            share.resize(max(len(data), sum(tensor.n_bytes for tensor in call.inputs)))
-            del request, data  # the tensors have copies of their own
+            call = await read_request(data, request, cut, share)
+            del request, cut, data  # the call has what it needs
             remaining = self._context.time_remaining()
             async with running(self._asker, call, self._metadata, remaining, is_stream=True) as ask:
                 await self._pass_on(call, ask)

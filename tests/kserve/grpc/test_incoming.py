@@ -150,8 +150,10 @@ def test_a_small_message_that_may_become_large_is_read_in_a_thread(monkeypatch: 
     asyncio.run(read(gzip.compress(content(2 << 20))))
     asyncio.run(read(gzip.compress(content(100))))
     asyncio.run(read(content(2000)))
+    asyncio.run(read(content(2 << 20)))
+    asyncio.run(read(content(5 << 20)))
 
-    assert [thread is threading.main_thread() for thread in threads] == [False, True, True]
+    assert [thread is threading.main_thread() for thread in threads] == [False, True, True, True, False]
 
 
 def test_two_long_messages_are_read_at_a_time_and_short_ones_meanwhile() -> None:
