@@ -35,7 +35,7 @@ SERVERS = [
     "corosrv serve --slots 32 --ctx 1024 --kv-unified",
     "corosrv serve --model small=small.gguf --model 'big=big.gguf?ctx=8192&slots=4'",
     "corosrv serve --predictor deploy/predictor/predict.py:Predictor",
-    "corosrv serve deploy/app/basic.py:app --workers 2",
+    "corosrv serve deploy/app/typed.py:app --workers 2",
     "gunicorn -k gevent corosrv.app",
 ]
 UPSTREAMS = (
