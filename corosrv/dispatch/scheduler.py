@@ -116,6 +116,8 @@ class Scheduler:
             self._wait_for(call, best, now)
         else:
             self._waiting.add(call, now)
+            if not call.entry.is_ready:
+                self._await_start(call, now)
         self.serve(call.entry.groups)
 
     def _wait_for(self, call: QueuedCall, group: HostGroup, now: float) -> None:

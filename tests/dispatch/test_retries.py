@@ -16,6 +16,7 @@ from corosrv.errors import (
     Unavailable,
     WorkerLost,
 )
+from tests.dispatch.hosts import Front, card, ended, error_of
 
 LOST = WorkerLost("lost")
 
@@ -100,3 +101,35 @@ def test_a_loss_for_which_nothing_is_left_is_not_remembered():
         pass
 
     assert [budget.spend_for_loss(5.0, worker, started_at=1.0) for _ in range(2)] == [False, False]
+
+
+def test_a_call_that_no_worker_here_can_repeat_ends_as_its_attempt_did():
+    front = Front.make()
+    again = card(is_idempotent=True)
+    front.dispatcher.expect("other", [again], is_elsewhere=True)  # which keeps the key callable
+    host = front.add("p/0", again)
+    reader = front.call()
+
+    front.dispatcher.remove_host(host)
+    host.die()
+    front.clock.pass_time(1)
+
+    assert ended(reader)
+    assert isinstance(error_of(reader), WorkerLost)
+
+
+def test_a_call_that_is_repeated_asks_for_the_worker_that_it_needs():
+    front, needs = Front.make(), []
+    again = card(is_idempotent=True)
+    front.dispatcher.expect("p", [again])
+    front.dispatcher.on_need(needs.append)
+    host = front.add("p/0", again)
+    reader = front.call()
+
+    front.dispatcher.remove_host(host)
+    host.die()
+    front.clock.pass_time(1)
+
+    assert needs == ["p"]
+    front.add("p/0", again, incarnation=2).calls[0].finish()
+    assert error_of(reader) is None
