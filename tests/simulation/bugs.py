@@ -176,6 +176,26 @@ BUGS = {
         "_sum(pool.claim * pool.count(*HOLDING) for pool in pools)",
         "_sum(pool.claim * pool.live for pool in pools)",
     ),
+    "a mark says nothing of what may have run": Bug(
+        "fronts", "corosrv.cluster.queue_scripts",
+        "if mark and (fields.i ~= '1' or",
+        "if mark and (",
+    ),
+    "an end leaves its entry in the queue": Bug(
+        "fronts", "corosrv.cluster.queue_scripts",
+        "local n = drop(KEYS[1], ARGV[1], KEYS[2], KEYS[4])",
+        "local n = 0",
+    ),
+    "entries of lost fronts are not claimed": Bug(
+        "fronts", "corosrv.cluster.queue_link",
+        "                        queue.consumer.is_claim_due = True",
+        "                        pass",
+    ),
+    "scripts after the end are never answered": Bug(
+        "fronts", "corosrv.cluster.script_runner",
+        "        if self.is_closed:",
+        "        if False:",
+    ),
 }  # fmt: skip
 
 

@@ -64,15 +64,15 @@ class Ledger:
         self._records[record.number] = record
         return record
 
-    def start(self, number: int, place: str) -> None:
-        """Records that somebody begins to run a call."""
+    def start(self, number: int, place: str, slack: float = SLACK) -> None:
+        """Records that somebody begins to run a call, at most `slack` seconds after its end."""
         record = self._records[number]
         self._check_sent(record, f"and the call starts again on {place}")
         record.n_starts += 1
         record.places.append(place)
         if record.n_starts > record.max_starts:
             self._violate(f"call {number} starts for the {record.n_starts}th time, on {place}")
-        self.check_runs(number, place)
+        self.check_runs(number, place, slack)
 
     def check_runs(self, number: int, place: str, slack: float = SLACK) -> None:
         """Tells of a call that runs though its client has its end, since more than `slack` seconds."""

@@ -326,6 +326,7 @@ class PoolWorld(World):
         self.spawn(self._watch)
 
     def mend(self) -> None:
+        self.pool.add(UpstreamSpec(url=f"http://{HOST}:1", concurrency=4))
         for server in self.servers.values():
             server.turn("")
 

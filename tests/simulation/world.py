@@ -21,8 +21,6 @@ from tests.simulation.checks import Ledger, running_greenlets
 from tests.simulation.loop import START, SimLoop, make_hub
 from tests.simulation.net import Network
 
-CALM = 1200.0  # seconds without faults at the end
-SETTLED = 600.0  # seconds of these after which every call goes well
 LONGEST = 60.0  # seconds that a call takes at most where all is well
 N_SHOWN = 200  # events before a violation
 
@@ -47,6 +45,7 @@ class World(ABC):
     """Owns the clock, the network and the dice of one run, which is the only one of its process."""
 
     name: ClassVar[str]
+    calm: ClassVar[float] = 1200.0  # seconds without faults at the end; after half of them every call goes well
 
     def __init__(self, seed: int, until: str = "") -> None:
         """`until`: the number of an event, or words that it has; the run ends there."""
@@ -103,7 +102,7 @@ class World(ABC):
     @property
     def is_settled(self) -> bool:
         """Tells whether the last fault is so long ago that every new call has to go well, until the end."""
-        return self.loop.time >= self.calm_since + SETTLED and not self.is_closing
+        return self.loop.time >= self.calm_since + self.calm / 2 and not self.is_closing
 
     # What a world is.
 
@@ -121,11 +120,14 @@ class World(ABC):
 
     @abstractmethod
     def check_calm(self) -> None:
-        """Looks at what must hold CALM seconds after the last fault."""
+        """Looks at what must hold `calm` seconds after the last fault."""
 
     @abstractmethod
     def close(self) -> None:
         """Ends the product's parts; everything of them is over a minute later."""
+
+    def release(self) -> None:  # noqa: B027 - most worlds have nothing outside
+        """Ends what the world has outside of its process."""
 
     # The run.
 
@@ -138,6 +140,8 @@ class World(ABC):
             self._live(60 * minutes)
         except Exception:
             self.violate(f"the world itself failed: {traceback.format_exc()}")
+        finally:
+            self.release()
         return Run(
             self.name, self.seed, self._n_events, self.loop.n_calls, self.loop.time - START, time.process_time(),
             self._digest.hexdigest(), self._violation, self.ledger.outcomes, tuple(self._events),
@@ -150,7 +154,7 @@ class World(ABC):
         self.note("calm")
         self.is_calm, self.calm_since = True, self.loop.time
         self.mend()
-        if self._passes(CALM):
+        if self._passes(self.calm):
             return
         self.check_calm()
         self._check_calls()
