@@ -277,7 +277,7 @@ def test_the_predictor_is_the_example() -> None:
 def test_the_handler_answers_the_call_of_its_page(environ: dict[str, str], tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    (tmp_path / "sums.py").write_text(block("python", "TensorSpec"))
+    (tmp_path / "sums.py").write_text(block("python", 'TensorSpec("sum"'))
     port = free_port()
     curl = block("sh", "models/add/infer").replace(":8080", f":{port}")
 
