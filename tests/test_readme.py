@@ -277,15 +277,15 @@ def test_the_predictor_is_the_example() -> None:
 def test_the_handler_answers_the_call_of_its_page(environ: dict[str, str], tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    (tmp_path / "sums.py").write_text(block("python", 'TensorSpec("sum"'))
+    (tmp_path / "typed.py").write_text(block("python", "def scale("))
     port = free_port()
-    curl = block("sh", "models/add/infer").replace(":8080", f":{port}")
+    curl = block("sh", "models/scale/infer").replace(":8080", f":{port}")
 
-    with running(f"corosrv serve {tmp_path}/sums.py:app --port {port}", port, environ):
+    with running(f"corosrv serve {tmp_path}/typed.py:app --port {port}", port, environ):
         answer = subprocess.run(["sh", "-c", curl], capture_output=True, text=True, timeout=DEADLINE, check=True)
 
     (output,) = json.loads(answer.stdout)["outputs"]
-    assert output["data"] == [11, 22, 33]
+    assert output["data"] == [2, 4, 6]
 
 
 def test_doctor_finds_nothing_fatal(environ: dict[str, str]) -> None:

@@ -90,11 +90,6 @@ BUGS = {
         "        if not self._calls:\n            self._is_idle.set()",
         "        pass",
     ),
-    "half a head is read, and no more of it": Bug(
-        "pool", "corosrv.upstreams.exchange",
-        "        while self._head is None and (data",
-        "        if self._head is None and (data",
-    ),
     "a handler waits on once its client has read": Bug(
         "pool", "corosrv.dispatch.reader",
         "        self._n_bytes = 0\n        if self._room is not None:",

@@ -4,6 +4,8 @@
 #include "check.h"
 #include "graphs.h"
 #include "kernels/graph_kernels.h"
+#include "kernels/kernel_test.h"
+#include "kernels/packed_matrix.h"
 #include "other_device.h"
 
 namespace corosrv {
@@ -24,7 +26,9 @@ struct SplitModel {
   const Weights here, there;
 };
 
-TEST("products on another device are left to it, those of the processor are replaced, and all are what ggml makes") {
+KERNEL_TEST(
+    PackedMatrix::is_supported(),
+    "products on another device are left to it, those of the processor are replaced, and all are what ggml makes") {
   GraphKernels kernels(kFaster);
   Machine ours(&kernels, other_device()), theirs(nullptr);
   const SplitModel split(ours), whole(theirs);
@@ -65,7 +69,8 @@ TEST("what lies in a device's memory is left to it, though the processor can rea
   CHECK_EQ(kernels.bytes(), size_t{0});
 }
 
-TEST("what lies in the processor's memory, or in what a device lends it, is replaced") {
+KERNEL_TEST(PackedMatrix::is_supported(),
+            "what lies in the processor's memory, or in what a device lends it, is replaced") {
   Machine bare(nullptr);
   const Weights weights(bare, GGML_TYPE_Q4_1, {16});
   GraphKernels kernels(kFaster);

@@ -9,7 +9,10 @@
 
 #include "check.h"
 #include "graphs.h"
+#include "kernels/attention.h"
 #include "kernels/graph_kernels.h"
+#include "kernels/kernel_test.h"
+#include "kernels/packed_matrix.h"
 
 namespace corosrv {
 namespace {
@@ -28,7 +31,8 @@ Graph::Build layer(const Weights& weights) {
   };
 }
 
-TEST("products are ggml's but for the order of their sums, also in a graph that is computed again") {
+KERNEL_TEST(PackedMatrix::is_supported(),
+            "products are ggml's but for the order of their sums, also in a graph that is computed again") {
   for (const ggml_type type : {GGML_TYPE_Q4_1, GGML_TYPE_Q8_0}) {
     GraphKernels kernels(kFaster);
     Machine machine(&kernels);
@@ -39,7 +43,8 @@ TEST("products are ggml's but for the order of their sums, also in a graph that 
   }
 }
 
-TEST("activations of an earlier graph are not taken for those of a later one at the same address") {
+KERNEL_TEST(PackedMatrix::is_supported(),
+            "activations of an earlier graph are not taken for those of a later one at the same address") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Weights weights(machine, GGML_TYPE_Q4_1, {16});
@@ -100,7 +105,7 @@ Graph::Build planes(const Weights& weights) {
   };
 }
 
-TEST("the packed product is taken however the rows of a batch lie") {
+KERNEL_TEST(PackedMatrix::is_supported(), "the packed product is taken however the rows of a batch lie") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Weights weights(machine, GGML_TYPE_Q4_1, {32});
@@ -208,7 +213,7 @@ TEST("an operation that looks at its neighbours breaks the promise, and is named
   CHECK(kernels.violation().find("CUMSUM of f32") != std::string::npos);
 }
 
-TEST("weights are packed up to the limit, and each once") {
+KERNEL_TEST(PackedMatrix::is_supported(), "weights are packed up to the limit, and each once") {
   Machine bare(nullptr);
   const Weights weights(bare, GGML_TYPE_Q4_1, {16, 16, 16});
   GraphKernels kernels({true, 2 * weights.bytes(0) + weights.bytes(0) / 2, false});
@@ -272,7 +277,7 @@ class Cache {
   ggml_backend_buffer_t buffer_;
 };
 
-TEST("attention is ggml's but for rounding, also in a graph that is computed again") {
+KERNEL_TEST(can_attend(), "attention is ggml's but for rounding, also in a graph that is computed again") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Cache cache(machine);
@@ -281,7 +286,7 @@ TEST("attention is ggml's but for rounding, also in a graph that is computed aga
   for (const int64_t n_rows : {2, 14, 160}) check_against_ggml(machine, n_rows, cache.attention(), 1, 3, 5e-3f);
 }
 
-TEST("attention of a token gives the same bits alone and among others") {
+KERNEL_TEST(can_attend(), "attention of a token gives the same bits alone and among others") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Cache cache(machine);
@@ -294,7 +299,7 @@ TEST("attention of a token gives the same bits alone and among others") {
   CHECK(std::memcmp(alone.data(), together.data(), kColumns * sizeof(float)) == 0);
 }
 
-TEST("attention that has several kernels in ggml breaks the promise unless ours computes it") {
+KERNEL_TEST(can_attend(), "attention that has several kernels in ggml breaks the promise unless ours computes it") {
   GraphKernels kernels(kDeterministic);
   Machine machine(&kernels);
   const Cache cache(machine);
