@@ -125,7 +125,7 @@ def test_any_json_object(client: openai.OpenAI) -> None:
 
 
 def test_a_tool_is_called_and_its_result_is_answered(client: openai.OpenAI) -> None:
-    asked = client.chat.completions.create(**RAIN, tools=[TOOL], tool_choice="required")
+    asked = client.chat.completions.create(**RAIN, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
     (call,) = asked.choices[0].message.tool_calls or []
     assert call.type == "function"
     assert asked.choices[0].finish_reason == "tool_calls"
@@ -190,7 +190,7 @@ def test_a_response_parsed_as_a_model(client: openai.OpenAI) -> None:
 
 
 def test_a_tool_called_by_a_response(client: openai.OpenAI) -> None:
-    asked: Any = {"model": MODEL, "max_output_tokens": 60, "tools": [FLAT]}
+    asked: Any = {"model": MODEL, "max_output_tokens": 60, "tools": [FLAT], "parallel_tool_calls": False}
     first = client.responses.create(**asked, input="Weather in Oslo, in C?", tool_choice="required")
     (call,) = first.output
     assert call.type == "function_call"
