@@ -108,7 +108,8 @@ def test_a_stop_sequence_is_named(client: anthropic.Anthropic) -> None:
 
 
 def test_a_tool_is_used_and_its_result_is_answered(client: anthropic.Anthropic) -> None:
-    asked = client.messages.create(**RAIN, tools=[TOOL], tool_choice={"type": "any"})
+    choice: Any = {"type": "any", "disable_parallel_tool_use": True}
+    asked = client.messages.create(**RAIN, tools=[TOOL], tool_choice=choice)
     (use,) = asked.content
     assert use.type == "tool_use"
     assert asked.stop_reason == "tool_use"
