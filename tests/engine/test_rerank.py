@@ -32,13 +32,13 @@ def scores(engine: Engine, query: str, *documents: str) -> list[float]:
 
 
 def test_documents_get_the_scores_that_llama_server_gives_them(ranker):
-    assert scores(ranker, QUERY, *DOCUMENTS) == pytest.approx(SCORES, abs=1e-4)
+    assert scores(ranker, QUERY, *DOCUMENTS) == pytest.approx(SCORES, abs=1e-3)  # processors round differently
 
 
 def test_a_score_does_not_depend_on_the_other_documents(ranker):
     alone = [scores(ranker, QUERY, document)[0] for document in DOCUMENTS]
 
-    assert alone == pytest.approx(SCORES, abs=1e-4)
+    assert alone == pytest.approx(SCORES, abs=1e-3)  # processors round differently
 
 
 def test_a_pair_begins_and_ends_as_the_model_wants_it(ranker):
