@@ -51,7 +51,7 @@ def engine(tiny: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def own_attention(engine: Engine) -> None:
-    """Skips tests of texts beside others where libllama's attention computes: its sums depend on the places of cells."""
+    """Skips a test of texts beside others where libllama's attention computes: its sums depend on places of cells."""
     if not engine.info.own_kernels:
         pytest.skip("corosrv's own attention needs another processor")
 

@@ -142,9 +142,11 @@ def test_control_markers_in_a_message_are_text(real: Server) -> None:
 def test_a_banned_token_does_not_come(client: openai.OpenAI) -> None:
     plain = whole(client, question(QUESTIONS[0], max_tokens=8))
 
-    banned = whole(client, question(QUESTIONS[0], max_tokens=8, extra_body={"logit_bias": [[plain[:1], False]]}))
+    first = plain.split()[0]
 
-    assert not banned.startswith(plain[:1])
+    banned = whole(client, question(QUESTIONS[0], max_tokens=8, extra_body={"logit_bias": [[first, False]]}))
+
+    assert not banned.startswith(first)
 
 
 def test_more_clients_than_slots_are_all_answered(client: openai.OpenAI, real: Server) -> None:
