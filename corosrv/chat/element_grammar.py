@@ -13,8 +13,10 @@ _MOST_DEPTH = 8  # of elements in each other
 
 
 class ElementRules:
-    """Makes the rules of one tool's arguments. What a schema asks of objects and lists beyond their members is kept for
-    the counts of items alone."""
+    """The grammar's rules for the arguments of one tool, written as elements.
+
+    Of what a schema asks beyond the members of objects and lists, only the counts of items are kept.
+    """
 
     def __init__(self, tree: ElementTree, source: SchemaSource) -> None:
         self._tree = tree

@@ -1,4 +1,4 @@
-"""Has a chat template that was not seen before tried in a child process, and remembers what was found out.
+"""Tries a chat template that was not seen before in a child process, and remembers what was found out.
 
 The sandbox counts what a template does, and cannot know all that a step may cost: what it misses ends the child.
 """

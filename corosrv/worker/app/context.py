@@ -66,7 +66,7 @@ class _CallContext(Generic[AnyCaller]):
 
 
 class Context(_CallContext[Caller]):
-    """Is the context of plain functions, generators and functions with a stream.
+    """The context of plain functions, generators and functions with a stream.
 
     `request_id`: the client's name for the call, or one of the server's. `worker_id`: which worker process this is.
     `attempt`: 1, and more where the call was lost with another worker before.

@@ -64,7 +64,7 @@ class LocalCaller:
             raise _as_known(error) from error
 
     def close(self) -> None:
-        """Lets objects go that the call has read."""
+        """Releases the objects that the call has read."""
         self._objects.close()
 
 

@@ -75,7 +75,7 @@ class ObjectAsks:
                 return ObjectAnswer(message.number, stored.ref, n_attached=stored.ref.size), (fd,)
 
     def close(self) -> None:
-        """Lets objects go that the call has read. Twice is harmless."""
+        """Releases the objects that the call has read. Twice is harmless."""
         self._pins.close()
 
 
