@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
 
 from corosrv.generation.answer_types import LikelyToken, TokenLikelihood
 from corosrv.jobs import Candidate, TokenInfo
+from corosrv.processor import Turns
 
 
 def spell(piece: bytes) -> str:
     """Writes a token's text; what is no whole character is shown as U+FFFD, and `bytes` has it."""
     return piece.decode("utf-8", "replace")
+
+
+def describe_all(tokens: Iterable[TokenInfo], post_sampling: bool) -> list[TokenLikelihood]:
+    """Describes tokens for a member of an answer, as JSON text that only msgspec.json.encode takes.
+
+    Lets other greenlets run in between: an answer of 1,000 tokens may have 100,000 candidates, whose objects would take
+    100 bytes each, and their encoding 0.1 s at once.
+    """
+    texts = [msgspec.json.encode(describe(token, post_sampling)) for token in Turns().among(tokens)]
+    return cast(list[TokenLikelihood], msgspec.Raw(b"[" + b",".join(texts) + b"]"))
 
 
 def describe(token: TokenInfo, post_sampling: bool) -> TokenLikelihood:

@@ -117,7 +117,7 @@ class NativeTask:
     def _probabilities(self, tokens: Sequence[TokenInfo]) -> list[TokenLikelihood] | msgspec.UnsetType:
         if not tokens:
             return msgspec.UNSET
-        return [likelihood.describe(token, self._form.job.sampling.post_sampling_probs) for token in tokens]
+        return likelihood.describe_all(tokens, self._form.job.sampling.post_sampling_probs)
 
     def _is_truncated(self, chunk: Chunk, n_tokens: int) -> bool:
         """Returns whether the context was too small for all that there would have been."""

@@ -67,22 +67,21 @@ class NativeAnswer:
         completion = self._tasks[chunk.index].final(chunk)
         if not self._options.members:
             return completion
-        return pick(msgspec.to_builtins(completion), self._options.members)
+        return _pick(completion, self._options.members)
 
 
 def _without_text(chunk: Chunk) -> Chunk:
     return Chunk(chunk.index, "", 0, prompt_tokens=chunk.prompt_tokens)
 
 
-def pick(members: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+def _pick(completion: NativeCompletion, fields: Iterable[str]) -> dict[str, Any]:
     """Picks members by name or by path, `a/b`, which becomes their name. Leaves out those that do not exist."""
     picked = {}
     for path in fields:
-        value: Any = members
+        value: Any = completion
         for name in path.split("/"):
-            if not isinstance(value, dict) or name not in value:
-                break
-            value = value[name]
-        else:
+            members = msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value
+            value = members.get(name, msgspec.UNSET) if isinstance(members, dict) else msgspec.UNSET
+        if value is not msgspec.UNSET:
             picked[path] = value
     return picked

@@ -127,7 +127,7 @@ def test_a_hostile_template_is_refused_quickly(source):
     with pytest.raises(Refused, match="template") as refused:
         render(source)
 
-    assert time.thread_time() - began < 1.5  # reading it, with a look at what it can do, and one rendering
+    assert time.thread_time() - began < 6  # reading it, with a look at what it can do, and one rendering: 0.1 to 1.6
     assert refused.value.code == "invalid_template"
 
 

@@ -49,3 +49,17 @@ def test_h028_no_generated_request_holds_the_hub(quick: Server, document: dict[s
 
     ask()
     assert "Traceback" not in quick.log
+
+
+@pytest.mark.parametrize(("path", "fields"), [
+    ("/completion", {"n_probs": 100}),
+    ("/completion", {"n_probs": 100, "response_fields": ["completion_probabilities", "timings/predicted_n"]}),
+    ("/v1/completions", {"n_probs": 100, "max_tokens": 1000}),
+])  # fmt: skip
+def test_h028_many_candidates_do_not_hold_the_hub(quick: Server, path: str, fields: dict[str, Any]) -> None:
+    with quick.connect(timeout=60) as connection:
+        answer = connection.post({"prompt": ["a"] * 4, "ignore_eos": True, **fields}, path)
+        assert connection.ask("GET", "/health").status == 200
+
+    assert len(answer.body) > 10_000_000  # 400,000 candidates
+    assert hub_watch.findings() == []

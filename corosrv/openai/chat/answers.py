@@ -109,7 +109,7 @@ class ChatAnswer:
     def _logprobs(self, tokens: Iterable[TokenInfo]) -> ChatLogprobs | None:
         if not self._has_logprobs:
             return None
-        return ChatLogprobs([likelihood.describe(token, self._is_post_sampling) for token in tokens])
+        return ChatLogprobs(likelihood.describe_all(tokens, self._is_post_sampling))
 
     def _make_text_frame(self, index: int) -> tuple[bytes, bytes]:
         frame = self._frame.text_frame(

@@ -125,7 +125,7 @@ class TextAnswer:
         return sent + self._frame.event(TextChoice(chunk.index, chunk.text, probs, None), **extras)
 
     def _probs(self, tokens: Iterable[TokenInfo]) -> TextLogprobs:
-        return TextLogprobs(content=[likelihood.describe(token, self._is_post_sampling) for token in tokens])
+        return TextLogprobs(content=likelihood.describe_all(tokens, self._is_post_sampling))
 
     def _piece(self, index: int, text: str) -> bytes:
         prefix, suffix = self._text_frames.get(index) or self._make_text_frame(index)
