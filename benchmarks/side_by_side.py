@@ -21,11 +21,11 @@ import msgspec
 from benchmarks import limit, servers, summary
 from benchmarks.limit import Limit
 from benchmarks.servers import Running, Setup
-from corosrv.bench.report import document as report
-from corosrv.bench.report import page, plots
-from corosrv.bench.report.document import Section
-from corosrv.bench.report.machine import look
-from corosrv.settings.model_list import packaged_model
+from corosrv.client.bench.report import document as report
+from corosrv.client.bench.report import page, plots
+from corosrv.client.bench.report.document import Section
+from corosrv.client.bench.report.machine import look
+from corosrv.contracts.settings.model_list import packaged_model
 
 FOLDER = Path(__file__).parent
 BATCHES = (1, 8, 32)  # of llama-batched-bench

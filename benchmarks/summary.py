@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from html import escape
 
 from benchmarks.limit import Limit
-from corosrv.bench.report import words
-from corosrv.bench.report.document import PointFigures, Report, Section, ServerFigures
-from corosrv.bench.report.page import table
+from corosrv.client.bench.report import words
+from corosrv.client.bench.report.document import PointFigures, Report, Section, ServerFigures
+from corosrv.client.bench.report.page import table
 
 
 class Results(Report):

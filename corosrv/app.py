@@ -21,18 +21,18 @@ from flask.helpers import get_debug_flag
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.serving import is_running_from_reloader
 
-from corosrv import settings as settings_module
-from corosrv.errors import CorosrvError, HttpError, SettingsError
-from corosrv.http import reply
-from corosrv.http.json_log import JsonFormatter
-from corosrv.http.lean_flask import LeanFlask
-from corosrv.http.nearest import nearest_route
-from corosrv.http.stops import NEVER_STARTS
+from corosrv.base.errors import CorosrvError, HttpError, SettingsError
+from corosrv.contracts import settings as settings_module
+from corosrv.contracts.settings import PredictionSettings, Settings
 from corosrv.serving.server import Server
-from corosrv.settings import PredictionSettings, Settings
+from corosrv.web.http import reply
+from corosrv.web.http.json_log import JsonFormatter
+from corosrv.web.http.lean_flask import LeanFlask
+from corosrv.web.http.nearest import nearest_route
+from corosrv.web.http.stops import NEVER_STARTS
 
 if TYPE_CHECKING:
-    from corosrv.http.front import Front
+    from corosrv.web.http.front import Front
 
 log = logging.getLogger("corosrv")
 
@@ -146,8 +146,8 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
         handler.setFormatter(logging.Formatter("%(asctime)s [%(process)d] [%(levelname)s] %(message)s"))
         logging.getLogger("corosrv").addHandler(handler)
     # Not for a blueprint, which any web server may serve.
-    from corosrv.http import front
-    from corosrv.http.connection import ClientLimits
+    from corosrv.web.http import front
+    from corosrv.web.http.connection import ClientLimits
 
     try:
         settings = settings_module.load()

@@ -15,16 +15,11 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from corosrv import __version__, settings
-from corosrv.bench.command import bench
-from corosrv.errors import CorosrvError, HubMissing, SettingsError
-from corosrv.fitting.model_file import flaw_of
-from corosrv.http import address, descriptors
-from corosrv.hub import library
-from corosrv.hub.commands import pull_model, remove_model
-from corosrv.hub.stored import stored_models
-from corosrv.management import commands
-from corosrv.settings import (
+from corosrv import __version__
+from corosrv.base.errors import CorosrvError, HubMissing, SettingsError
+from corosrv.client.bench.command import bench
+from corosrv.contracts import settings
+from corosrv.contracts.settings import (
     PARTS,
     HubSettings,
     ModelSettings,
@@ -35,9 +30,15 @@ from corosrv.settings import (
     model_list,
     sources,
 )
-from corosrv.settings.effective import EffectiveSetting, SettingGroup
-from corosrv.settings.peers import new_replica_id
-from corosrv.upstreams.spec import parse_all
+from corosrv.contracts.settings.effective import EffectiveSetting, SettingGroup
+from corosrv.contracts.settings.peers import new_replica_id
+from corosrv.fleet.upstreams.spec import parse_all
+from corosrv.models.fitting.model_file import flaw_of
+from corosrv.models.hub import library
+from corosrv.models.hub.commands import pull_model, remove_model
+from corosrv.models.hub.stored import stored_models
+from corosrv.web.http import address, descriptors
+from corosrv.web.management import commands
 
 CONNECTIONS = 10_000
 PORT = 8080
@@ -334,7 +335,7 @@ def _source_of_option(context: click.Context, name: str) -> str:
 
 def _fit(model: ModelSettings) -> ModelSettings:
     """Chooses what a model's settings leave open, as its engine would do now; says so where nothing fits."""
-    from corosrv.engine.memory import fit_model
+    from corosrv.models.engine.memory import fit_model
 
     try:
         fitted = fit_model(model)

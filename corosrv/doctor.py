@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from corosrv.errors import CorosrvError
-from corosrv.fitting.model_file import flaw_of
-from corosrv.http import address
-from corosrv.settings import ModelSettings, Settings, unknown_variables, with_nearest
+from corosrv.base.errors import CorosrvError
+from corosrv.contracts.settings import ModelSettings, Settings, unknown_variables, with_nearest
+from corosrv.models.fitting.model_file import flaw_of
+from corosrv.web.http import address
 
 Load = Callable[[], Settings]
 
@@ -87,8 +87,8 @@ def _miscompiles_amx(version: str) -> bool:
 
 def _libllama() -> Finding:
     try:
-        from corosrv.engine import libllama
-        from corosrv.engine.binding import FINGERPRINT
+        from corosrv.models.engine import libllama
+        from corosrv.models.engine.binding import FINGERPRINT
     except CorosrvError as error:
         return Finding(Grade.FAIL, "libllama", str(error), "in a clone: make install")
     return Finding(Grade.OK, "libllama", f"{libllama.folder()}, headers {FINGERPRINT[:10]} as built")
@@ -96,7 +96,7 @@ def _libllama() -> Finding:
 
 def _devices() -> Finding:
     try:
-        from corosrv.engine import libllama
+        from corosrv.models.engine import libllama
 
         devices = libllama.devices()
     except (CorosrvError, OSError, AttributeError) as error:
@@ -105,13 +105,13 @@ def _devices() -> Finding:
 
 
 def _cpu_flags() -> str:
-    from corosrv.engine.cpu import cpu_identity
+    from corosrv.models.engine.cpu import cpu_identity
 
     return cpu_identity()
 
 
 def _cpu() -> Finding:
-    from corosrv.engine.cpu import physical_cores
+    from corosrv.models.engine.cpu import physical_cores
 
     identity = _cpu_flags()
     name = re.search(r"model name: ([^;]*)", identity)
@@ -153,7 +153,7 @@ def _model(settings: ModelSettings) -> Iterator[Finding]:
 
 def _hub(settings: ModelSettings) -> Finding:
     """Looks whether a model of a hub can be asked for; downloads nothing."""
-    from corosrv.hub import library
+    from corosrv.models.hub import library
 
     try:
         library.check_installed()
@@ -165,7 +165,7 @@ def _hub(settings: ModelSettings) -> Finding:
 
 def _memory(settings: ModelSettings) -> Finding:
     """Plans the memory as the engine would when it starts."""
-    from corosrv.engine.memory import fit_model
+    from corosrv.models.engine.memory import fit_model
 
     try:
         return Finding(Grade.OK, "memory", fit_model(settings).words or "not known: the file is no GGUF")
@@ -175,8 +175,8 @@ def _memory(settings: ModelSettings) -> Finding:
 
 def _engine(settings: ModelSettings) -> Finding:
     """Opens the engine as it would be served, and gives one answer."""
-    from corosrv.engine import Engine, probe
-    from corosrv.jobs import Job, Text
+    from corosrv.contracts.jobs import Job, Text
+    from corosrv.models.engine import Engine, probe
 
     engine = Engine(settings)
     try:
@@ -207,8 +207,8 @@ def _engine(settings: ModelSettings) -> Finding:
 
 def _projector(settings: ModelSettings) -> Finding:
     """Opens the projector as the encoder process would, in one of its own, and encodes a small image."""
-    from corosrv.encoder.checking import check_projector
-    from corosrv.vision.options import encoder_command
+    from corosrv.images.encoder.checking import check_projector
+    from corosrv.images.vision.options import encoder_command
 
     path = Path(settings.mmproj)
     if not path.is_file():

@@ -12,13 +12,13 @@ from typing import Any
 from gunicorn.app.base import BaseApplication
 from gunicorn.util import parse_address
 
-from corosrv import settings as settings_module
-from corosrv.errors import SettingsError
-from corosrv.http import address
-from corosrv.http.json_log import JsonLogger
-from corosrv.http.stops import NEVER_STARTS, STOPS, let_stops_through
-from corosrv.http.worker_watch import WorkerWatch
-from corosrv.settings import Settings
+from corosrv.base.errors import SettingsError
+from corosrv.contracts import settings as settings_module
+from corosrv.contracts.settings import Settings
+from corosrv.web.http import address
+from corosrv.web.http.json_log import JsonLogger
+from corosrv.web.http.stops import NEVER_STARTS, STOPS, let_stops_through
+from corosrv.web.http.worker_watch import WorkerWatch
 
 # gunicorn's own limit only has to come after ours, which ends streams with an event and fails predictions in words.
 _MARGIN = 5  # seconds
@@ -90,7 +90,7 @@ def post_worker_init(worker: Any) -> None:
 
 # gunicorn's settings by name. deploy/gunicorn.conf.py reads them as well.
 OPTIONS: dict[str, Any] = {
-    "worker_class": "corosrv.http.front.Front",
+    "worker_class": "corosrv.web.http.front.Front",
     "worker_connections": 10_000,
     "backlog": 2048,
     "keepalive": 5,

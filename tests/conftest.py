@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from corosrv.engine import Engine
+from corosrv.models.engine import Engine
 from tests.support import hub_watch, own_process
 from tests.support.engines import opened, packaged_model
 

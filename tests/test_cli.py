@@ -10,11 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import corosrv
-from corosrv import cli, settings
-from corosrv.errors import SettingsError
-from corosrv.settings import ModelSettings, ServerSettings
+from corosrv import cli
+from corosrv.base.errors import SettingsError
+from corosrv.contracts import settings
+from corosrv.contracts.settings import ModelSettings, ServerSettings
 
-FRONT = "corosrv.http.front.Front"
+FRONT = "corosrv.web.http.front.Front"
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +182,7 @@ def test_a_command_line_of_llama_server_is_understood(served, monkeypatch, tmp_p
     result = run("serve", *line.split(), "--api-key-file", str(keys), "--api-key", "three")
 
     assert result.exit_code == 0, result.output
-    loaded = corosrv.settings.load()
+    loaded = corosrv.contracts.settings.load()
     (model,) = loaded.models
     assert (model.names, model.ctx, model.slots, model.threads, model.batch) == (("tiny",), 4096, 4, 2, 512)
     assert (model.gpu_layers, model.flash_attn, model.cache_type_k, model.cache_type_v) == ("0", "on", "q8_0", "q8_0")
@@ -193,7 +194,7 @@ def test_a_command_line_of_llama_server_is_understood(served, monkeypatch, tmp_p
 def test_a_shared_context_is_switched_by_llama_servers_flags(served, flags):
     assert run("serve", *flags.split(), "--model", "synthetic:").exit_code == 0
 
-    assert corosrv.settings.load().models[0].kv_unified is ("no" not in flags)
+    assert corosrv.contracts.settings.load().models[0].kv_unified is ("no" not in flags)
 
 
 def test_flash_attention_needs_no_value(served):

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from corosrv import cli, doctor
+from corosrv.base.errors import SettingsError
+from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.doctor import Finding, Grade, examine
-from corosrv.errors import SettingsError
-from corosrv.settings import ModelSettings, Settings
 from tests.support import gguf, projector
 from tests.support.engines import packaged_model
 
@@ -159,7 +159,9 @@ def test_compilers_that_miscompile_amx_are_known(version, is_bad):
 @pytest.mark.parametrize("has_amx", [True, False])
 def test_a_bad_compiler_matters_on_a_processor_with_amx_only(monkeypatch, has_amx, fake_compiler):
     fake_compiler("g++ (GCC) 12.2.0")
-    monkeypatch.setattr("corosrv.engine.cpu.cpu_identity", lambda: "flags: avx2 amx_tile" if has_amx else "flags: avx2")
+    monkeypatch.setattr(
+        "corosrv.models.engine.cpu.cpu_identity", lambda: "flags: avx2 amx_tile" if has_amx else "flags: avx2"
+    )
 
     assert findings()["compiler"].grade is (Grade.WARN if has_amx else Grade.OK)
 

@@ -70,7 +70,7 @@ def test_all_ten_invariants_are_listed():
     assert [row[0] for row in ROW.findall(read("docs/architecture.md"))] == [f"I{number}" for number in range(1, 11)]
 
 
-def test_every_package_has_its_line_in_the_picture_of_packages():
+def test_every_wing_has_its_line_in_the_table_of_wings():
     packages = {f"corosrv/{path.parent.name}" for path in (ROOT / "corosrv").glob("*/__init__.py")}
 
     assert {package for package in packages if f"`{package}`" not in read("docs/architecture.md")} == set()

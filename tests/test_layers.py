@@ -9,27 +9,25 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 STOREYS = (
-    ("errors", "processor"),
-    ("callformats",),
-    ("client", "outgoing", "tensors"),
-    ("bodies", "idempotency", "jobs", "settings", "structured", "waits"),
-    ("dispatch", "fitting", "wire"),
-    ("cluster", "models", "objects"),
-    ("worker",),
-    ("engine", "hub", "images", "manager", "transfer", "upstreams"),
-    ("encoder", "http"),
-    ("groups", "vision"),
-    ("docs", "doctor", "generation", "management"),
-    ("chat",),
-    ("anthropic", "kserve", "openai", "predictions"),
-    ("forwarding", "llamacpp"),  # both answer in the shapes of those before
-    ("delegation",),
+    ("base",),
+    ("formats",),
+    ("contracts",),
+    ("workers",),
+    ("models",),
+    ("fleet",),
+    ("images",),
+    ("web",),
+    ("dialects",),
+    ("gateway",),
     ("serving",),
     ("app",),
-    ("bench", "gunicorn_app"),
+    ("gunicorn_app",),
+    ("doctor",),
     ("cli",),
     ("__main__",),
 )
+BESIDE = {"client": {"base"}, "worker": {"base", "formats", "contracts", "workers"}}  # programs and names of their own
+MOST_FOLDERS = 12
 PARTS = [part for storey in STOREYS for part in storey]
 
 
@@ -73,15 +71,45 @@ def uses(part: str) -> set[str]:
     return {part_of(name) for name in found if name.startswith("corosrv.") and name != "corosrv._native"} - {part}
 
 
+def room_of(module: str) -> str:
+    """Returns the wing's package that a module is in; for a module of the wing itself, the module."""
+    return ".".join(module.split(".")[:3])
+
+
 def test_every_part_has_its_storey():
-    assert sorted(PARTS) == sorted({part_of(name) for name in MODULES if name != "corosrv"})
+    assert sorted([*PARTS, *BESIDE]) == sorted({part_of(name) for name in MODULES if name != "corosrv"})
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_uses_only_those_below_it(part: str):
     height = next(height for height, storey in enumerate(STOREYS) if part in storey)
+    programs = {"client"} if part == "cli" else set()  # `corosrv bench`
 
-    assert uses(part) <= {below for storey in STOREYS[:height] for below in storey}
+    assert uses(part) - programs <= {below for storey in STOREYS[:height] for below in storey}
+
+
+@pytest.mark.parametrize(("part", "below"), BESIDE.items())
+def test_what_stands_beside_the_server_uses_little_of_it(part: str, below: set[str]):
+    assert uses(part) <= below
+
+
+def test_there_are_few_wings():
+    folders = {path.name for path in (ROOT / "corosrv").iterdir() if path.is_dir()} - {"__pycache__"}
+
+    assert len(folders) <= MOST_FOLDERS
+
+
+@pytest.mark.parametrize("wing", [wing for wing in PARTS if (ROOT / "corosrv" / wing).is_dir()])
+def test_no_two_packages_of_a_wing_use_each_other(wing: str):
+    needs: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        if part_of(name) == wing:
+            found = {room_of(module) for module in imported(ast.walk(ast.parse(path.read_text())))}
+            needs.setdefault(room_of(name), set()).update(
+                room for room in found if part_of(room) == wing and room != room_of(name)
+            )
+
+    TopologicalSorter(needs).prepare()  # raises CycleError
 
 
 def test_no_module_needs_itself_to_be_loaded():
@@ -93,4 +121,4 @@ def test_no_module_needs_itself_to_be_loaded():
 def test_only_the_binding_knows_the_extension():
     knows = [name for name, path in MODULES.items() if "corosrv._native" in path.read_text()]
 
-    assert knows == ["corosrv.engine.binding.library"]
+    assert knows == ["corosrv.models.engine.binding.library"]

@@ -73,15 +73,15 @@ def test_the_wheel_is_for_every_python_and_this_platform(wheel):
 def test_the_wheel_holds_the_extension_and_its_types(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
 
-    assert {"corosrv/_native.abi3.so", "corosrv/py.typed", "corosrv/app.py", "corosrv/engine/reader.py"} <= names
+    assert {"corosrv/_native.abi3.so", "corosrv/py.typed", "corosrv/app.py", "corosrv/models/engine/reader.py"} <= names
     assert not [name for name in names if name.startswith(("tests/", "native/"))]
 
 
 ASK = """
 import pathlib
-from corosrv.engine import Engine
-from corosrv.jobs import Job, Text
-from corosrv.settings import ModelSettings
+from corosrv.models.engine import Engine
+from corosrv.contracts.jobs import Job, Text
+from corosrv.contracts.settings import ModelSettings
 import corosrv._native
 engine = Engine(ModelSettings(model="synthetic:?tokens_per_s=0", slots=1, ctx=64))
 engine.open()

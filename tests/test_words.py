@@ -18,7 +18,7 @@ SHARED_CLASSES = {
     "CalledFunction",  # OpenAI's: in the body of a request and in its answer
     "Message",  # OpenAI's and Anthropic's
     "NamedTool",  # a `tool_choice` of OpenAI's chats and of its responses
-    "Reader",  # the contract in corosrv.jobs, and what fulfils it in corosrv.engine
+    "Reader",  # the contract in corosrv.contracts.jobs, and what fulfils it in corosrv.models.engine
     "Tool",  # OpenAI's two and Anthropic's
 }
 

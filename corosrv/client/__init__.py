@@ -1,6 +1,7 @@
 """Asks a server for many answers: rollouts of groups, blocking or with asyncio.
 
-Depends on the standard library alone, and patches nothing.
+Depends on the standard library alone, and patches nothing. `bench`, the load generator of `corosrv bench`, is a program
+beside it. The server imports neither.
 """
 
 from corosrv.client.groups import AnswerToken, GroupAnswer, RolloutGroup

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from corosrv.errors import Misuse
+from corosrv.base.errors import Misuse
 
 MAX_HEAD = 64 * 1024  # bytes
 MAX_BODY = 256 << 20  # bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from corosrv.errors import IllegalTransition
+from corosrv.base.errors import IllegalTransition
 
 
 class GroupState(Enum):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from corosrv.errors import Misuse
+from corosrv.base.errors import Misuse
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mappin
 from types import TracebackType
 from typing import Any, TypeVar
 
+from corosrv.base.errors import Misuse
 from corosrv.client.groups import RolloutGroup
 from corosrv.client.http import HttpConnections, ServerAddress
 from corosrv.client.ledger import RolloutReport
 from corosrv.client.requests import CHAT, RequestMaker
 from corosrv.client.run import RolloutLimits, RolloutRun
-from corosrv.errors import Misuse
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from corosrv.base.errors import Misuse
 from corosrv.client.groups import RolloutGroup, read_answers
 from corosrv.client.http import ConnectionBroken, HttpConnections, HttpReply
 from corosrv.client.ledger import GroupState, RolloutLedger
 from corosrv.client.requests import GroupRequest, RequestMaker
 from corosrv.client.retries import AttemptFailed, RetryRule, failed_answer
-from corosrv.errors import Misuse
 
 ABORTED = "aborted"
 _ABORT_INTERVAL = 0.1  # seconds between two tries to abort a group that the server does not know yet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corosrv.settings import ImageSettings
+from corosrv.contracts.settings import ImageSettings
 
 PROMPTS = "a prompt `{prompt_string, multimodal_data}`, as base64, one for each `<__media__>` of its text"
 

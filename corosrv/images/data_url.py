@@ -5,8 +5,8 @@ from __future__ import annotations
 import binascii
 import re
 
-from corosrv.errors import InvalidImage
-from corosrv.processor import Turns
+from corosrv.base.errors import InvalidImage
+from corosrv.base.processor import Turns
 
 _SCHEME = "data:"
 _MOST_HEAD = 256  # characters in front of the comma

@@ -21,17 +21,17 @@ import msgspec.msgpack
 import PIL.Image
 import PIL.WebPImagePlugin  # the one of our four formats that Pillow would look for among all others
 
-from corosrv.errors import InvalidImage, ProtocolError
+from corosrv.base.errors import InvalidImage, ProtocolError
 from corosrv.images.decoder_messages import DecodeImage, DecodingRefused, ImageDecoded
 from corosrv.images.decoding import decode
 from corosrv.images.recognition import ImageFormat
-from corosrv.wire import attached, descriptors
-from corosrv.wire.codec import StructCodec
-from corosrv.wire.process_messages import ProcessMessage
-from corosrv.worker.child import lifeline
-from corosrv.worker.child.control import Control
-from corosrv.worker.child.outbox import Ferry
-from corosrv.worker.child.priority import lower_priority
+from corosrv.workers.wire import attached, descriptors
+from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.wire.process_messages import ProcessMessage
+from corosrv.workers.worker.child import lifeline
+from corosrv.workers.worker.child.control import Control
+from corosrv.workers.worker.child.outbox import Ferry
+from corosrv.workers.worker.child.priority import lower_priority
 
 CPU_SECONDS = 10.0  # of the processor that one image may take; then the kernel ends this process
 PIXEL_BYTES = 32  # of memory that a pixel may take while it is decoded, turned and put on paper

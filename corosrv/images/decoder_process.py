@@ -14,13 +14,13 @@ import gevent
 import msgspec.msgpack
 from gevent.event import Event
 
-from corosrv.errors import ChannelClosed, DecoderUnavailable, InvalidImage, ProtocolError
+from corosrv.base.errors import ChannelClosed, DecoderUnavailable, InvalidImage, ProtocolError
 from corosrv.images.decoder_messages import DecodeImage, DecodingRefused, FromDecoder, ImageDecoded
-from corosrv.wire import attached
-from corosrv.wire.codec import StructCodec
-from corosrv.wire.process_messages import DroppedLogs, Fatal, Log
-from corosrv.worker.parent.linked_process import LinkedProcess
-from corosrv.worker.parent.process import Exit
+from corosrv.workers.wire import attached
+from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.wire.process_messages import DroppedLogs, Fatal, Log
+from corosrv.workers.worker.parent.linked_process import LinkedProcess
+from corosrv.workers.worker.parent.process import Exit
 
 log = logging.getLogger("corosrv.images")
 

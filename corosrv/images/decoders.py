@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 import gevent
 from gevent.lock import BoundedSemaphore
 
-from corosrv.errors import CorosrvError, DecoderUnavailable, TooBusy
+from corosrv.base.errors import CorosrvError, DecoderUnavailable, TooBusy
+from corosrv.base.waits.elsewhere import call_in_thread
+from corosrv.contracts.jobs import Image
 from corosrv.images.decoder_messages import DecodeImage
 from corosrv.images.decoder_process import DecoderProcess
 from corosrv.images.recognition import ImageFormat
-from corosrv.jobs import Image
-from corosrv.waits.elsewhere import call_in_thread
 
 log = logging.getLogger("corosrv.images")
 

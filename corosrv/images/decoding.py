@@ -13,13 +13,13 @@ import io
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from corosrv.errors import InvalidImage, NotOffered
+from corosrv.base.errors import InvalidImage, NotOffered
 from corosrv.images.recognition import ImageFormat
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-MAX_SIDE = 1 << 15  # pixels; what the encoder takes, see corosrv.encoder.mtmd
+MAX_SIDE = 1 << 15  # pixels; what the encoder takes, see corosrv.images.encoder.mtmd
 _ORIENTATION = 0x0112
 # How a picture is turned to stand upright, by its EXIF orientation; members of Pillow's Transpose.
 _UPRIGHT = {

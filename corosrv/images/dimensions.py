@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from corosrv.errors import InvalidImage
+from corosrv.base.errors import InvalidImage
 from corosrv.images.recognition import ImageFormat
 
 Dimensions = tuple[int, int]  # width, height

@@ -1,8 +1,8 @@
 """Fetches images from the hosts that the operator allows, and from nowhere else.
 
 A URL in a prompt is the client's, and this machine reaches what the client may not. So each host is on a list before it
-is looked up, and the address that was checked is that of the connection: see corosrv.outgoing.destinations. An address
-that is not public has to be on the list itself: no name leads there.
+is looked up, and the address that was checked is that of the connection: see corosrv.base.outgoing.destinations. An
+address that is not public has to be on the list itself: no name leads there.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gevent.lock import BoundedSemaphore
 from gevent.monkey import is_module_patched
 
 import corosrv
-from corosrv.errors import DestinationRefused, InvalidImage, NotSupported, RedirectRefused, TooBusy
-from corosrv.outgoing.destinations import Destinations
-from corosrv.outgoing.redirects import ALL, Redirects
-from corosrv.outgoing.urls import is_http_url, origin
-from corosrv.waits.elsewhere import call_in_thread
+from corosrv.base.errors import DestinationRefused, InvalidImage, NotSupported, RedirectRefused, TooBusy
+from corosrv.base.outgoing.destinations import Destinations
+from corosrv.base.outgoing.redirects import ALL, Redirects
+from corosrv.base.outgoing.urls import is_http_url, origin
+from corosrv.base.waits.elsewhere import call_in_thread
 
 MAX_URL = 4096  # characters
 _AT_ONCE = 16  # of all requests, each of which may hold as many bytes as an image has

@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from corosrv.errors import Refused
-from corosrv.jobs import Image
+from corosrv.base.errors import Refused
+from corosrv.contracts.jobs import Image
 
 
 class ImageDetail(Enum):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from corosrv.errors import TooManyImages
-from corosrv.waits import ThreadLock
+from corosrv.base.errors import TooManyImages
+from corosrv.base.waits import ThreadLock
 
 
 class ImageMemory:

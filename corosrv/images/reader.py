@@ -6,7 +6,11 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from corosrv.errors import InvalidImage, NotOffered, TooManyImages
+from corosrv.base.errors import InvalidImage, NotOffered, TooManyImages
+from corosrv.base.waits import call_in_thread
+from corosrv.contracts.jobs import Image, ModelCard
+from corosrv.contracts.settings import ImageSettings
+from corosrv.contracts.settings.images import PIXEL_BYTES
 from corosrv.images.data_url import is_data_url, read_base64, read_data_url
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.decoding import check_dimensions, check_pillow
@@ -16,10 +20,6 @@ from corosrv.images.intake import ImageDetail, ImageIntake
 from corosrv.images.memory import ImageMemory, MemoryLease
 from corosrv.images.recent import RecentImages, file_key
 from corosrv.images.recognition import ImageFormat, recognise
-from corosrv.jobs import Image, ModelCard
-from corosrv.settings import ImageSettings
-from corosrv.settings.images import PIXEL_BYTES
-from corosrv.waits import call_in_thread
 
 CAPABILITY = "images"
 LOW_SIDE = 512  # pixels of the longer side of an image of low detail, as OpenAI has it

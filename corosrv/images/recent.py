@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 
-from corosrv.jobs import Image
-from corosrv.waits import ThreadLock
+from corosrv.base.waits import ThreadLock
+from corosrv.contracts.jobs import Image
 
 FileKey = tuple[str, bytes]  # the caller, for whom alone it is kept: others would learn from the time that it was sent
 

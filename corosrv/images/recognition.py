@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-from corosrv.errors import InvalidImage
+from corosrv.base.errors import InvalidImage
 
 
 class ImageFormat(Enum):

@@ -1,5 +1,7 @@
-"""Several models in one process: loaded when they are asked for, unloaded when others need their room."""
+"""Language models: the pool that a server loads them into, and the engine that decodes.
 
-from corosrv.models.pool import ModelPool
+`pool` and `keeper` load models when they are asked for. `engine` is the native decode loop and its readers. `fitting`
+decides how much of a model a device holds. `hub` downloads models.
 
-__all__ = ["ModelPool"]
+Imports base, formats, contracts and workers.
+"""

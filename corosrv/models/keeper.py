@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import gevent.monkey
 
-from corosrv import errors, waits
+from corosrv.base import errors, waits
+from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models import size
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.plan import plan
 from corosrv.models.served import ServedModel
 from corosrv.models.state import HOLDING, ModelState
 from corosrv.models.wakeup import Wakeup
-from corosrv.settings import ModelSettings, Settings
 
 log = logging.getLogger("corosrv.models")
 

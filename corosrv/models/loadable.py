@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from corosrv.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, Vocabulary
-from corosrv.jobs.stats import DecodeStats
-from corosrv.settings import ModelSettings
+from corosrv.contracts.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, Vocabulary
+from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.settings import ModelSettings
 
 
 class Footprint(Protocol):
@@ -79,7 +79,7 @@ class Loadable(Protocol):
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None before the model is loaded and after it is closed."""
 
-    # As in corosrv.jobs.HasSlots and HasAdapters, of the one model.
+    # As in corosrv.contracts.jobs.HasSlots and HasAdapters, of the one model.
 
     def slots(self) -> tuple[SlotState, ...]: ...
 

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from corosrv import errors
-from corosrv.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, State, Vocabulary
-from corosrv.jobs.stats import DecodeStats
+from corosrv.base import errors
+from corosrv.contracts.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, State, Vocabulary
+from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models.keeper import Keeper
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.served import ServedModel
 from corosrv.models.state import ModelState
-from corosrv.settings import ModelSettings, Settings
 
 _BEGINNING = (ModelState.DOWNLOADING, ModelState.LOADING)
 
@@ -54,7 +54,8 @@ class _Use:
 
 
 class ModelPool:
-    """A Worker over one Loadable, such as an engine, for each model; see corosrv.jobs.Worker for the contract.
+    """A Worker over one Loadable, such as an engine, for each model; see corosrv.contracts.jobs.Worker for the
+    contract.
 
     Any thread may submit. Readers are the engines' own: once a job is taken, the pool is not asked again. A model is
     unloaded only when its readers and vocabularies are gone. Not to be used across a fork.

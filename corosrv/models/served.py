@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from corosrv import errors
-from corosrv.dispatch.backoff import Backoff
-from corosrv.fitting import gguf
-from corosrv.jobs import ModelCard
-from corosrv.jobs.stats import DecodeStats
+from corosrv.base import errors
+from corosrv.contracts.jobs import ModelCard
+from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.settings import ModelSettings
 from corosrv.models import size
+from corosrv.models.fitting import gguf
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.plan import Standing
 from corosrv.models.state import ModelState, check_move
 from corosrv.models.uses import Uses
 from corosrv.models.wakeup import Wakeup
-from corosrv.settings import ModelSettings
+from corosrv.workers.dispatch.backoff import Backoff
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from corosrv.errors import ModelFailed
-from corosrv.fitting.gguf import Facts
-from corosrv.fitting.model import model_needs, plan_memory, projector_bytes, with_defaults
-from corosrv.fitting.plan import ContextPair
-from corosrv.fitting.room import Room
+from corosrv.base.errors import ModelFailed
+from corosrv.contracts.settings import ModelSettings
+from corosrv.models.fitting.gguf import Facts
+from corosrv.models.fitting.model import model_needs, plan_memory, projector_bytes, with_defaults
+from corosrv.models.fitting.plan import ContextPair
+from corosrv.models.fitting.room import Room
 from corosrv.models.loadable import Footprint
-from corosrv.settings import ModelSettings
 
 _TOKEN_BYTES = 4  # what a made-up model keeps of each token: its id
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from corosrv.errors import IllegalTransition
+from corosrv.base.errors import IllegalTransition
 
 
 class ModelState(str, Enum):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from corosrv.errors import NoDescriptor
-from corosrv.waits import TimedOut, wait_readable
+from corosrv.base.errors import NoDescriptor
+from corosrv.base.waits import TimedOut, wait_readable
 
 
 class Wakeup:

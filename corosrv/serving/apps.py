@@ -15,26 +15,26 @@ from flask import Blueprint
 from gevent import monkey
 from prometheus_client.registry import Collector
 
-from corosrv.dispatch.collector import DispatchCollector
-from corosrv.dispatch.dispatcher import Dispatcher
-from corosrv.dispatch.settings import DispatchSettings
-from corosrv.errors import CorosrvError, ModelFailed
-from corosrv.jobs import State
-from corosrv.jobs.infer import InferJob, InferReader
-from corosrv.kserve import errors
-from corosrv.management import join_routes, object_routes, worker_routes
-from corosrv.management.join_routes import MakeJoinedWorker
-from corosrv.manager.collector import ManagerCollector
-from corosrv.manager.joined import Joining
-from corosrv.manager.manager import Manager, ManagerSettings
-from corosrv.manager.snapshot import Claim
-from corosrv.objects.collector import ObjectCollector
-from corosrv.objects.store import ObjectStore
-from corosrv.settings import AppSettings, ServerSettings, child_environment
-from corosrv.worker.parent.app_process import AppProcess
-from corosrv.worker.parent.app_worker import AppWorkerConfig
-from corosrv.worker.parent.call_asks import HandlerServices
-from corosrv.worker.parent.joined_process import JoinedProcess
+from corosrv.base.errors import CorosrvError, ModelFailed
+from corosrv.contracts.jobs import State
+from corosrv.contracts.jobs.infer import InferJob, InferReader
+from corosrv.contracts.settings import AppSettings, ServerSettings, child_environment
+from corosrv.dialects.kserve import errors
+from corosrv.web.management import join_routes, object_routes, worker_routes
+from corosrv.web.management.join_routes import MakeJoinedWorker
+from corosrv.workers.dispatch.collector import DispatchCollector
+from corosrv.workers.dispatch.dispatcher import Dispatcher
+from corosrv.workers.dispatch.settings import DispatchSettings
+from corosrv.workers.manager.collector import ManagerCollector
+from corosrv.workers.manager.joined import Joining
+from corosrv.workers.manager.manager import Manager, ManagerSettings
+from corosrv.workers.manager.snapshot import Claim
+from corosrv.workers.objects.collector import ObjectCollector
+from corosrv.workers.objects.store import ObjectStore
+from corosrv.workers.worker.parent.app_process import AppProcess
+from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
+from corosrv.workers.worker.parent.call_asks import HandlerServices
+from corosrv.workers.worker.parent.joined_process import JoinedProcess
 
 log = logging.getLogger("corosrv")
 

@@ -11,18 +11,18 @@ import gevent
 from flask import Blueprint, Response
 from gevent import monkey
 
-from corosrv.cluster.collector import ClusterCollector
-from corosrv.cluster.connection import RedisClient
-from corosrv.cluster.front_id import new_front_id
-from corosrv.cluster.group_aborts import AbortsGroup, GroupAborts
-from corosrv.cluster.key_records import KeyRecords
-from corosrv.cluster.keys import KeyNames
-from corosrv.cluster.registry import FrontRegistry
-from corosrv.cluster.served import FrontOffer, FrontRecord
-from corosrv.cluster.server_check import check_server, parse_info
-from corosrv.errors import RedisRefused, RedisUnavailable, SettingsError
-from corosrv.http.reply import json_response
-from corosrv.settings import ClusterSettings
+from corosrv.base.errors import RedisRefused, RedisUnavailable, SettingsError
+from corosrv.contracts.settings import ClusterSettings
+from corosrv.fleet.cluster.collector import ClusterCollector
+from corosrv.fleet.cluster.connection import RedisClient
+from corosrv.fleet.cluster.front_id import new_front_id
+from corosrv.fleet.cluster.group_aborts import AbortsGroup, GroupAborts
+from corosrv.fleet.cluster.key_records import KeyRecords
+from corosrv.fleet.cluster.keys import KeyNames
+from corosrv.fleet.cluster.registry import FrontRegistry
+from corosrv.fleet.cluster.served import FrontOffer, FrontRecord
+from corosrv.fleet.cluster.server_check import check_server, parse_info
+from corosrv.web.http.reply import json_response
 
 log = logging.getLogger("corosrv.cluster")
 

@@ -10,22 +10,22 @@ import gevent
 from flask import Blueprint
 from prometheus_client.registry import Collector
 
-from corosrv.errors import CorosrvError, ModelFailed, ShuttingDown, Starting
-from corosrv.http.body_reader import BodyReader
-from corosrv.http.callers import caller
-from corosrv.http.metrics import HttpStats
-from corosrv.jobs import State
-from corosrv.jobs.infer import InferWorker
-from corosrv.jobs.worker_state import WorkerState
-from corosrv.kserve import errors, model_docs, object_routes, routes
-from corosrv.kserve.endpoint import EndpointLimits
-from corosrv.kserve.grpc.front import GrpcFront
-from corosrv.kserve.grpc.server_side import GrpcConfig
-from corosrv.kserve.grpc.stats import GrpcCollector
-from corosrv.kserve.object_inputs import no_objects
-from corosrv.objects.store import ObjectStore
-from corosrv.settings import KserveSettings, ServerSettings
-from corosrv.worker.parent.asks import no_object
+from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown, Starting
+from corosrv.contracts.jobs import State
+from corosrv.contracts.jobs.infer import InferWorker
+from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.settings import KserveSettings, ServerSettings
+from corosrv.dialects.kserve import errors, model_docs, object_routes, routes
+from corosrv.dialects.kserve.endpoint import EndpointLimits
+from corosrv.dialects.kserve.grpc.front import GrpcFront
+from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc.stats import GrpcCollector
+from corosrv.dialects.kserve.object_inputs import no_objects
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.callers import caller
+from corosrv.web.http.metrics import HttpStats
+from corosrv.workers.objects.store import ObjectStore
+from corosrv.workers.worker.parent.asks import no_object
 
 _STATES = {
     WorkerState.STARTING: State.STARTING,

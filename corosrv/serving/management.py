@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from flask import Blueprint
 from gevent import monkey
 
-from corosrv.jobs import State
-from corosrv.management import queue_routes
-from corosrv.management.listener import ManagementListener, ManagementSettings
-from corosrv.management.queue_routes import HasQueues
-from corosrv.settings import OperatorSettings
+from corosrv.contracts.jobs import State
+from corosrv.contracts.settings import OperatorSettings
+from corosrv.web.management import queue_routes
+from corosrv.web.management.listener import ManagementListener, ManagementSettings
+from corosrv.web.management.queue_routes import HasQueues
 
 
 class ServerManagement:

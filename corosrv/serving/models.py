@@ -9,44 +9,44 @@ from typing import TYPE_CHECKING, Any
 from flask import Blueprint, has_app_context, has_request_context, request
 from prometheus_client.registry import Collector
 
-from corosrv.anthropic import routes as anthropic
-from corosrv.bodies import json_limits
-from corosrv.dispatch.idempotency import CallRecords
-from corosrv.engine import Engine
-from corosrv.engine.binding import NativeJsonScanner
-from corosrv.engine.builtin_template import check_source
-from corosrv.errors import CorosrvError, Refused, SettingsError
-from corosrv.generation.exchange import Limits, RequestFlow
-from corosrv.generation.fields import Defaults
-from corosrv.groups.table import GroupTable
-from corosrv.http import metrics
-from corosrv.http.body_reader import BodyReader
-from corosrv.http.callers import caller
-from corosrv.http.client import ClientWatch
-from corosrv.http.keyed_answers import KeyedAnswers
-from corosrv.hub import library
-from corosrv.hub.download import HubDownload
+from corosrv.base.errors import CorosrvError, Refused, SettingsError
+from corosrv.base.waits import call_later
+from corosrv.contracts.jobs import State
+from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.settings import ModelSettings, Settings
+from corosrv.dialects.anthropic import routes as anthropic
+from corosrv.dialects.generation.exchange import Limits, RequestFlow
+from corosrv.dialects.generation.fields import Defaults
+from corosrv.dialects.kserve.language import LanguageModels
+from corosrv.dialects.llamacpp import loading
+from corosrv.dialects.llamacpp import routes as llamacpp_routes
+from corosrv.dialects.llamacpp.metrics import LlamaCollector
+from corosrv.dialects.llamacpp.props import Switches
+from corosrv.dialects.openai import errors as openai_errors
+from corosrv.dialects.openai import routes
+from corosrv.dialects.openai.embeddings import routes as embedding_routes
+from corosrv.dialects.openai.rerank import routes as rerank_routes
+from corosrv.dialects.openai.responses import routes as responses
+from corosrv.dialects.openai.responses.store import ResponseStore
+from corosrv.formats.bodies import json_limits
 from corosrv.images.reader import ImageReader
-from corosrv.jobs import State
-from corosrv.jobs.stats import DecodeStats
-from corosrv.kserve.language import LanguageModels
-from corosrv.llamacpp import loading
-from corosrv.llamacpp import routes as llamacpp_routes
-from corosrv.llamacpp.metrics import LlamaCollector
-from corosrv.llamacpp.props import Switches
-from corosrv.models import ModelPool
+from corosrv.models.engine import Engine
+from corosrv.models.engine.binding import NativeJsonScanner
+from corosrv.models.engine.builtin_template import check_source
+from corosrv.models.hub import library
+from corosrv.models.hub.download import HubDownload
 from corosrv.models.loadable import Download, Loadable
-from corosrv.openai import errors as openai_errors
-from corosrv.openai import routes
-from corosrv.openai.embeddings import routes as embedding_routes
-from corosrv.openai.rerank import routes as rerank_routes
-from corosrv.openai.responses import routes as responses
-from corosrv.openai.responses.store import ResponseStore
-from corosrv.settings import ModelSettings, Settings
-from corosrv.waits import call_later
+from corosrv.models.pool import ModelPool
+from corosrv.web.groups.table import GroupTable
+from corosrv.web.http import metrics
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.callers import caller
+from corosrv.web.http.client import ClientWatch
+from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.workers.dispatch.idempotency import CallRecords
 
 if TYPE_CHECKING:
-    from corosrv.vision.models import VisionModels
+    from corosrv.images.vision.models import VisionModels
 
 log = logging.getLogger("corosrv")
 
@@ -213,7 +213,7 @@ def _vision(settings: Settings) -> VisionModels | None:
     """Returns what makes models with a projector; None, with nothing of it imported, where no model has one."""
     if not any(model.mmproj or (model.is_hub and model.mmproj_auto) for model in settings.models):
         return None
-    from corosrv.vision.models import VisionModels
+    from corosrv.images.vision.models import VisionModels
 
     return VisionModels(_watch)
 

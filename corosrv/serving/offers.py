@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from corosrv.delegation.announcement import ANTHROPIC, LLAMACPP, OPENAI, PREDICTIONS, UPSTREAM, V2
-from corosrv.jobs.infer import InferWorker
+from corosrv.contracts.jobs.infer import InferWorker
+from corosrv.gateway.delegation.announcement import ANTHROPIC, LLAMACPP, OPENAI, PREDICTIONS, UPSTREAM, V2
 
 
 class HasNames(Protocol):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from flask import Blueprint
 from prometheus_client.registry import Collector
 
-from corosrv.errors import CorosrvError
+from corosrv.base.errors import CorosrvError
 from corosrv.serving.readiness import HasReadiness
 
 

@@ -12,32 +12,32 @@ from flask.sansio.scaffold import Scaffold
 from gevent import monkey
 from prometheus_client.registry import Collector
 
-from corosrv.delegation import announcement, routes
-from corosrv.delegation.announcement import Announcement, OfferedHandler
-from corosrv.delegation.asker import PeerAsker
-from corosrv.delegation.delegator import DelegationOptions, Delegator
-from corosrv.delegation.guard import PeerGuard
-from corosrv.delegation.hook import DelegationHook
-from corosrv.delegation.peer import parse_peer
-from corosrv.delegation.roster import Roster
-from corosrv.delegation.stats import DelegationCollector, DelegationStats
-from corosrv.delegation.views import peer_view
-from corosrv.errors import CorosrvError, ModelFailed, SettingsError, ShuttingDown
-from corosrv.forwarding.dialects import error_body
-from corosrv.http.body_reader import BodyReader
-from corosrv.http.metrics import HttpStats
-from corosrv.jobs import State
-from corosrv.jobs.infer import InferWorker
-from corosrv.management import peer_routes
-from corosrv.settings import PeerSettings, ServerSettings
-from corosrv.settings.peers import new_replica_id
+from corosrv.base.errors import CorosrvError, ModelFailed, SettingsError, ShuttingDown
+from corosrv.contracts.jobs import State
+from corosrv.contracts.jobs.infer import InferWorker
+from corosrv.contracts.settings import PeerSettings, ServerSettings
+from corosrv.contracts.settings.peers import new_replica_id
+from corosrv.gateway.delegation import announcement, routes
+from corosrv.gateway.delegation.announcement import Announcement, OfferedHandler
+from corosrv.gateway.delegation.asker import PeerAsker
+from corosrv.gateway.delegation.delegator import DelegationOptions, Delegator
+from corosrv.gateway.delegation.guard import PeerGuard
+from corosrv.gateway.delegation.hook import DelegationHook
+from corosrv.gateway.delegation.peer import parse_peer
+from corosrv.gateway.delegation.roster import Roster
+from corosrv.gateway.delegation.stats import DelegationCollector, DelegationStats
+from corosrv.gateway.delegation.views import peer_view
+from corosrv.gateway.forwarding.dialects import error_body
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.metrics import HttpStats
+from corosrv.web.management import peer_routes
 
 
 class ServedHere(Protocol):
     """Lists the things that a server serves itself."""
 
     def formats(self) -> Iterable[str]:
-        """Returns the formats that it speaks; see corosrv.delegation.announcement."""
+        """Returns the formats that it speaks; see corosrv.gateway.delegation.announcement."""
 
     def models(self) -> Iterable[str]:
         """Returns the names of the models of generating dialects."""

@@ -12,18 +12,18 @@ from flask import Blueprint
 from gevent import monkey
 from prometheus_client.registry import Collector
 
-from corosrv.errors import CorosrvError
-from corosrv.http import metrics
-from corosrv.http.body_reader import BodyReader
-from corosrv.http.keyed_answers import KeyedAnswers
-from corosrv.jobs import State
-from corosrv.jobs.worker_state import WorkerState
-from corosrv.predictions import errors, routes
-from corosrv.predictions.collector import PredictionCollector
-from corosrv.predictions.service import PredictionService
-from corosrv.settings import PredictionSettings, ServerSettings, child_environment
-from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
-from corosrv.worker.parent.restarting import RestartingWorker
+from corosrv.base.errors import CorosrvError
+from corosrv.contracts.jobs import State
+from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.settings import PredictionSettings, ServerSettings, child_environment
+from corosrv.dialects.predictions import errors, routes
+from corosrv.dialects.predictions.collector import PredictionCollector
+from corosrv.dialects.predictions.service import PredictionService
+from corosrv.web.http import metrics
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
+from corosrv.workers.worker.parent.restarting import RestartingWorker
 
 log = logging.getLogger("corosrv")
 

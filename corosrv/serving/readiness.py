@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from corosrv.jobs import State
-from corosrv.jobs.stats import DecodeStats
+from corosrv.contracts.jobs import State
+from corosrv.contracts.jobs.stats import DecodeStats
 
 
 class HasReadiness(Protocol):

@@ -14,30 +14,30 @@ from typing import TYPE_CHECKING, Any
 from flask import Blueprint, Response, current_app, g, request
 from flask.sansio.scaffold import Scaffold
 
-from corosrv.bodies import json_limits
-from corosrv.cluster.front_id import host_name
-from corosrv.cluster.served import FrontOffer
-from corosrv.docs import routes as docs
-from corosrv.docs.home import Home, Served, ollama_refusals
-from corosrv.errors import CorosrvError, NotOffered
-from corosrv.groups import routes as group_routes
-from corosrv.groups.table import GroupTable
-from corosrv.http import access, body, health, ignored_fields, metrics, operation
-from corosrv.http.body_budget import BodyBudget
-from corosrv.http.body_reader import BodyReader
-from corosrv.http.key_collector import KeyCollector
-from corosrv.http.keyed_answers import KeyedAnswers
-from corosrv.http.late import PARKS, LateResponse, RequestAccount
-from corosrv.http.lean_flask import current
-from corosrv.http.reply import register_errors
-from corosrv.jobs.infer import InferWorker
-from corosrv.kserve.several import SeveralWorkers
-from corosrv.llamacpp.metrics import with_token_counter
-from corosrv.management.guard import TokenGuard, read_token
-from corosrv.openai import answer_types
+from corosrv.base.errors import CorosrvError, NotOffered
+from corosrv.contracts.jobs.infer import InferWorker
+from corosrv.contracts.settings import Settings
+from corosrv.dialects.kserve.several import SeveralWorkers
+from corosrv.dialects.llamacpp.metrics import with_token_counter
+from corosrv.dialects.openai import answer_types
+from corosrv.fleet.cluster.front_id import host_name
+from corosrv.fleet.cluster.served import FrontOffer
+from corosrv.formats.bodies import json_limits
 from corosrv.serving.part import Part
 from corosrv.serving.readiness import Readiness
-from corosrv.settings import Settings
+from corosrv.web.docs import routes as docs
+from corosrv.web.docs.home import Home, Served, ollama_refusals
+from corosrv.web.groups import routes as group_routes
+from corosrv.web.groups.table import GroupTable
+from corosrv.web.http import access, body, health, ignored_fields, metrics, operation
+from corosrv.web.http.body_budget import BodyBudget
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.key_collector import KeyCollector
+from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.web.http.late import PARKS, LateResponse, RequestAccount
+from corosrv.web.http.lean_flask import current
+from corosrv.web.http.reply import register_errors
+from corosrv.web.management.guard import TokenGuard, read_token
 
 if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
     from corosrv.serving.apps import AppPart
@@ -134,7 +134,7 @@ class Server:
         if settings.app is None:
             return None
         from corosrv.serving.apps import AppPart
-        from corosrv.worker.parent.asks import submit_to
+        from corosrv.workers.worker.parent.asks import submit_to
 
         return AppPart(
             settings.app,

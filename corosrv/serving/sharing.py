@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 
-from corosrv.cluster.queue_link import QueueLink
-from corosrv.cluster.queue_names import QueueNames
-from corosrv.dispatch.dispatcher import Dispatcher
+from corosrv.contracts.settings import ClusterSettings
+from corosrv.fleet.cluster.queue_link import QueueLink
+from corosrv.fleet.cluster.queue_names import QueueNames
 from corosrv.serving.cluster import Cluster
-from corosrv.settings import ClusterSettings
+from corosrv.workers.dispatch.dispatcher import Dispatcher
 
 _ELSEWHERE = "other fronts"  # as a pool of workers
 

@@ -10,28 +10,28 @@ from flask.sansio.scaffold import Scaffold
 from gevent import monkey
 from prometheus_client.registry import Collector
 
-from corosrv.dispatch.collector import DispatchCollector
-from corosrv.dispatch.dispatcher import Dispatcher
-from corosrv.errors import CorosrvError, ModelFailed, ShuttingDown
-from corosrv.forwarding.dialects import error_body
-from corosrv.forwarding.forwarder import Forwarder, ForwardOptions
-from corosrv.forwarding.local import LocalModels
-from corosrv.forwarding.routes import ForwardingRoutes
-from corosrv.groups.table import GroupTable
-from corosrv.http.body_reader import BodyReader
-from corosrv.http.keyed_answers import KeyedAnswers
-from corosrv.http.metrics import HttpStats
-from corosrv.jobs import State, Worker
-from corosrv.jobs.stats import DecodeStats
-from corosrv.management import upstream_routes
-from corosrv.management.guard import TokenGuard
-from corosrv.openai import models
-from corosrv.settings import ServerSettings, UpstreamSettings
-from corosrv.upstreams.collector import UpstreamCollector
-from corosrv.upstreams.exchange import ExchangeLimits
-from corosrv.upstreams.policies import make_policy
-from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
-from corosrv.upstreams.spec import parse_all
+from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown
+from corosrv.contracts.jobs import State, Worker
+from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.settings import ServerSettings, UpstreamSettings
+from corosrv.dialects.openai import models
+from corosrv.fleet.upstreams.collector import UpstreamCollector
+from corosrv.fleet.upstreams.exchange import ExchangeLimits
+from corosrv.fleet.upstreams.policies import make_policy
+from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
+from corosrv.fleet.upstreams.spec import parse_all
+from corosrv.gateway.forwarding.dialects import error_body
+from corosrv.gateway.forwarding.forwarder import Forwarder, ForwardOptions
+from corosrv.gateway.forwarding.local import LocalModels
+from corosrv.gateway.forwarding.routes import ForwardingRoutes
+from corosrv.web.groups.table import GroupTable
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.web.http.metrics import HttpStats
+from corosrv.web.management import upstream_routes
+from corosrv.web.management.guard import TokenGuard
+from corosrv.workers.dispatch.collector import DispatchCollector
+from corosrv.workers.dispatch.dispatcher import Dispatcher
 
 
 class NamedModels(Worker, Protocol):

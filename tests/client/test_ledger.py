@@ -2,8 +2,8 @@
 
 import pytest
 
+from corosrv.base.errors import IllegalTransition
 from corosrv.client.ledger import GroupState, LostGroup, RolloutLedger
-from corosrv.errors import IllegalTransition
 
 ENDS = [GroupState.COMPLETE, GroupState.PARTIAL, GroupState.LOST]
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from corosrv.base.errors import Misuse
 from corosrv.client import rollout
 from corosrv.client.requests import CHAT, TEXT, RequestMaker
-from corosrv.errors import Misuse
 
 HI = [{"role": "user", "content": "hi"}]
 

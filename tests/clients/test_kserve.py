@@ -20,7 +20,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Returns what came of each step. One run for all: the SDK takes seconds to import."""
     python = of_clients("python")
     folder = tmp_path_factory.mktemp("kserve")
-    server = Server((*GUNICORN, "-b", "127.0.0.1:0", "tests.kserve.served:application"), {}, folder / "log")
+    server = Server((*GUNICORN, "-b", "127.0.0.1:0", "tests.dialects.kserve.served:application"), {}, folder / "log")
     try:
         printed = run_in(folder)(python, PROGRAM, f"http://127.0.0.1:{server.port}")
     finally:

@@ -11,7 +11,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from compose_spec import PyCompose
 
-from corosrv import settings
+from corosrv.contracts import settings
 from corosrv.gunicorn_app import options
 from tests.deploy.compose_file import FILE, document, seconds, services
 from tests.deploy.kubernetes_files import options_of

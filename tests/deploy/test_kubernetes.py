@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from corosrv import settings
+from corosrv.contracts import settings
 from corosrv.gunicorn_app import options
 from tests.deploy.kubernetes_files import (
     FOLDER,

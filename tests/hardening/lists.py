@@ -24,18 +24,18 @@ import msgspec
 from flask import Flask
 
 from corosrv import app as corosrv_app
-from corosrv import settings
-from corosrv.errors import SettingsError
-from corosrv.http import operation
-from corosrv.http.body_reader import BodyReader
-from corosrv.http.metrics import HttpStats
-from corosrv.jobs.worker_state import WorkerState
-from corosrv.predictions import routes as prediction_routes
-from corosrv.predictions.service import PredictionService
-from corosrv.settings import PredictionSettings, model_list
-from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
+from corosrv.base.errors import SettingsError
+from corosrv.contracts import settings
+from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.settings import PredictionSettings, model_list
+from corosrv.dialects.predictions import routes as prediction_routes
+from corosrv.dialects.predictions.service import PredictionService
+from corosrv.web.http import operation
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.metrics import HttpStats
+from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.hardening.largest import Body, Limits, bodies
-from tests.worker.predicting import wait_for
+from tests.workers.worker.predicting import wait_for
 
 HELD = 0.1  # seconds of processor time
 PATIENCE = 120.0  # seconds that one request may take

@@ -94,22 +94,22 @@ ROWS: dict[int, str] = {
 
 # Where a row is tested beside what it protects, and not in this folder: file and test.
 ELSEWHERE: dict[int, tuple[str, str]] = {
-    35: ("tests/engine/test_sandbox.py", "HOSTILE"),
+    35: ("tests/models/engine/test_sandbox.py", "HOSTILE"),
     63: ("tests/native/loop/test_sequence.cpp", "a character across tokens comes with its last one"),
     67: ("tests/serve/test_disconnect.py", "test_little_is_kept_for_a_client_that_stops_reading"),
     69: ("tests/serve/test_limits.py", "test_a_key_takes_its_share_of_queue_and_slots_and_leaves_others_theirs"),
-    70: ("tests/engine/test_reader.py", "test_a_readable_descriptor_that_nobody_waits_for_costs_nothing"),
+    70: ("tests/models/engine/test_reader.py", "test_a_readable_descriptor_that_nobody_waits_for_costs_nothing"),
     71: (
         "tests/native/handover/test_reader.cpp",
         "a reader that both sides let go of at once writes to nobody else (I2)",
     ),
-    72: ("tests/engine/test_reader.py", "test_without_a_descriptor_a_job_is_read_to_its_end_and_counted"),
-    73: ("tests/waits/test_waiters.py", "test_a_write_while_nobody_waits_is_not_lost_and_lets_others_go_first"),
+    72: ("tests/models/engine/test_reader.py", "test_without_a_descriptor_a_job_is_read_to_its_end_and_counted"),
+    73: ("tests/base/waits/test_waiters.py", "test_a_write_while_nobody_waits_is_not_lost_and_lets_others_go_first"),
     74: (
         "tests/native/loop/test_sequence.cpp",
         "there is exactly one terminal chunk, whoever ends a sequence again (I4)",
     ),
-    75: ("tests/waits/test_elsewhere.py", "test_with_a_hub_a_call_is_made_elsewhere"),
+    75: ("tests/base/waits/test_elsewhere.py", "test_with_a_hub_a_call_is_made_elsewhere"),
     80: (
         "tests/native/loop/test_decode_loop.cpp",
         "when every step fails every task ends with its error, and the loop goes on",

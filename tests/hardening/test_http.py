@@ -286,8 +286,8 @@ def test_h001_a_refusal_has_the_shape_of_every_error(attacked: Server) -> None:
 
 def test_h010_the_plain_command_and_the_named_worker_are_the_same(start: Servers) -> None:
     named = start.start(
-        *GUNICORN[:1], "-k", "corosrv.http.front.Front", "--no-control-socket", *APP[len(GUNICORN) :], head_timeout_s=1
-    )  # fmt: skip
+        *GUNICORN[:1], "-k", "corosrv.web.http.front.Front", "--no-control-socket", *APP[len(GUNICORN) :],
+        head_timeout_s=1 )  # fmt: skip
     with named.connect() as connection:
         connection.send(b"GET /health HTTP/1.1\r\nHo")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_sandbox import NINES, grow
 from tests.hardening.watch import HealthWatch
+from tests.models.engine.test_sandbox import NINES, grow
 from tests.serve.server import Server, Servers
 from tests.serve.wire import chat
 from tests.support.gguf import write_llama

@@ -7,7 +7,7 @@ from base64 import b64encode
 
 from PIL import Image
 
-from corosrv.jobs import ModelCard
+from corosrv.contracts.jobs import ModelCard
 
 CARD = ModelCard("m", 0, capabilities=frozenset({"completion", "chat", "images"}))
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")

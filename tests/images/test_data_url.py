@@ -3,7 +3,7 @@
 import gevent
 import pytest
 
-from corosrv.errors import InvalidImage
+from corosrv.base.errors import InvalidImage
 from corosrv.images.data_url import read_base64, read_data_url
 from tests.images.pictures import base64, data_url
 

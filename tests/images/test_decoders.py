@@ -12,14 +12,14 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from corosrv.errors import DecoderUnavailable, InvalidImage, ProtocolError, TooBusy
+from corosrv.base.errors import DecoderUnavailable, InvalidImage, ProtocolError, TooBusy
+from corosrv.contracts.jobs import Image
 from corosrv.images import decoders as pools
 from corosrv.images.decoder import CPU_SECONDS, PIXEL_BYTES, SPARE_BYTES
 from corosrv.images.decoder_messages import DecodeImage, ImageDecoded
 from corosrv.images.decoder_process import COMMAND, DecoderProcess
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.recognition import ImageFormat
-from corosrv.jobs import Image
 from tests.images.pictures import RED, plain
 from tests.support.children import output, python
 from tests.support.descriptors import n_descriptors

@@ -7,10 +7,10 @@ import sys
 import pytest
 from PIL import Image
 
-from corosrv import jobs
-from corosrv.encoder import mtmd
-from corosrv.errors import InvalidImage, NotOffered
+from corosrv.base.errors import InvalidImage, NotOffered
+from corosrv.contracts import jobs
 from corosrv.images.decoding import MAX_SIDE, check_dimensions, check_pillow, decode
+from corosrv.images.encoder import mtmd
 from corosrv.images.recognition import ImageFormat, recognise
 from tests.images.pictures import BLACK, BLUE, FORMATS, GREEN, RED, WHITE, encoded, plain, png, png_chunk
 

@@ -8,24 +8,24 @@ import pytest
 from flask import Request
 from werkzeug.test import EnvironBuilder
 
-from corosrv.anthropic import parse as anthropic_parse
-from corosrv.anthropic import schema as anthropic_schema
-from corosrv.errors import InvalidImage, NotSupported, Refused
-from corosrv.generation.fields import Defaults
-from corosrv.generation.prompts import prompts
-from corosrv.http import body
+from corosrv.base.errors import InvalidImage, NotSupported, Refused
+from corosrv.contracts.jobs import Image, MultimodalText, Text
+from corosrv.contracts.settings import ImageSettings
+from corosrv.dialects.anthropic import parse as anthropic_parse
+from corosrv.dialects.anthropic import schema as anthropic_schema
+from corosrv.dialects.generation.fields import Defaults
+from corosrv.dialects.generation.prompts import prompts
+from corosrv.dialects.openai.chat import parse as chat_parse
+from corosrv.dialects.openai.chat import schema as chat_schema
+from corosrv.dialects.openai.responses import parse as response_parse
+from corosrv.dialects.openai.responses import schema as response_schema
+from corosrv.dialects.openai.responses.answer_types import ResponseObject
+from corosrv.dialects.openai.responses.store import ResponseStore, Shelf, Stored
+from corosrv.dialects.openai.responses.stored_images import read_images
 from corosrv.images.decoding import decode
 from corosrv.images.reader import ImageReader
 from corosrv.images.recognition import ImageFormat
-from corosrv.jobs import Image, MultimodalText, Text
-from corosrv.openai.chat import parse as chat_parse
-from corosrv.openai.chat import schema as chat_schema
-from corosrv.openai.responses import parse as response_parse
-from corosrv.openai.responses import schema as response_schema
-from corosrv.openai.responses.answer_types import ResponseObject
-from corosrv.openai.responses.store import ResponseStore, Shelf, Stored
-from corosrv.openai.responses.stored_images import read_images
-from corosrv.settings import ImageSettings
+from corosrv.web.http import body
 from tests.images.decoders import DECODERS
 from tests.images.pictures import BLUE, CARD, base64, data_url, plain
 from tests.support.answers import empty_response

@@ -5,7 +5,7 @@ import struct
 import pytest
 from PIL import Image
 
-from corosrv.errors import InvalidImage
+from corosrv.base.errors import InvalidImage
 from corosrv.images.dimensions import read_dimensions
 from corosrv.images.recognition import recognise
 from tests.images.pictures import encoded, plain

@@ -15,11 +15,11 @@ from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 from gevent.server import StreamServer
 
-from corosrv.errors import InvalidImage, NotSupported, TooBusy
+from corosrv.base.errors import InvalidImage, NotSupported, TooBusy
+from corosrv.contracts.settings import ImageSettings
 from corosrv.images import fetching
 from corosrv.images.fetching import ImageFetcher
 from corosrv.images.reader import ImageReader
-from corosrv.settings import ImageSettings
 from tests.images.pictures import CARD, plain
 from tests.support.certificates import self_signed
 

@@ -7,12 +7,12 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from corosrv.errors import InvalidImage, SettingsError, TooManyImages
+from corosrv.base.errors import InvalidImage, SettingsError, TooManyImages
+from corosrv.contracts.settings import ImageSettings
+from corosrv.dialects.openai.responses.store import ResponseStore, Stored
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.memory import ImageMemory
 from corosrv.images.reader import ImageReader
-from corosrv.openai.responses.store import ResponseStore, Stored
-from corosrv.settings import ImageSettings
 from tests.images.decoders import DECODERS
 from tests.images.pictures import CARD, data_url, plain
 from tests.support.answers import empty_response

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from corosrv.errors import InvalidImage, NotOffered, NotSupported
+from corosrv.base.errors import InvalidImage, NotOffered, NotSupported
+from corosrv.contracts.jobs import ModelCard
+from corosrv.contracts.settings import ImageSettings
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.decoding import check_pillow
 from corosrv.images.intake import ImageIntake
 from corosrv.images.reader import ImageReader
-from corosrv.jobs import ModelCard
-from corosrv.settings import ImageSettings
 from tests.images.decoders import DECODERS
 from tests.images.pictures import CARD, RED, base64, data_url, plain, png
 from tests.support.children import children

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from corosrv.errors import TooManyImages
+from corosrv.base.errors import TooManyImages
+from corosrv.contracts.jobs import Image
+from corosrv.contracts.settings import ImageSettings
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.reader import ImageReader
 from corosrv.images.recent import RecentImages, file_key
-from corosrv.jobs import Image
-from corosrv.settings import ImageSettings
 from tests.images.decoders import DECODERS
 from tests.images.pictures import CARD, data_url, plain
 

@@ -5,7 +5,7 @@ import gzip
 import pytest
 from PIL import Image
 
-from corosrv.errors import InvalidImage
+from corosrv.base.errors import InvalidImage
 from corosrv.images.recognition import ImageFormat, recognise
 from tests.images.pictures import FORMATS, encoded, plain
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from corosrv.engine import Engine
-from corosrv.jobs import Job, Sampling, Text
-from corosrv.settings import load
+from corosrv.contracts.jobs import Job, Sampling, Text
+from corosrv.contracts.settings import load
+from corosrv.models.engine import Engine
 from tests.support.architectures import quantize
 from tests.support.engines import packaged_model
 

@@ -173,8 +173,8 @@ def describe(seconds: list[float]) -> str:
 
 
 def make_request(n_bytes: int) -> bytes:
-    from tests.kserve.grpc.client import infer_request
-    from tests.kserve.grpc.conftest import Tensor
+    from tests.dialects.kserve.grpc.client import infer_request
+    from tests.dialects.kserve.grpc.conftest import Tensor
 
     return bytes(infer_request("echo", Tensor("x", "UINT8", [n_bytes], raw=bytes(n_bytes))).SerializeToString())
 

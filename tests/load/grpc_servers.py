@@ -57,7 +57,9 @@ def handlers() -> Iterator[Handlers]:
 def _grpc_process_of(front_pid: int) -> int:
     tasks = Path(f"/proc/{front_pid}/task").iterdir()
     pids = [pid for task in tasks for pid in (task / "children").read_text().split()]
-    return int(next(pid for pid in pids if b"corosrv.kserve.grpc" in Path(f"/proc/{pid}/cmdline").read_bytes()))
+    return int(
+        next(pid for pid in pids if b"corosrv.dialects.kserve.grpc" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    )
 
 
 @contextlib.contextmanager
@@ -83,8 +85,8 @@ def serve_front() -> None:
     import gevent
     from gevent.event import Event
 
-    from tests.kserve.grpc.conftest import make_worker
-    from tests.kserve.grpc.conftest import serving as serving_functions
+    from tests.dialects.kserve.grpc.conftest import make_worker
+    from tests.dialects.kserve.grpc.conftest import serving as serving_functions
 
     is_ended = Event()
     gevent.signal_handler(signal.SIGTERM, is_ended.set)

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corosrv.errors import ManagementError
-from corosrv.management.client import path_of, running_servers
+from corosrv.base.errors import ManagementError
+from corosrv.web.management.client import path_of, running_servers
 from tests.serve.server import REPOSITORY, Server, Servers, servers
 from tests.support.waiting import eventually
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from PIL import Image as Pillow
 
-from corosrv.settings import model_list
+from corosrv.contracts.settings import model_list
 from tests.load.clients import LoadClient, Stream, request
 from tests.load.process import Server
 from tests.load.upstream_servers import MODEL, UpstreamServer

@@ -3,10 +3,10 @@
 import argparse
 import selectors
 
-from corosrv.jobs import answers
-from corosrv.wire import messages
-from corosrv.wire.codec import StructCodec
-from corosrv.wire.thread_channel import ThreadChannel
+from corosrv.contracts.jobs import answers
+from corosrv.workers.wire import messages
+from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.wire.thread_channel import ThreadChannel
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from corosrv.fitting.room import cgroup_folders
+from corosrv.models.fitting.room import cgroup_folders
 
 _LIMITS = ("memory.max", "memory.limit_in_bytes")  # of version 2, and 1
 _PEAKS = ("memory.peak", "memory.max_usage_in_bytes")

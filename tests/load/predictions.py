@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from corosrv.http import descriptors
+from corosrv.web.http import descriptors
 from tests.load.callers import PATIENCE, run
 from tests.load.process import Server, serving, usage
 

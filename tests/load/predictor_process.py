@@ -20,10 +20,10 @@ from pathlib import Path
 import gevent
 from gevent.event import Event
 
-from corosrv.jobs import PredictJob
-from corosrv.jobs.answers import Done
-from corosrv.jobs.worker_state import WorkerState
-from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
+from corosrv.contracts.jobs import PredictJob
+from corosrv.contracts.jobs.answers import Done
+from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 
 NOTHING = "tests/predictors/nothing.py:Predictor"
 LEAN = (sys.executable, "-m", "tests.load.lean_worker")

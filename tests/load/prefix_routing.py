@@ -16,15 +16,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from corosrv.dispatch.dispatcher import Dispatcher
-from corosrv.dispatch.host import CallListener, HandedCall
-from corosrv.dispatch.permits import Permit
-from corosrv.dispatch.settings import DispatchSettings
-from corosrv.jobs.forward import ForwardRequest
-from corosrv.jobs.infer import InferJob, ModelTarget
-from corosrv.jobs.terms import Terms
-from corosrv.upstreams.policies import POLICY_NAMES, make_policy
-from tests.dispatch.hosts import FakeCall, FakeClock, FakeHost, card
+from corosrv.contracts.jobs.forward import ForwardRequest
+from corosrv.contracts.jobs.infer import InferJob, ModelTarget
+from corosrv.contracts.jobs.terms import Terms
+from corosrv.fleet.upstreams.policies import POLICY_NAMES, make_policy
+from corosrv.workers.dispatch.dispatcher import Dispatcher
+from corosrv.workers.dispatch.host import CallListener, HandedCall
+from corosrv.workers.dispatch.permits import Permit
+from corosrv.workers.dispatch.settings import DispatchSettings
+from tests.workers.dispatch.hosts import FakeCall, FakeClock, FakeHost, card
 
 MODEL = card("chat", platform="upstream", is_stream=True, is_idempotent=True, max_queue=100_000, slo_ms=600_000)
 BLOCK = 16  # bytes; about what vLLM shares in tokens, had a token one byte

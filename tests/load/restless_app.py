@@ -8,8 +8,8 @@ from functools import wraps
 from typing import Any
 
 from corosrv import app
-from corosrv.dispatch.permits import PermitPool
-from corosrv.worker.parent import restarting
+from corosrv.workers.dispatch.permits import PermitPool
+from corosrv.workers.worker.parent import restarting
 
 MISCOUNTED = "permits do not add up"
 restarting.MOST_PAUSE = 0.05  # all pauses but the first

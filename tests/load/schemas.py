@@ -10,10 +10,10 @@ import argparse
 import statistics
 import time
 
-from corosrv import structured
-from corosrv.engine import Engine
-from corosrv.jobs import Job, Messages, Sampling
-from corosrv.settings import load
+from corosrv.contracts.jobs import Job, Messages, Sampling
+from corosrv.contracts.settings import load
+from corosrv.formats import structured
+from corosrv.models.engine import Engine
 
 PERSON = {
     "type": "object",

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from corosrv.engine import Engine
-from corosrv.jobs import Job, Sampling, Tokens
-from corosrv.settings import load
+from corosrv.contracts.jobs import Job, Sampling, Tokens
+from corosrv.contracts.settings import load
+from corosrv.models.engine import Engine
 from tests.support.engines import packaged_model
 
 SLOTS = 32

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from corosrv.settings import model_list
+from corosrv.contracts.settings import model_list
 from tests.load.upstream_servers import (
     MODEL,
     chat,

@@ -11,9 +11,9 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from corosrv.engine import Engine
-from corosrv.jobs import Job, Messages, Sampling
-from corosrv.settings import load
+from corosrv.contracts.jobs import Job, Messages, Sampling
+from corosrv.contracts.settings import load
+from corosrv.models.engine import Engine
 
 SENTENCE = "You work in the office of a small shipping company, answer briefly, and say so when you do not know. "
 

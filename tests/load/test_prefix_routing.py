@@ -1,6 +1,6 @@
 import pytest
 
-from corosrv.upstreams.policies import POLICY_NAMES
+from corosrv.fleet.upstreams.policies import POLICY_NAMES
 from tests.load.prefix_routing import BLOCK, Load, PromptCache, Result, Simulation, row
 
 LOAD = Load(users=24, turns=5, concurrency=4)

@@ -29,7 +29,7 @@ def test_a_random_model_has_the_weights_of_its_shape_and_generates(tmp_path: Pat
 
 
 def test_a_process_in_a_memory_cgroup_sees_its_limit_and_leaves_no_folder() -> None:
-    look = "from corosrv.fitting.room import read_room; room = read_room(); print(room.free, room.source)"
+    look = "from corosrv.models.fitting.room import read_room; room = read_room(); print(room.free, room.source)"
     with contextlib.ExitStack() as stack:
         try:
             cgroup = stack.enter_context(limited_to(LIMIT))

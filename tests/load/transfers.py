@@ -26,12 +26,12 @@ from pathlib import Path
 import gevent
 from gevent.pool import Pool
 
-from corosrv.jobs import Job, Sampling, Text, Tokens
-from corosrv.transfer.states import TransferResult
+from corosrv.contracts.jobs import Job, Sampling, Text, Tokens
+from corosrv.images.transfer.states import TransferResult
+from tests.images.transfer.table_transfers import WAIT, TableTransfers
 from tests.support import engines, gguf, projector
 from tests.support.descriptors import n_descriptors
 from tests.support.token_rows import token_rows
-from tests.transfer.table_transfers import WAIT, TableTransfers
 
 TINY_WIDTH, TINY_TOKENS = 32, 256
 AT_ONCE = 6  # items that are asked for at a time

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from corosrv.management.client import ManagementClient
-from corosrv.settings import model_list
+from corosrv.contracts.settings import model_list
+from corosrv.web.management.client import ManagementClient
 from tests.load.process import Server, free_port, serving
 
 MODEL = "m"

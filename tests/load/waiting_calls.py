@@ -14,7 +14,7 @@ import statistics
 import struct
 import time
 
-from corosrv.http import descriptors
+from corosrv.web.http import descriptors
 from tests.load.clients import request
 from tests.load.handlers import APP
 from tests.load.process import Server, serving, usage

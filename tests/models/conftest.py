@@ -10,10 +10,10 @@ import gevent
 import gevent.event
 import pytest
 
-from corosrv import settings
-from corosrv.engine import Engine
-from corosrv.models import ModelPool
-from corosrv.settings import ModelSettings
+from corosrv.contracts import settings
+from corosrv.contracts.settings import ModelSettings
+from corosrv.models.engine import Engine
+from corosrv.models.pool import ModelPool
 from tests.support.engines import TIMEOUT
 from tests.support.waiting import wait_until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gevent
 
-from corosrv.models import ModelPool
+from corosrv.models.pool import ModelPool
 from tests.support.engines import TIMEOUT, answer, job
 from tests.support.waiting import wait_until
 

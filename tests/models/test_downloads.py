@@ -9,11 +9,11 @@ import gevent
 import gevent.event
 import pytest
 
-from corosrv import settings
-from corosrv.engine import Engine
-from corosrv.errors import HubError, ModelFailed, Refused, Starting
-from corosrv.models import ModelPool
-from corosrv.settings import ModelSettings
+from corosrv.base.errors import HubError, ModelFailed, Refused, Starting
+from corosrv.contracts import settings
+from corosrv.contracts.settings import ModelSettings
+from corosrv.models.engine import Engine
+from corosrv.models.pool import ModelPool
 from tests.models.requests import asking, failure, status, wait_status
 from tests.support.engines import TIMEOUT, answer, job
 from tests.support.waiting import wait_until

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from corosrv import settings
-from corosrv.jobs import Job, ModelCard, State, Text
-from corosrv.models import ModelPool
-from corosrv.settings import ModelSettings
+from corosrv.contracts import settings
+from corosrv.contracts.jobs import Job, ModelCard, State, Text
+from corosrv.contracts.settings import ModelSettings
+from corosrv.models.pool import ModelPool
 from tests.support.waiting import wait_until
 
 

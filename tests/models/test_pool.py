@@ -8,10 +8,12 @@ import threading
 import gevent
 import pytest
 
-from corosrv import errors, settings
-from corosrv.engine import Engine
-from corosrv.jobs import State
-from corosrv.models import ModelPool, served
+from corosrv.base import errors
+from corosrv.contracts import settings
+from corosrv.contracts.jobs import State
+from corosrv.models import served
+from corosrv.models.engine import Engine
+from corosrv.models.pool import ModelPool
 from tests.models.conftest import MODEL_BYTES, THREE, TWO
 from tests.models.requests import asking, failure, status, wait_status
 from tests.support.engines import TIMEOUT, answer, job, read_all

@@ -7,8 +7,8 @@ import gc
 import gevent
 import pytest
 
-from corosrv import errors
-from corosrv.jobs import State, Text
+from corosrv.base import errors
+from corosrv.contracts.jobs import State, Text
 from tests.models.conftest import MODEL_BYTES, THREE
 from tests.models.requests import asking, failure, status, wait_status
 from tests.support.engines import TIMEOUT, answer, job, read_all

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gevent
 import pytest
 
-from corosrv import settings
-from corosrv.models import ModelPool
+from corosrv.contracts import settings
+from corosrv.models.pool import ModelPool
 from tests.models.conftest import MODEL_BYTES, TWO
 from tests.models.requests import asking, status, wait_status
 from tests.support.engines import TIMEOUT, answer, job

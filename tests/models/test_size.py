@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from corosrv.engine.binding import ModelInfo
-from corosrv.fitting import gguf
-from corosrv.fitting.cache import CacheTypes
+from corosrv.contracts.settings import ModelSettings
 from corosrv.models import size
-from corosrv.settings import ModelSettings
+from corosrv.models.engine.binding import ModelInfo
+from corosrv.models.fitting import gguf
+from corosrv.models.fitting.cache import CacheTypes
 from tests.support.engines import packaged_model
 from tests.support.gguf_heads import PAIRS, head
 

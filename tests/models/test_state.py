@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from corosrv.errors import IllegalTransition
+from corosrv.base.errors import IllegalTransition
+from corosrv.contracts.settings import ModelSettings
 from corosrv.models.served import ServedModel
 from corosrv.models.state import NEXT, ModelState, check_move
-from corosrv.settings import ModelSettings
 
 ALLOWED = [
     ("unloaded", "loading"),

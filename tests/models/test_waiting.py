@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv import errors
+from corosrv.base import errors
 from tests.models.requests import asking, failure, status, wait_status
 from tests.support.descriptors import n_descriptors
 from tests.support.engines import TIMEOUT, answer, job

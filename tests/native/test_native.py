@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.engine import libllama
+from corosrv.models.engine import libllama
 
 HERE = Path(__file__).parent
 BUILD_TIMEOUT = 600  # seconds, on a slow machine with nothing built yet

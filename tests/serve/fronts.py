@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from corosrv.management.client import ManagementClient, UnixConnection
+from corosrv.web.management.client import ManagementClient, UnixConnection
 from tests.serve.server import Server, Servers
 from tests.support.waiting import eventually
 

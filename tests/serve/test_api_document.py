@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from corosrv.anthropic import answer_types as message_types
-from corosrv.generation.answer_types import NativeCompletion
-from corosrv.llamacpp import answer_types as native_types
-from corosrv.llamacpp import loading
-from corosrv.openai import answer_types
-from corosrv.openai.responses import answer_types as response_types
+from corosrv.dialects.anthropic import answer_types as message_types
+from corosrv.dialects.generation.answer_types import NativeCompletion
+from corosrv.dialects.llamacpp import answer_types as native_types
+from corosrv.dialects.llamacpp import loading
+from corosrv.dialects.openai import answer_types
+from corosrv.dialects.openai.responses import answer_types as response_types
 from tests.serve.server import BIN, Server, Servers
 from tests.serve.wire import chat
 

@@ -43,7 +43,7 @@ class WaitingServer:
         (folder / "waits.py").write_text(WAITS)
         run_dir = ("--run-dir", str(folder / "run"))
         self.server: Server = start.start(*SERVE, f"{folder}/waits.py:app", *run_dir, model="")
-        (pid,) = self.server.worker.children_of("corosrv.worker.app")
+        (pid,) = self.server.worker.children_of("corosrv.workers.worker.app")
         self.worker = Process(pid)
         self.call: Connection = self.server.connect()
         self.call.send(CALL)

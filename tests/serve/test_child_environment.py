@@ -19,9 +19,9 @@ KEYS = {"Authorization": f"Bearer {SECRET}"}
 KINDS = {
     "corosrv.encoder",
     "corosrv.images.decoder",
-    "corosrv.kserve.grpc",
+    "corosrv.dialects.kserve.grpc",
     "corosrv.worker",
-    "corosrv.worker.app",
+    "corosrv.workers.worker.app",
 }
 
 

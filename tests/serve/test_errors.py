@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.settings.model_list import packaged_model
+from corosrv.contracts.settings.model_list import packaged_model
 from tests.serve.server import APP, SERVE, Server, Servers
 from tests.serve.wire import CHAT, Answer, Connection, chat
 from tests.support.gguf import write_llama

@@ -11,8 +11,8 @@ import anthropic
 import openai
 import pytest
 
-from corosrv.errors import SettingsError
-from corosrv.settings import load
+from corosrv.base.errors import SettingsError
+from corosrv.contracts.settings import load
 from tests.serve.fronts import ServerFront, front
 from tests.serve.server import BIN, Server, Servers
 from tests.serve.wire import CHAT, Answer, chat, events, named_events, request, text_of

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from corosrv.kserve.grpc import protocol
-from corosrv.tensors import Tensor
-from tests.kserve.grpc.client import infer_request
+from corosrv.dialects.kserve.grpc import protocol
+from corosrv.formats.tensors import Tensor
+from tests.dialects.kserve.grpc.client import infer_request
 from tests.serve.server import Process, Server, Servers
 from tests.support.waiting import eventually
 
@@ -48,7 +48,7 @@ def infer(port: int) -> Any:
 def grpc_process(server: Server) -> Process:
     pids = [pid for worker in server.workers() for pid in Process(worker).children()]
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
-    return Process(next(pid for pid, command in commands.items() if b"corosrv.kserve.grpc" in command))
+    return Process(next(pid for pid, command in commands.items() if b"corosrv.dialects.kserve.grpc" in command))
 
 
 def test_a_handler_answers_over_both_fronts(server: Server) -> None:

@@ -11,9 +11,9 @@ import grpc
 import pytest
 from PIL import Image as Pillow
 
-from corosrv.tensors import Tensor
+from corosrv.formats.tensors import Tensor
+from tests.dialects.kserve.grpc.client import SIZES, Stub, infer_request, status, typed_request
 from tests.images.pictures import base64, encoded, plain, png
-from tests.kserve.grpc.client import SIZES, Stub, infer_request, status, typed_request
 from tests.serve.image_server import N_ROWS, Files
 from tests.serve.server import Server, servers
 from tests.serve.test_grpc import grpc_port

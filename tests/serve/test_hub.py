@@ -89,7 +89,9 @@ def test_another_model_answers_meanwhile_and_the_list_tells_how_far_it_is(
 
 def test_a_server_without_the_hub_takes_what_it_has_and_says_so(start: Servers, hub: HubServer, tmp_path: Path) -> None:
     environment = clean_environment() | hub.environ(tmp_path)
-    subprocess.run([sys.executable, "-m", "corosrv.hub", "hf:o/r"], env=environment, check=True, stdin=subprocess.PIPE)
+    subprocess.run(
+        [sys.executable, "-m", "corosrv.models.hub", "hf:o/r"], env=environment, check=True, stdin=subprocess.PIPE
+    )
     hub.is_down = True
 
     server = start.start(**settings(hub, tmp_path, model="hf:o/r"))

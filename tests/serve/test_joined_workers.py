@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from corosrv.management.client import ManagementClient, running_servers
-from tests.management.serving import short_folder
+from corosrv.web.management.client import ManagementClient, running_servers
 from tests.serve.joined_worker import APP, PATIENCE, JoinedWorker, joined_worker
 from tests.serve.server import Process, Server, Servers, servers
 from tests.support.waiting import eventually
+from tests.web.management.serving import short_folder
 
 TWO_POOLS = APP.removesuffix("app") + "two_pools"
 NOBODY = 65534

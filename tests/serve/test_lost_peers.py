@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from corosrv.delegation.roster import STALE_AFTER
+from corosrv.gateway.delegation.roster import STALE_AFTER
 from tests.serve.replicas import Replica, ports, replica
 from tests.serve.server import Servers
 from tests.serve.wire import CHAT, Answer, chat, events, request

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.errors import ManagementError
+from corosrv.base.errors import ManagementError
 from tests.serve.fronts import ServerFront, front
 from tests.serve.server import Servers
 from tests.serve.wire import CHAT, Answer, chat, events, request

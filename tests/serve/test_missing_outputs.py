@@ -9,8 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from corosrv.kserve.grpc import protocol
-from tests.kserve.grpc.client import infer_request
+from corosrv.dialects.kserve.grpc import protocol
+from tests.dialects.kserve.grpc.client import infer_request
 from tests.serve.server import Server, Servers
 from tests.support.waiting import eventually
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.settings import model_list
+from corosrv.contracts.settings import model_list
 from tests.serve.server import SERVE, Server, Servers
 from tests.serve.wire import request
 from tests.support.waiting import eventually

@@ -12,7 +12,7 @@ from flask import Flask
 
 import corosrv
 from corosrv.app import _is_served_by_flask_elsewhere
-from corosrv.errors import SettingsError
+from corosrv.base.errors import SettingsError
 from tests.serve.server import GUNICORN, Server, Servers
 from tests.serve.wire import chat, events, text_of
 from tests.support.waiting import eventually

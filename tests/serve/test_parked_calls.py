@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.http import front
+from corosrv.web.http import front
 from tests.serve.server import Server, Servers
 from tests.serve.wire import Connection
 from tests.support.waiting import eventually

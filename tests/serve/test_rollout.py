@@ -330,7 +330,16 @@ def test_an_upstream_that_is_killed_in_the_middle_costs_retries_and_no_group(slo
 
 
 def test_the_client_loads_no_framework_no_hub_and_no_native_core():
-    heavy = ("flask", "gevent", "gunicorn", "werkzeug", "msgspec", "urllib3", "corosrv._native", "corosrv.engine")
+    heavy = (
+        "flask",
+        "gevent",
+        "gunicorn",
+        "werkzeug",
+        "msgspec",
+        "urllib3",
+        "corosrv._native",
+        "corosrv.models.engine",
+    )
     program = f"import sys, corosrv.client; print(*sorted(set({heavy}) & set(sys.modules)))"
 
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from corosrv.app import check_several
-from corosrv.errors import SettingsError
-from corosrv.settings import load
+from corosrv.base.errors import SettingsError
+from corosrv.contracts.settings import load
 from tests.serve.server import GUNICORN, Server, servers
 from tests.support.redis_server import redis_server
 from tests.support.waiting import eventually

@@ -112,7 +112,7 @@ def test_an_idle_server_ends_at_once(start: Servers, gone: Callable[[Server, lis
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_server_that_is_still_loading_ends_at_once(start: Servers, tmp_path: Path, number: int) -> None:
     (tmp_path / "endless_app.py").write_text("import time; print('loads', flush=True); time.sleep(1000)")
-    front = ("-k", "corosrv.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0")
+    front = ("-k", "corosrv.web.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0")
     server = start.start("gunicorn", *front, "--pythonpath", str(tmp_path), "endless_app", wait_for=None)
     eventually(lambda: "loads" in server.log, what="the worker loads")
     (worker,) = server.workers()
@@ -128,7 +128,7 @@ LOADING_APP = """
 import gevent
 from gevent import monkey
 
-from corosrv.engine import Engine
+from corosrv.models.engine import Engine
 
 Engine.open = lambda engine: gevent.sleep(1000)
 Engine.close = lambda engine: monkey.get_original("time", "sleep")(1000)
@@ -189,7 +189,7 @@ def application(environ, start_response):
 
 def test_what_came_while_a_stopping_server_stood_still_is_answered(start: Servers, tmp_path: Path) -> None:
     (tmp_path / "pausing_app.py").write_text(PAUSING_APP.format(go_on=tmp_path / "go on"))
-    front = ("-k", "corosrv.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0")
+    front = ("-k", "corosrv.web.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0")
     server = start.start("gunicorn", *front, "--pythonpath", str(tmp_path), "pausing_app", wait_for=None)
     with server.connect() as idle, server.connect() as stopping:
         assert idle.ask("GET", "/").status == 200
@@ -221,7 +221,7 @@ def test_a_request_that_came_before_the_stop_is_answered_though_it_waited_behind
     start: Servers, tmp_path: Path
 ) -> None:
     (tmp_path / "stopped_app.py").write_text(STOPPED_APP)
-    front = ("-k", "corosrv.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0")
+    front = ("-k", "corosrv.web.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0")
     server = start.start("gunicorn", *front, "--pythonpath", str(tmp_path), "stopped_app", wait_for=None)
     with server.connect() as connection:
         connection.send(request("GET", "/stop") + request("GET", "/"))

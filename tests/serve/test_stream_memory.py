@@ -11,7 +11,7 @@ from tests.serve.wire import Connection
 from tests.support.waiting import eventually
 
 FRONT = (
-    "gunicorn", "-k", "corosrv.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0"
+    "gunicorn", "-k", "corosrv.web.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0"
 )  # fmt: skip
 
 # The first request gets a stream that stays open until the second has looked at what the first one keeps.

@@ -8,10 +8,10 @@ from pathlib import Path
 import gevent
 import pytest
 
-from corosrv import settings
-from corosrv.errors import HttpError, SettingsError
-from corosrv.objects.content import ObjectContent
+from corosrv.base.errors import HttpError, SettingsError
+from corosrv.contracts import settings
 from corosrv.serving.server import Server
+from corosrv.workers.objects.content import ObjectContent
 from tests.support.waiting import wait_until
 
 APP = "tests/apps/plain.py:app"

@@ -11,8 +11,9 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from corosrv import app, settings
-from corosrv.bodies import json_limits
+from corosrv import app
+from corosrv.contracts import settings
+from corosrv.formats.bodies import json_limits
 from tests.support.engines import FAST, TIMEOUT
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}

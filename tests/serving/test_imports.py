@@ -20,7 +20,7 @@ import gevent.monkey
 gevent.monkey.patch_all()
 import os, sys
 import gevent
-from corosrv import settings
+from corosrv.contracts import settings
 from corosrv.app import create_app
 
 app = create_app(settings.load({"model": "synthetic:?length=4"}, environ={}))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from corosrv import settings
-from corosrv.errors import SettingsError
-from corosrv.http.body_reader import BodyReader
-from corosrv.http.metrics import HttpStats
+from corosrv.base.errors import SettingsError
+from corosrv.contracts import settings
 from corosrv.serving.models import ModelPart
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.metrics import HttpStats
 
 
 def models_of(chosen: dict[str, str]) -> ModelPart:

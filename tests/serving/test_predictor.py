@@ -2,8 +2,8 @@
 
 from flask import Flask
 
-from corosrv import settings
 from corosrv.app import Server
+from corosrv.contracts import settings
 
 PREDICTOR = {"predictor": "deploy/predictor/predict.py:Predictor"}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from corosrv.errors import ShuttingDown, Starting
-from corosrv.jobs import State
+from corosrv.base.errors import ShuttingDown, Starting
+from corosrv.contracts.jobs import State
 from corosrv.serving.readiness import Readiness
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from flask import Flask
 
-from corosrv import settings
-from corosrv.errors import HttpError
-from corosrv.forwarding.paths import FORWARDED
+from corosrv.base.errors import HttpError
+from corosrv.contracts import settings
+from corosrv.gateway.forwarding.paths import FORWARDED
 from corosrv.serving.server import Server
 
 UPSTREAM = "http://127.0.0.1:1"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gevent import Greenlet
 
-from corosrv.errors import WorkerLost
+from corosrv.base.errors import WorkerLost
 
 MAX_REMEMBERED = 100  # calls that have ended long ago
 SLACK = 1.0  # seconds by which a deadline may be missed, and a cancel be late

@@ -8,15 +8,15 @@ from typing import Any
 
 import gevent
 
-from corosrv.cluster.keys import KeyNames
-from corosrv.cluster.queue_link import QueueLink
-from corosrv.cluster.queue_names import QueueNames
-from corosrv.dispatch.dispatcher import Dispatcher
-from corosrv.dispatch.host import HandedCall
-from corosrv.errors import CorosrvError, ReadTimeout
-from corosrv.jobs.infer import HandlerCard, InferEnd, InferJob, InferRequest, ModelTarget
-from corosrv.jobs.terms import Terms
-from corosrv.tensors import Tensor
+from corosrv.base.errors import CorosrvError, ReadTimeout
+from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferRequest, ModelTarget
+from corosrv.contracts.jobs.terms import Terms
+from corosrv.fleet.cluster.keys import KeyNames
+from corosrv.fleet.cluster.queue_link import QueueLink
+from corosrv.fleet.cluster.queue_names import QueueNames
+from corosrv.formats.tensors import Tensor
+from corosrv.workers.dispatch.dispatcher import Dispatcher
+from corosrv.workers.dispatch.host import HandedCall
 from tests.simulation.checks import CallRecord
 from tests.simulation.redis import Link, SimRedis, SimRedisClient, missing
 from tests.simulation.world import World

@@ -11,16 +11,16 @@ from typing import Any
 import gevent
 from gevent import Greenlet
 
-from corosrv.errors import CorosrvError, ReadTimeout
-from corosrv.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
-from corosrv.jobs.infer import InferEnd
-from corosrv.jobs.terms import Terms
-from corosrv.upstreams import connection, connections
-from corosrv.upstreams.exchange import ExchangeLimits
-from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
-from corosrv.upstreams.spec import UpstreamSpec
-from corosrv.upstreams.upstream import Upstream, UpstreamState
-from corosrv.waits import edges
+from corosrv.base.errors import CorosrvError, ReadTimeout
+from corosrv.base.waits import edges
+from corosrv.contracts.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
+from corosrv.contracts.jobs.infer import InferEnd
+from corosrv.contracts.jobs.terms import Terms
+from corosrv.fleet.upstreams import connection, connections
+from corosrv.fleet.upstreams.exchange import ExchangeLimits
+from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
+from corosrv.fleet.upstreams.spec import UpstreamSpec
+from corosrv.fleet.upstreams.upstream import Upstream, UpstreamState
 from tests.simulation.checks import SLACK, CallRecord
 from tests.simulation.net import SimEpoll, SimSocket, SocketModule
 from tests.simulation.world import World

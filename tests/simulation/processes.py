@@ -11,17 +11,17 @@ import msgspec
 from gevent import Greenlet, GreenletExit
 from gevent.event import Event
 
-from corosrv.errors import ChannelClosed, WireError
-from corosrv.jobs.infer import HandlerCard
-from corosrv.tensors import Tensor
-from corosrv.wire import calls
-from corosrv.wire.codec import StructCodec
-from corosrv.wire.gevent_channel import GeventChannel
-from corosrv.wire.process_messages import Fatal, Lanes, SlotFailed
-from corosrv.wire.tensors import TensorPacking, unpack
-from corosrv.worker.parent.app_process import AppProcess
-from corosrv.worker.parent.app_worker import AppWorkerConfig
-from corosrv.worker.parent.process import Exit
+from corosrv.base.errors import ChannelClosed, WireError
+from corosrv.contracts.jobs.infer import HandlerCard
+from corosrv.formats.tensors import Tensor
+from corosrv.workers.wire import calls
+from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.wire.gevent_channel import GeventChannel
+from corosrv.workers.wire.process_messages import Fatal, Lanes, SlotFailed
+from corosrv.workers.wire.tensors import TensorPacking, unpack
+from corosrv.workers.worker.parent.app_process import AppProcess
+from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
+from corosrv.workers.worker.parent.process import Exit
 from tests.simulation.net import SimSocket
 from tests.simulation.world import World
 

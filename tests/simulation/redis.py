@@ -25,8 +25,8 @@ import gevent
 import redis
 from gevent.event import Event
 
-from corosrv.cluster import connection
-from corosrv.cluster.connection import RedisClient, Word
+from corosrv.fleet.cluster import connection
+from corosrv.fleet.cluster.connection import RedisClient, Word
 from tests.simulation.loop import EPOCH
 from tests.simulation.world import World
 

@@ -7,18 +7,26 @@ from typing import Any
 
 import gevent
 
-from corosrv.dispatch.dispatcher import Dispatcher
-from corosrv.dispatch.settings import DispatchSettings
-from corosrv.errors import CorosrvError, NotFound, ReadTimeout, Refused
-from corosrv.jobs.infer import BatchLimits, HandlerCard, InferEnd, InferJob, InferOutputs, InferRequest, ModelTarget
-from corosrv.jobs.terms import Terms
-from corosrv.manager.manager import Manager, ManagerSettings
-from corosrv.manager.place_state import PlaceState
-from corosrv.manager.snapshot import Claim
-from corosrv.wire.calls import PoolCard
-from corosrv.worker.parent import linked_process
-from corosrv.worker.parent.app_watch import POISONED_GRACE
-from corosrv.worker.parent.app_worker import AppWorkerConfig
+from corosrv.base.errors import CorosrvError, NotFound, ReadTimeout, Refused
+from corosrv.contracts.jobs.infer import (
+    BatchLimits,
+    HandlerCard,
+    InferEnd,
+    InferJob,
+    InferOutputs,
+    InferRequest,
+    ModelTarget,
+)
+from corosrv.contracts.jobs.terms import Terms
+from corosrv.workers.dispatch.dispatcher import Dispatcher
+from corosrv.workers.dispatch.settings import DispatchSettings
+from corosrv.workers.manager.manager import Manager, ManagerSettings
+from corosrv.workers.manager.place_state import PlaceState
+from corosrv.workers.manager.snapshot import Claim
+from corosrv.workers.wire.calls import PoolCard
+from corosrv.workers.worker.parent import linked_process
+from corosrv.workers.worker.parent.app_watch import POISONED_GRACE
+from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
 from tests.simulation.checks import SLACK, CallRecord
 from tests.simulation.net import SocketModule
 from tests.simulation.processes import SimAppProcess, SimProcess, text

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from corosrv.generation.call import Answer
-from corosrv.jobs import Chunk
-from corosrv.openai.responses import schema
-from corosrv.openai.responses.answer_types import ResponseObject
+from corosrv.contracts.jobs import Chunk
+from corosrv.dialects.generation.call import Answer
+from corosrv.dialects.openai.responses import schema
+from corosrv.dialects.openai.responses.answer_types import ResponseObject
 
 
 def complete_json(answer: Answer, chunks: list[Chunk]) -> Any:

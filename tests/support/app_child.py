@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from corosrv.jobs.answers import LogLine
-from corosrv.jobs.infer import HandlerCard
-from corosrv.tensors import Tensor
-from corosrv.wire.calls import (
+from corosrv.contracts.jobs.answers import LogLine
+from corosrv.contracts.jobs.infer import HandlerCard
+from corosrv.formats.tensors import Tensor
+from corosrv.workers.wire.calls import (
     AskCancel,
     AskTaken,
     CallEnd,
@@ -43,11 +43,11 @@ from corosrv.wire.calls import (
     WireRequest,
     WorkerStopped,
 )
-from corosrv.wire.codec import StructCodec
-from corosrv.wire.process_messages import Lanes, Log
-from corosrv.wire.tensors import TensorPacking, unpack
-from corosrv.wire.thread_channel import ThreadChannel
-from corosrv.worker.child.apps.app_child import HEARTBEAT
+from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.wire.process_messages import Lanes, Log
+from corosrv.workers.wire.tensors import TensorPacking, unpack
+from corosrv.workers.wire.thread_channel import ThreadChannel
+from corosrv.workers.worker.child.apps.app_child import HEARTBEAT
 
 TIMEOUT = 20  # seconds that anything may take
 
@@ -110,7 +110,7 @@ class AppChildProcess:
         their_lifeline, self._lifeline = os.pipe()
         ends = ["--control", str(theirs.fileno()), "--lifeline", str(their_lifeline)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "corosrv.worker.app", *ends],
+            [sys.executable, "-m", "corosrv.workers.worker.app", *ends],
             pass_fds=[theirs.fileno(), their_lifeline],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **env},
             start_new_session=True,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from corosrv.engine import Chunk, Engine, Reader
-from corosrv.errors import SettingsError
-from corosrv.jobs import Job, Sampling, Text
-from corosrv.settings import ModelSettings, model_list
+from corosrv.base.errors import SettingsError
+from corosrv.contracts.jobs import Job, Sampling, Text
+from corosrv.contracts.settings import ModelSettings, model_list
+from corosrv.models.engine import Chunk, Engine, Reader
 
 FAST = "synthetic:?tokens_per_s=0"
 SLOW = "synthetic:?tokens_per_s=20"

@@ -11,7 +11,7 @@ import gevent
 from gevent.event import Event
 from gevent.queue import Empty, Queue
 
-from corosrv.errors import (
+from corosrv.base.errors import (
     CallCancelled,
     Conflict,
     CorosrvError,
@@ -21,7 +21,7 @@ from corosrv.errors import (
     ReadTimeout,
     Unavailable,
 )
-from corosrv.jobs.infer import (
+from corosrv.contracts.jobs.infer import (
     CapabilityTarget,
     HandlerCard,
     InferEnd,
@@ -34,8 +34,8 @@ from corosrv.jobs.infer import (
     ModelTarget,
     Target,
 )
-from corosrv.jobs.reader import Sink
-from corosrv.tensors import Parameter, Tensor
+from corosrv.contracts.jobs.reader import Sink
+from corosrv.formats.tensors import Parameter, Tensor
 
 WINDOW = 4  # answers that a call may be ahead of its reader
 

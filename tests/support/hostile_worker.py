@@ -1,7 +1,7 @@
 """A worker that speaks the protocol of predictions and breaks it on demand, as one that behaves cannot.
 
-Runs in place of `python -m corosrv.worker`. What it does while it is set up, the predictor's name says, `NAME` or
-`NAME:ARGUMENT`; what it does in a prediction, the input: `{"do": NAME, ...}`.
+Runs in place of `python -m corosrv.workers.worker`. What it does while it is set up, the predictor's name says, `NAME`
+or `NAME:ARGUMENT`; what it does in a prediction, the input: `{"do": NAME, ...}`.
 """
 
 import argparse
@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from corosrv.jobs import answers
-from corosrv.wire import messages as m
-from corosrv.wire.codec import StructCodec
-from corosrv.wire.thread_channel import ThreadChannel
+from corosrv.contracts.jobs import answers
+from corosrv.workers.wire import messages as m
+from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.wire.thread_channel import ThreadChannel
 
 COMMAND = (sys.executable, "-m", "tests.support.hostile_worker")
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 
-from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
-from corosrv.jobs import Chunk, Finish
+from corosrv.contracts.jobs import Chunk, Finish
+from corosrv.dialects.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
 
 TICK = [Chunk(0, "", 1, prompt_tokens=5)]  # what the parts come from, one token
 LAST_TICK = [Chunk(0, "", 1, Finish.STOP, prompt_tokens=5)]
 
 
 class HandDrivenParser:
-    """A corosrv.chat.parser.Parser: each call gives the parts of the next row, whatever the chunks are."""
+    """A corosrv.dialects.chat.parser.Parser: each call gives the parts of the next row, whatever the chunks are."""
 
     def __init__(self, *rows: list[Part], reasoning_tokens: int = 0) -> None:
         self.reasoning_tokens = reasoning_tokens

@@ -10,19 +10,19 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from corosrv.dispatch.permits import Permit, PermitPool
-from corosrv.errors import NoCapacity
-from corosrv.jobs import PredictJob
-from corosrv.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
-from corosrv.jobs.setup import Setup
-from corosrv.jobs.worker_state import WorkerState
-from corosrv.predictions.parse import PredictionCall
-from corosrv.predictions.prediction import Change, Prediction
-from corosrv.predictions.service import CallOutcome, PredictionService
-from corosrv.settings import PredictionSettings
-from corosrv.wire.messages import SlotToServer
-from corosrv.worker.parent.predict_reader import PredictReader
-from corosrv.worker.signatures import schema, signature
+from corosrv.base.errors import NoCapacity
+from corosrv.contracts.jobs import PredictJob
+from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
+from corosrv.contracts.jobs.setup import Setup
+from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.settings import PredictionSettings
+from corosrv.dialects.predictions.parse import PredictionCall
+from corosrv.dialects.predictions.prediction import Change, Prediction
+from corosrv.dialects.predictions.service import CallOutcome, PredictionService
+from corosrv.workers.dispatch.permits import Permit, PermitPool
+from corosrv.workers.wire.messages import SlotToServer
+from corosrv.workers.worker.parent.predict_reader import PredictReader
+from corosrv.workers.worker.signatures import schema, signature
 
 TIMEOUT = 10.0
 
@@ -63,7 +63,9 @@ class Running:
 
 
 class HandWorker:
-    """A corosrv.predictions.service.WorkerLike. `obeys`: predictions end as canceled as soon as they are to."""
+    """A corosrv.dialects.predictions.service.WorkerLike. `obeys`: predictions end as canceled as soon as they are
+    to.
+    """
 
     def __init__(self, predictor: Callable[..., Any], slots: int = 1, obeys: bool = False) -> None:
         self.state = WorkerState.STARTING

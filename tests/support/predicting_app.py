@@ -9,10 +9,10 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from corosrv.jobs.worker_state import WorkerState
-from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
+from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.support.hostile_worker import COMMAND
-from tests.worker.predicting import TIMEOUT, counters, submit, wait_for
+from tests.workers.worker.predicting import TIMEOUT, counters, submit, wait_for
 
 _running: list[PredictorProcess] = []
 

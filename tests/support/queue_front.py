@@ -27,18 +27,18 @@ from typing import Any
 
 import gevent
 
-from corosrv.cluster.connection import RedisClient
-from corosrv.cluster.keys import KeyNames
-from corosrv.cluster.queue_link import QueueLink
-from corosrv.cluster.queue_names import QueueNames
-from corosrv.cluster.queue_timing import QueueTiming
-from corosrv.dispatch.dispatcher import Dispatcher
-from corosrv.dispatch.host import CallListener, HandedCall, LaneGroup
-from corosrv.dispatch.permits import Permit, PermitPool
-from corosrv.errors import CallCancelled, CorosrvError
-from corosrv.jobs.infer import HandlerCard, InferEnd, InferJob, InferOutputs, InferRequest, ModelTarget
-from corosrv.jobs.terms import Terms
-from corosrv.tensors import Tensor
+from corosrv.base.errors import CallCancelled, CorosrvError
+from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferOutputs, InferRequest, ModelTarget
+from corosrv.contracts.jobs.terms import Terms
+from corosrv.fleet.cluster.connection import RedisClient
+from corosrv.fleet.cluster.keys import KeyNames
+from corosrv.fleet.cluster.queue_link import QueueLink
+from corosrv.fleet.cluster.queue_names import QueueNames
+from corosrv.fleet.cluster.queue_timing import QueueTiming
+from corosrv.formats.tensors import Tensor
+from corosrv.workers.dispatch.dispatcher import Dispatcher
+from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup
+from corosrv.workers.dispatch.permits import Permit, PermitPool
 
 ROOT = Path(__file__).parent.parent.parent
 

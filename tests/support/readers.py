@@ -5,12 +5,12 @@ from types import TracebackType
 
 import gevent.queue
 
-from corosrv.errors import CorosrvError, ReadTimeout
-from corosrv.jobs import Chunk, Finish, Sink
+from corosrv.base.errors import CorosrvError, ReadTimeout
+from corosrv.contracts.jobs import Chunk, Finish, Sink
 
 
 class HandDrivenReader:
-    """A corosrv.jobs.Reader for greenlets: gives what was given to it, in the pieces it was given in."""
+    """A corosrv.contracts.jobs.Reader for greenlets: gives what was given to it, in the pieces it was given in."""
 
     def __init__(self, n_tasks: int = 1) -> None:
         self.is_cancelled = False

@@ -1,4 +1,4 @@
-"""Texts of a grammar, drawn at random: for grammars as corosrv.structured writes them."""
+"""Texts of a grammar, drawn at random: for grammars as corosrv.formats.structured writes them."""
 
 from __future__ import annotations
 

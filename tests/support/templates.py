@@ -3,8 +3,8 @@
 import itertools
 from typing import Any
 
-from corosrv.engine.chat import ChatTemplate
-from corosrv.jobs import Messages
+from corosrv.contracts.jobs import Messages
+from corosrv.models.engine.chat import ChatTemplate
 
 MARKERS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]", "<|eot_id|>")
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from corosrv.encoder.__main__ import main, open_tried
-from corosrv.encoder.encoding import Encoding, EncodingFailed
-from corosrv.encoder.opening import ProjectorOptions
-from corosrv.jobs import Image
-from corosrv.transfer.messages import RowSegment
+from corosrv.contracts.jobs import Image
+from corosrv.images.encoder.__main__ import main, open_tried
+from corosrv.images.encoder.encoding import Encoding, EncodingFailed
+from corosrv.images.encoder.opening import ProjectorOptions
+from corosrv.images.transfer.messages import RowSegment
 from tests.support.token_table import TokenTable
 
 MODULE = "tests.support.token_encoder"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from corosrv.jobs import Pieces, Rows, Tokens
+from corosrv.contracts.jobs import Pieces, Rows, Tokens
 from tests.support.token_table import TokenTable
 
 Run = tuple[str, Sequence[int]]  # "tokens" or "rows", and the ids of either

@@ -4,8 +4,8 @@ import math
 import struct
 from collections.abc import Sequence
 
-from corosrv.engine import Chunk, Engine
-from corosrv.jobs import EmbedJob, Finish, Text
+from corosrv.contracts.jobs import EmbedJob, Finish, Text
+from corosrv.models.engine import Chunk, Engine
 from tests.support.engines import read_all
 
 

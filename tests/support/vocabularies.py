@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from corosrv.errors import PromptTooLong, Refused
-from corosrv.jobs import InfillTokens, Messages, Prompt, Text, Tokens
+from corosrv.base.errors import PromptTooLong, Refused
+from corosrv.contracts.jobs import InfillTokens, Messages, Prompt, Text, Tokens
 
 BOS, EOS, PREFIX, SUFFIX, MIDDLE, REPOSITORY, FILE = range(256, 263)
 _MARKS = {
@@ -18,7 +18,9 @@ _MARKS = {
 
 
 class ByteVocabulary:
-    """A corosrv.jobs.Vocabulary with a token for each byte. Texts of more than `longest` bytes are too long."""
+    """A corosrv.contracts.jobs.Vocabulary with a token for each byte. Texts of more than `longest` bytes are too
+    long.
+    """
 
     size = 263
     bos = "<s>"

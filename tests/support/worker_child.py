@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from corosrv.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
-from corosrv.wire.codec import StructCodec
-from corosrv.wire.messages import (
+from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
+from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.wire.messages import (
     PROTOCOL,
     Cancel,
     ControlToServer,
@@ -34,7 +34,7 @@ from corosrv.wire.messages import (
     SlotToWorker,
     WorkerLeaving,
 )
-from corosrv.wire.thread_channel import ThreadChannel
+from corosrv.workers.wire.thread_channel import ThreadChannel
 
 TIMEOUT = 20  # seconds that anything may take
 
@@ -83,7 +83,7 @@ class ChildProcess:
         their_lifeline, self._lifeline = os.pipe()
         ends = ["--control", str(theirs.fileno()), "--lifeline", str(their_lifeline)]
         self.process = subprocess.Popen(
-            [python, "-m", "corosrv.worker", *ends],
+            [python, "-m", "corosrv.workers.worker", *ends],
             pass_fds=[theirs.fileno(), their_lifeline],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
             cwd=cwd,

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from corosrv import structured
-from corosrv.errors import InvalidSchema
+from corosrv.base.errors import InvalidSchema
+from corosrv.formats import structured
 from tests.support.oracle import shared_oracle
 from tests.support.sentences import Sentences
 

@@ -15,7 +15,7 @@ CRASHING, HANGING, GREEDY = 601, 602, 603
 
 
 def _give_faults_to_encoder() -> None:
-    from corosrv.encoder.mtmd import Projector
+    from corosrv.images.encoder.mtmd import Projector
 
     encode = Projector.encode
 

@@ -1,0 +1,98 @@
+"""Defines errors of calls to handlers, which user code in a worker process answers."""
+
+from __future__ import annotations
+
+from corosrv.base.errors.base import CorosrvError, ErrorKind
+from corosrv.base.errors.refused import Refused
+from corosrv.base.errors.unavailable import Unavailable
+
+
+class AppError(CorosrvError):
+    """An application registers a handler that cannot be served; names the function and says what to do."""
+
+
+class InvalidTensor(Refused):
+    """A tensor is not what its name, datatype and shape say; names it."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"tensor {name[:120]!r} {problem}", name[:120])
+
+
+class CallRefused(Refused):
+    """The handler refused its input; the words are its own."""
+
+
+class Conflict(Refused):
+    """The call cannot be made as things stand: two models match alike, or a chain of calls would wait for itself."""
+
+    status = 409
+    kind = ErrorKind.CONFLICT
+
+
+class NotHandedOver(Unavailable):
+    """A worker could not be given the call; nothing of it has run there, so that it may go to another."""
+
+
+class DeadlinePassed(CorosrvError):
+    """The call's time was over, while it waited or while it ran."""
+
+    status = 504
+    kind = ErrorKind.DEADLINE_PASSED
+    code = "deadline_exceeded"
+    should_retry = False  # the next try would have the same time, and be computed as far
+
+
+class EncodeTimedOut(DeadlinePassed):
+    """An image took longer to be encoded than the operator allows."""
+
+    code = "image_timeout"
+
+
+class CallCancelled(CorosrvError):
+    """The call was cancelled: by its client, or by its handler."""
+
+    status = 499
+    kind = ErrorKind.CLIENT_GONE
+    code = "cancelled"
+
+
+class GroupAborted(CallCancelled):
+    """The group of the request was aborted, and there is nothing of its answer that could be given."""
+
+    code = "group_aborted"
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"the group {group[:120]!r} of this request was aborted")
+
+
+class KeyReused(Refused):
+    """An Idempotency-Key came a second time, with another request."""
+
+    status = 422
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "Idempotency-Key", "idempotency_key_reused")
+
+
+class HandlerFailed(CorosrvError):
+    """The handler raised, or returned what it must not. Its own words are in the log, and never in an answer."""
+
+    code = "handler_failed"
+
+
+class AnswerTooLarge(CorosrvError):
+    """The handler's answer is larger than a message may be."""
+
+    kind = ErrorKind.TOO_LARGE
+    code = "answer_too_large"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the answer is larger than the {limit} bytes that a message may have")
+
+
+class WorkerLost(CorosrvError):
+    """The worker process ended after the call was handed over; the call may have run."""
+
+    status = 502
+    kind = ErrorKind.WORKER_LOST
+    code = "worker_lost"

@@ -1,0 +1,98 @@
+"""Defines errors of a server that cannot take a request now."""
+
+from __future__ import annotations
+
+from corosrv.base.errors.base import CorosrvError, ErrorKind
+
+
+class Unavailable(CorosrvError):
+    """This server cannot take the request now."""
+
+    status = 503
+    kind = ErrorKind.UNAVAILABLE
+    retry_after: int | None = 1
+
+
+class Starting(Unavailable):
+    """The model is loading. `has_waited`: for as long as the operator lets requests wait for it."""
+
+    def __init__(self, message: str, *, has_waited: bool = False) -> None:
+        super().__init__(message)
+        if has_waited:
+            self.should_retry = False
+
+
+class ModelFailed(Unavailable):
+    """The model could not be loaded. Without `retry_after` nothing helps until an operator has acted."""
+
+    def __init__(self, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ShuttingDown(Unavailable):
+    """The server is stopping."""
+
+
+class NoWorker(Unavailable):
+    """The model or capability is known, but no worker serves it now, and none may be started."""
+
+
+class NoDescriptor(Unavailable):
+    """The process has no free file descriptor, and the request needs one."""
+
+
+class SlotBusy(Unavailable):
+    """The slot that the request needs has a task, which did not end in time."""
+
+
+class TooManyBodies(Unavailable):
+    """The bodies of all requests that are being read are too large together."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the bodies of all requests at once exceed the {limit} bytes allowed; try again")
+
+
+class TooManyImages(Unavailable):
+    """The images of all requests at once take too much memory together."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the images of all requests at once exceed the {limit} bytes allowed; try again")
+
+
+class TooBusy(Unavailable):
+    """A check of the request could not be made in time: the machine was busy or paused. The request may be fine."""
+
+
+class QueueFull(Unavailable):
+    """The queue of jobs that wait for a slot is full."""
+
+    status = 429
+    kind = ErrorKind.RATE_LIMITED
+    code = "queue_full"
+
+
+class TooManyMembers(Unavailable):
+    """The request names a group, and as many requests are in groups as may be."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"more than {limit} requests are in groups; try again, or leave out X-Group-Id")
+
+
+class EncoderBusy(Unavailable):
+    """Too many images wait for the encoder."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} images wait for the encoder already; try again")
+
+
+class DecoderUnavailable(Unavailable):
+    """An image cannot be decoded now: no process for it could be started, or somebody killed it."""
+
+
+class EncoderUnavailable(Unavailable):
+    """Images cannot be encoded now: the encoder process died too often, or did not answer in time."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

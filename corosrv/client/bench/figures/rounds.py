@@ -1,0 +1,144 @@
+"""Computes the figures of one round from its outcomes. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from corosrv.client.bench.figures import stats
+from corosrv.client.bench.figures.stats import Quantiles
+from corosrv.client.bench.load.outcome import RequestOutcome
+
+BUSY = 0.8  # of a core: from here on the load's own process may be what limits
+
+
+class ClientCpu(msgspec.Struct, frozen=True):
+    """The cost of producing the load: the busiest process's share of a core, all processes' share of the machine, and
+    microseconds for each event with text, sending and connecting included."""
+
+    core: float
+    machine: float
+    us_per_event: float
+
+    @property
+    def is_limit(self) -> bool:
+        return self.core >= BUSY
+
+
+class RoundFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One round. Latencies are in seconds; tokens and rates count streams that ended well."""
+
+    seconds: float
+    requests: int
+    failures: dict[str, int]
+    example: str = ""  # of a failure, in the server's or the system's words
+    tokens: int
+    prompt_tokens: float | None
+    tokens_per_s: float
+    requests_per_s: float
+    stream_tokens_per_s: float | None  # of the median stream, from its first token on
+    tokens_per_arrival: float | None
+    counted_by: str  # usage, events, or both
+    early_stops: int  # streams that stopped before the asked length, with the reason stop
+    ttft: Quantiles | None
+    itl: Quantiles | None
+    total: Quantiles | None
+    arriving_ttft: Quantiles | None = None  # of the long prompts, in the mix `arrivals`
+    cpu: ClientCpu
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
+
+
+def figures(outcomes: list[RequestOutcome], cpu: tuple[float, ...], cores: int, max_tokens: int) -> RoundFigures:
+    """Computes the figures of one round whose requests asked for `max_tokens` tokens."""
+    good = [outcome for outcome in outcomes if outcome.failure is None]
+    streams = [outcome for outcome in good if not outcome.is_arriving]
+    seconds = _span(outcomes)
+    tokens = sum(outcome.tokens for outcome in good)
+    bad = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    return RoundFigures(
+        seconds=seconds,
+        requests=len(outcomes),
+        failures=dict(Counter(failure.label for failure in bad)),
+        example=bad[0].detail if bad else "",
+        tokens=tokens,
+        prompt_tokens=_mean(outcome.prompt_tokens for outcome in streams),
+        tokens_per_s=tokens / seconds if seconds else 0.0,
+        requests_per_s=len(good) / seconds if seconds else 0.0,
+        stream_tokens_per_s=stats.median(map(_stream_speed, streams)),
+        tokens_per_arrival=_tokens_per_arrival(good),
+        counted_by=_counted_by(good),
+        early_stops=sum(outcome.finish == "stop" and outcome.tokens < max_tokens for outcome in good),
+        ttft=stats.quantiles(ttfts(streams)),
+        itl=stats.quantiles(gaps(outcomes)),
+        total=stats.quantiles(outcome.total for outcome in streams),
+        arriving_ttft=stats.quantiles(ttfts(outcome for outcome in good if outcome.is_arriving)),
+        cpu=_cpu(cpu, seconds, cores, sum(outcome.events for outcome in outcomes)),
+    )
+
+
+def ttfts(outcomes: Iterable[RequestOutcome]) -> Iterator[float]:
+    return (outcome.ttft for outcome in outcomes if outcome.ttft is not None)
+
+
+def gaps(outcomes: list[RequestOutcome]) -> Iterator[float]:
+    """Yields the seconds between one arrival and the next of streams that ended well.
+
+    Where long prompts arrived, only gaps of the running streams count that ended while a long prompt was read: from the
+    moment when the first was due to the first token of the last.
+    """
+    begin, end = _window([outcome for outcome in outcomes if outcome.is_arriving])
+    for outcome in outcomes:
+        if outcome.failure is None and not outcome.is_arriving:
+            for earlier, later in itertools.pairwise(outcome.arrivals):
+                if begin <= later <= end:
+                    yield later - earlier
+
+
+def _window(arriving: list[RequestOutcome]) -> tuple[float, float]:
+    if not arriving:
+        return float("-inf"), float("inf")
+    ends = (outcome.arrivals[0] if outcome.arrivals else outcome.ended for outcome in arriving)
+    return min(outcome.began for outcome in arriving), max(ends)
+
+
+def _span(outcomes: list[RequestOutcome]) -> float:
+    """Returns the seconds from the beginning of the first request to the end of the last."""
+    if not outcomes:
+        return 0.0
+    return max(outcome.ended for outcome in outcomes) - min(outcome.began for outcome in outcomes)
+
+
+def _stream_speed(outcome: RequestOutcome) -> float | None:
+    """Returns tokens a second after the first arrival, which is taken to bring as many as the others."""
+    n = len(outcome.arrivals)
+    if n < 2 or outcome.arrivals[-1] == outcome.arrivals[0]:
+        return None
+    return outcome.tokens * (n - 1) / n / (outcome.arrivals[-1] - outcome.arrivals[0])
+
+
+def _tokens_per_arrival(outcomes: list[RequestOutcome]) -> float | None:
+    arrivals = sum(len(outcome.arrivals) for outcome in outcomes)
+    return sum(outcome.tokens for outcome in outcomes) / arrivals if arrivals else None
+
+
+def _counted_by(outcomes: list[RequestOutcome]) -> str:
+    by_usage = {outcome.is_counted_by_usage for outcome in outcomes}
+    return "both" if len(by_usage) == 2 else "events" if by_usage == {False} else "usage"
+
+
+def _mean(values: Iterable[int | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None
+
+
+def _cpu(cpu: tuple[float, ...], seconds: float, cores: int, events: int) -> ClientCpu:
+    if not seconds:
+        return ClientCpu(0.0, 0.0, 0.0)
+    return ClientCpu(max(cpu) / seconds, sum(cpu) / seconds / cores, 1e6 * sum(cpu) / events if events else 0.0)

@@ -1,0 +1,180 @@
+"""One round of load on one server, from this process. Waits through gevent's hub."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+
+import gevent
+from gevent import GreenletExit
+from gevent.event import Event
+from gevent.pool import Group
+
+from corosrv.client.bench.load import mixes
+from corosrv.client.bench.load.client import Client
+from corosrv.client.bench.load.outcome import RequestOutcome
+from corosrv.client.bench.load.plan import BenchPlan, Mix, Point
+from corosrv.client.bench.load.schedule import poisson, share
+from corosrv.client.bench.load.target import Target
+
+PROGRESS_INTERVAL = 0.25  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of one process in one round: part `part` of `parts`."""
+
+    target: Target
+    plan: BenchPlan
+    point: Point
+    number: int  # of the round
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass(slots=True)
+class Counts:
+    """The progress of a round."""
+
+    done: int = 0
+    failed: int = 0
+    open: int = 0
+    events: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.done + other.done, self.failed + other.failed, self.open + other.open, self.events + other.events
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """The outcomes of a process's work, and the processor time that producing the load took."""
+
+    outcomes: list[RequestOutcome] = field(default_factory=list)
+    cpu: float = 0.0  # seconds of processor time
+    is_interrupted: bool = False
+
+
+class Load:
+    """Runs one round. Made before it begins, so that preparing it is not measured."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._client = Client(work.target, work.plan.timeout)
+        self._outcomes: list[RequestOutcome] = []
+        self._counts = Counts()
+        self._greenlets = Group()
+        self._is_interrupted = False
+        self._numbers = share(work.plan.n_requests(work.point), work.part, work.parts)
+        is_arriving = work.plan.mix is Mix.ARRIVALS
+        self._requests = {i: self._request(i, is_arriving) for i in self._numbers}
+
+    def run(self, begin: float, on_progress: Callable[[Counts], None]) -> Yield:
+        """Begins at `begin` of the monotonic clock, and waits until the last answer is over."""
+        time.sleep(max(0.0, begin - monotonic()))
+        cpu = time.process_time()
+        if not self._is_interrupted:
+            ticker = gevent.spawn(self._tell, on_progress)
+            self._greenlets.spawn(self._loop(), begin)
+            self._greenlets.join()
+            ticker.kill()
+        on_progress(self.counts())
+        return Yield(self._outcomes, time.process_time() - cpu, self._is_interrupted)
+
+    @contextlib.contextmanager
+    def stopped_by(self, *signals: signal.Signals) -> Iterator[None]:
+        """Lets a signal end the round with the outcomes so far.
+
+        Raised as an interrupt, it would lose those of the greenlet that happens to run. For the main thread alone.
+        """
+        loop = gevent.get_hub().loop
+
+        def stop(*_: object) -> None:
+            self._is_interrupted = True
+            loop.run_callback_threadsafe(self._greenlets.kill, GreenletExit, False)
+
+        handlers = {number: signal.signal(number, stop) for number in signals}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def counts(self) -> Counts:
+        running = self._client.open
+        events = self._counts.events + sum(transcript.events for transcript in running)
+        return Counts(self._counts.done, self._counts.failed, len(running), events)
+
+    def _loop(self) -> Callable[[float], None]:
+        if self._work.plan.mix is Mix.ARRIVALS:
+            return self._arrivals
+        return self._open_loop if self._work.point.rate else self._closed_loop
+
+    def _closed_loop(self, begin: float) -> None:
+        numbers = iter(self._numbers)  # shared: who is free takes the next
+        for _ in share(self._work.point.clients, self._work.part, self._work.parts):
+            self._greenlets.spawn(self._take_turns, numbers)
+
+    def _take_turns(self, numbers: Iterator[int]) -> None:
+        for i in numbers:
+            self._keep(self._client.ask(self._requests[i], self._work.plan.tokens))
+
+    def _open_loop(self, begin: float) -> None:
+        """Sends requests when they are due; one that begins late counts from the moment when it was due."""
+        work = self._work
+        times = poisson(work.point.rate, work.plan.n_requests(work.point), f"{work.plan.seed}/{work.number}")
+        for i in self._numbers:
+            due_time = begin + times[i]
+            gevent.sleep(max(0.0, due_time - monotonic()))
+            self._greenlets.spawn(self._ask_once, i, due_time, False)
+
+    def _ask_once(self, i: int, due_time: float, is_arriving: bool) -> None:
+        self._keep(self._client.ask(self._requests[i], self._work.plan.tokens, due_time, is_arriving))
+
+    def _arrivals(self, begin: float) -> None:
+        """Sends long prompts once every client has a stream running; the clients go on until the last is answered."""
+        work = self._work
+        stop = Event()
+        running = [Event() for _ in range(work.point.clients)]
+        numbers = itertools.count()
+        for event in running:
+            self._greenlets.spawn(self._keep_running, numbers, event, stop)
+        gevent.wait(running)
+        begin = monotonic()
+        arriving = Group()
+        for i, at in enumerate(poisson(work.point.rate, len(self._numbers), f"{work.plan.seed}/{work.number}")):
+            gevent.sleep(max(0.0, begin + at - monotonic()))
+            arriving.add(self._greenlets.spawn(self._ask_once, i, begin + at, True))
+        arriving.join()
+        stop.set()
+
+    def _keep_running(self, numbers: Iterator[int], is_running: Event, stop: Event) -> None:
+        while not stop.is_set():
+            request = self._request(next(numbers), is_arriving=False)
+            outcome = self._client.ask(request, self._work.plan.tokens, on_text=is_running.set)
+            self._keep(outcome)
+            is_running.set()  # also when it failed: nobody should wait for it
+            if outcome.failure is not None:
+                return
+
+    def _request(self, index: int, is_arriving: bool) -> bytes:
+        work = self._work
+        body = mixes.body(work.plan, work.target.model, work.number, index, is_arriving)
+        return work.target.request("POST", "/chat/completions" if work.plan.is_chat else "/completions", body)
+
+    def _keep(self, outcome: RequestOutcome) -> None:
+        self._outcomes.append(outcome)
+        self._counts.done += outcome.failure is None
+        self._counts.failed += outcome.failure is not None
+        self._counts.events += outcome.events
+
+    def _tell(self, on_progress: Callable[[Counts], None]) -> None:
+        while True:
+            gevent.sleep(PROGRESS_INTERVAL)
+            on_progress(self.counts())

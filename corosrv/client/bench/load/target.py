@@ -1,0 +1,58 @@
+"""A server under load: its address, and the form of a request to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from corosrv.base.errors import BenchError
+
+PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An OpenAI-compatible server. `base` is the path before `/models` and the rest, `name` what reports call it."""
+
+    name: str
+    host: str
+    port: int
+    base: str = "/v1"
+    is_tls: bool = False
+    model: str = ""
+    api_key: str = ""
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.base}"
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """Makes one whole request, with a connection of its own, so that the answer's end is never in doubt."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [f"{method} {self.base}{path} HTTP/1.1", f"Host: {host}:{self.port}", "Connection: close"]
+        if self.api_key:
+            lines.append(f"Authorization: Bearer {self.api_key}")
+        if body:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        return "\r\n".join((*lines, "", "")).encode("latin-1") + body
+
+
+def parse(url: str, name: str = "", model: str = "", api_key: str = "") -> Target:
+    """Parses the address of a server, with or without `/v1`. Raises BenchError."""
+    try:
+        parts = urlsplit(url)
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
+    except ValueError as error:
+        raise BenchError(f"{url} is not an address: {error}") from None
+    if scheme not in PORTS or not host:
+        raise BenchError(f"{url} is not the address of a server, such as http://127.0.0.1:8080")
+    if parts.query or parts.fragment or parts.username:
+        raise BenchError(f"{url}: only scheme, host, port and path can be given")
+    if not api_key.isprintable() or not api_key.isascii():
+        raise BenchError("the API key has characters that a header cannot hold")
+    base = parts.path.rstrip("/")
+    if not base.endswith("/v1"):
+        base += "/v1"
+    port = PORTS[scheme] if port is None else port
+    return Target(name or f"{host}:{port}", host, port, base, scheme == "https", model, api_key)

@@ -1,0 +1,110 @@
+"""Words figures for people."""
+
+from __future__ import annotations
+
+from corosrv.client.bench.report.document import Section, ServerFigures
+from corosrv.client.bench.report.machine import Machine
+
+NONE = "-"
+BUSY_LOAD = 0.5  # waiting or running tasks for each core
+
+
+def number(value: float | None) -> str:
+    """Writes a number with about three digits."""
+    if value is None:
+        return NONE
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+
+
+def ms(seconds: float | None) -> str:
+    return NONE if seconds is None else number(1000 * seconds)
+
+
+def ratio(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
+def count(n: int, thing: str) -> str:
+    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
+
+
+def times(value: float | None) -> str:
+    """Writes a ratio, or nothing."""
+    return "" if value is None else f"{value:.2f} x"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def failures(counts: dict[str, int], example: str = "") -> str:
+    """Writes the failures as `3 (2 timeout, 1 HTTP 500: out of memory)`, or `0`."""
+    kinds = ", ".join(f"{n} {label}" for label, n in sorted(counts.items()))
+    return f"{sum(counts.values())} ({kinds}{f': {example}' if example else ''})" if counts else "0"
+
+
+def machine(machine: Machine) -> str:
+    parts = (
+        machine.processor,
+        count(machine.cores, "core"),
+        f"{machine.memory / 2**30:.0f} GiB",
+        machine.system,
+        f"Python {machine.python}",
+        f"corosrv {machine.corosrv}",
+        f"llama-cpp-python {machine.libllama}" if machine.libllama else "",
+        machine.taken,
+    )
+    return ", ".join(filter(None, parts))
+
+
+def doubts(machine: Machine) -> str:
+    """Words a reason to doubt all figures of a machine; empty if there is none."""
+    if machine.load_average < BUSY_LOAD * machine.cores:
+        return ""
+    return (
+        f"The machine was busy before: a load average of {machine.load_average:.1f} on {count(machine.cores, 'core')}."
+    )
+
+
+def size(section: Section) -> str:
+    return f"{count(section.tokens, 'token')} each, {count(section.rounds, 'round')}"
+
+
+def notes(section: Section) -> list[str]:
+    """Returns the notes that a reader of a section needs: how figures were taken, and reasons to doubt them."""
+    servers = [server for point in section.points for server in point.servers if server.rounds]
+    lines = [line for server in servers for line in _doubts(server)]
+    return list(dict.fromkeys((*_method(section, servers), *lines)))
+
+
+def _method(section: Section, servers: list[ServerFigures]) -> list[str]:
+    lines = [
+        "Each figure is the median of the rounds' figures, max is the worst of all; ratios are of medians.",
+        "TTFT counts from the beginning of the request, connecting included; with a rate, from when it was due.",
+        "ITL is the time between two reads that brought text; tokens that come in one read are one arrival.",
+    ]
+    if section.mix == "arrivals":
+        lines.append("ITL is that of the running streams, from when the first long prompt is due to the last's answer.")
+    if section.is_interrupted:
+        lines.append("Interrupted: the figures are of what was done until then.")
+    if any(each.counted_by != "usage" for server in servers for each in server.rounds):
+        lines.append("Some tokens are counted by events, because a stream had no usage: there may have been more.")
+    if not section.is_forced:
+        lines.append("The length of answers was left to the model: streams may have stopped early.")
+    return lines
+
+
+def _doubts(server: ServerFigures) -> list[str]:
+    stops = sum(each.early_stops for each in server.rounds)
+    lines = (
+        [f"{server.name}: {count(stops, 'stream')} stopped before the asked length; rates compare less."]
+        if stops
+        else []
+    )
+    busiest = max(server.rounds, key=lambda each: each.cpu.core).cpu
+    if busiest.is_limit:
+        lines.append(
+            f"{server.name}: this client used {percent(busiest.core)} of a core and may be the limit: use --processes."
+        )
+    return lines

@@ -1,0 +1,187 @@
+"""All settings of one process, read from every source at once."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from corosrv.base.errors import SettingsError
+from corosrv.contracts.settings import model_list, sources
+from corosrv.contracts.settings.app import AppSettings, KserveSettings
+from corosrv.contracts.settings.cluster import ClusterSettings
+from corosrv.contracts.settings.hub import HubSettings
+from corosrv.contracts.settings.images import ImageSettings
+from corosrv.contracts.settings.management import OperatorSettings
+from corosrv.contracts.settings.model import ModelSettings, models_of, queue_per_key_of
+from corosrv.contracts.settings.peers import PeerSettings
+from corosrv.contracts.settings.predictor import PredictionSettings
+from corosrv.contracts.settings.server import ServerSettings
+from corosrv.contracts.settings.sources import PREFIX, UPSTREAM_KEY
+from corosrv.contracts.settings.upstream import UpstreamSettings
+
+# The one table of all settings: each field of these is a flag, a variable and a line of the settings file.
+PARTS: tuple[type, ...] = (
+    ModelSettings,
+    ServerSettings,
+    HubSettings,
+    ImageSettings,
+    PredictionSettings,
+    AppSettings,
+    OperatorSettings,
+    KserveSettings,
+    UpstreamSettings,
+    ClusterSettings,
+    PeerSettings,
+)
+_OTHER_VARIABLES = ("config", "cflags", "llama_prefix")
+_SECRETS = frozenset(
+    variable
+    for part in PARTS
+    for secret in fields(part)
+    if secret.metadata["is_secret"]
+    for variable in (PREFIX + secret.name.upper(), secret.metadata["also"])
+) | {PREFIX + "MGMT_TOKEN_FILE"}
+_KEY_OPTION = re.compile(r"[?&]api_key_env=(\w+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of one process, by part.
+
+    A server has models, a predictor, an application, upstreams, peers, or several of them.
+    """
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    hub: HubSettings = field(default_factory=HubSettings)
+    images: ImageSettings = field(default_factory=ImageSettings)
+    models: tuple[ModelSettings, ...] = ()  # the first is loaded at start
+    predictor: PredictionSettings | None = None
+    app: AppSettings | None = None
+    operator: OperatorSettings = field(default_factory=OperatorSettings)
+    kserve: KserveSettings = field(default_factory=KserveSettings)
+    upstream: UpstreamSettings | None = None
+    cluster: ClusterSettings | None = None  # None: this server shares nothing with others
+    peer: PeerSettings | None = None
+    queue_per_key: int = ModelSettings.queue_per_key  # calls of handlers, and to upstreams, of one API key; 0: no limit
+    processes: int = 1  # of corosrv serve; one where an application is served, whose workers are processes
+
+
+def load(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Settings:
+    """Reads the settings from file (also `COROSRV_CONFIG`), environment and `overrides`, the later ones winning.
+
+    Where no model is named it is the packaged one, unless a predictor, an application or upstreams are to be served, or
+    peers answer. With peers an unknown model is for them, and no name of a single model served here.
+    Raises SettingsError, which names the variable and the source.
+    """
+    return assemble(sources.read(overrides, environ, file, PARTS))
+
+
+def assemble(raw: sources.RawSettings) -> Settings:
+    """Makes the settings of what all sources have, as load() does."""
+    predictor = _predictor(raw)
+    values = raw.values(ModelSettings)
+    app = AppSettings(**raw.values(AppSettings))
+    upstream = UpstreamSettings(**raw.values(UpstreamSettings))
+    cluster = ClusterSettings(**raw.values(ClusterSettings))
+    peer = PeerSettings(**raw.values(PeerSettings))
+    server = ServerSettings(**raw.values(ServerSettings))
+    operator = OperatorSettings(**raw.values(OperatorSettings))
+    if upstream.router_paths and not operator.mgmt_token_file:
+        words = "opens the management of upstreams at the server's own port, and needs a token for that"
+        raise SettingsError(f"{PREFIX}ROUTER_PATHS {words}: set {PREFIX}MGMT_TOKEN_FILE")
+    is_elsewhere = upstream.is_wanted or bool(peer.urls)
+    if not values.get("model") and predictor is None and not app.is_wanted and not is_elsewhere:
+        values["model"] = model_list.packaged_model()
+        if not values.get("model_alias"):
+            values["model_alias"] = f"{model_list.stem(values['model'])},{model_list.PACKAGED}"
+    return Settings(
+        server=replace(server, strict_model=True) if peer.urls else server,
+        hub=HubSettings(**raw.values(HubSettings)),
+        images=ImageSettings(**raw.values(ImageSettings)),
+        models=models_of(values),
+        predictor=predictor,
+        app=app if app.is_wanted else None,
+        operator=operator,
+        kserve=KserveSettings(**raw.values(KserveSettings)),
+        upstream=upstream if upstream.is_wanted else None,
+        cluster=cluster if cluster.redis_url else None,
+        peer=peer if peer.is_wanted else None,
+        queue_per_key=queue_per_key_of(values),
+        processes=1 if app.is_wanted else app.workers or 1,
+    )
+
+
+def load_predictor(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> PredictionSettings | None:
+    """Reads the predictor's settings alone, as load() does; None where no predictor is to be served."""
+    return _predictor(sources.read(overrides, environ, file, PARTS))
+
+
+def load_hub(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> HubSettings:
+    """Reads the hub's settings alone, as load() does."""
+    return HubSettings(**sources.read(overrides, environ, file, PARTS).values(HubSettings))
+
+
+def _predictor(raw: sources.RawSettings) -> PredictionSettings | None:
+    """Makes the predictor's settings; `slots` are among them where no model is to be served."""
+    values, model_values = raw.values(PredictionSettings), raw.values(ModelSettings)
+    if not values.get("predictor"):
+        return None
+    is_alone = not model_values.get("model")
+    if is_alone and "slots" in model_values and "predictor_slots" not in raw.own_values(PredictionSettings):
+        values["predictor_slots"] = model_values["slots"]
+    return PredictionSettings(**values)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Lists variables that look like settings and are none: misspelt, or of another version."""
+    known = _variables()
+    return sorted(
+        name for name in environ if name.startswith(PREFIX) and name not in known and not name.startswith(UPSTREAM_KEY)
+    )
+
+
+def child_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the variables of a process that a server starts: all but those with the server's keys and passwords.
+
+    Such a process runs other people's code, or reads what clients send. The user's own variables stay (HF_TOKEN), as
+    predictors and applications may need them.
+    """
+    environ = os.environ if environ is None else environ
+    secrets = _SECRETS | _upstream_keys(environ.get(PREFIX + "UPSTREAM", ""), environ.get(PREFIX + "CONFIG", ""))
+    return {name: value for name, value in environ.items() if name not in secrets and not name.startswith(UPSTREAM_KEY)}
+
+
+@cache
+def _upstream_keys(upstream: str, config: str) -> frozenset[str]:
+    """Returns the variables with the keys of the upstreams that these sources name. Reads the file once."""
+    environ = {PREFIX + "UPSTREAM": upstream, PREFIX + "CONFIG": config}
+    values = sources.read(None, environ, None, PARTS).values(UpstreamSettings)
+    return frozenset(_KEY_OPTION.findall(values.get("upstream", "")))
+
+
+def with_nearest(unknown: str) -> str:
+    """Returns the name of an unknown variable with the setting that may be meant, if one is spelt nearly so."""
+    nearest = difflib.get_close_matches(unknown, sorted(_variables()), n=1, cutoff=0.8)
+    return f"{unknown} (did you mean {nearest[0]}?)" if nearest else unknown
+
+
+def _variables() -> set[str]:
+    return {PREFIX + name.upper() for name in (*sources.names(PARTS), *_OTHER_VARIABLES)}

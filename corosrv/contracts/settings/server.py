@@ -1,0 +1,164 @@
+"""Settings of a server: how it behaves towards its clients. Checked and frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from corosrv.base.errors import SettingsError
+from corosrv.contracts.settings import sources
+from corosrv.contracts.settings.checks import (
+    DAY,
+    FOLDER,
+    Check,
+    at_least,
+    between,
+    empty_or,
+    of_bytes,
+    one_of,
+    or_else,
+)
+from corosrv.contracts.settings.sources import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings of a whole server, whatever it serves."""
+
+    model_bytes: int = setting(
+        0,
+        "bytes that all loaded models may take; idle ones make room, the least recently used first; 0: no limit",
+        check=of_bytes(0),
+    )
+    model_idle_s: float = setting(
+        0.0, "seconds without a job after which a model is unloaded; 0: never", check=between(0, DAY)
+    )
+    model_wait_s: float = setting(
+        300.0, "seconds that a request waits for its model to be loaded", check=between(0, DAY)
+    )
+    n_predict: int = setting(
+        -1,
+        "tokens of an answer if the request sets no limit; -1: until the context is full",
+        check=or_else(-1, at_least(1)),
+    )
+    temp: float = setting(0.8, "temperature if the request sets none", check=between(0, 100))
+    seed: int = setting(-1, "seed if the request sets none; -1: random", check=between(-1, 2**32 - 1))
+    strict_model: bool = setting(
+        False,
+        "1: an unknown model name is 404, as it always is with several models; 0: a single model answers to any",
+    )
+    max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413", check=at_least(1024))
+    bodies_bytes: int = setting(
+        268_435_456,
+        "bytes that the bodies of all requests may take in memory; more are refused with 503",
+        check=of_bytes(1024),
+    )
+    response_store_bytes: int = setting(
+        67_108_864,
+        "bytes of stored answers of the Responses API, an equal part for each API key; 0: none are stored",
+        check=of_bytes(0),
+    )
+    idempotency_bytes: int = setting(
+        67_108_864,
+        "bytes of answers kept for requests that are repeated with their Idempotency-Key, an equal part for each API "
+        "key, and the same again for calls over v2 of handlers and of language models; 0: the header is ignored",
+        check=of_bytes(0),
+    )
+    idempotency_s: float = setting(
+        86_400.0, "seconds for which such an answer is kept, unless newer ones need the room", check=between(1, 7 * DAY)
+    )
+    api_keys: str = setting(
+        "",
+        "comma-separated API keys, one of which each request must carry; empty: no key is needed",
+        is_secret=True,
+    )
+    api_key_file: str = setting("", "path of a file with more API keys, one a line")
+    cors_origins: str = setting(
+        "",
+        "comma-separated origins whose web pages may call, as https://page.example; localhost: pages of this machine; "
+        "*: any; empty: any if API keys are set, otherwise localhost, and as a blueprint what the app says that it "
+        "is in. Only origins given in full may send credentials",
+    )
+    allowed_hosts: str = setting(
+        "",
+        "comma-separated host names by which a server without API keys may be called, besides local names and "
+        "addresses; *.example.com: every name below; *: any; empty: only local ones on a loopback address, any on "
+        "others and as a blueprint in another Flask app",
+    )
+    log_level: str = setting(
+        "info",
+        "debug: a line for every job, info: for each that ended early, warning: for none",
+        check=one_of("debug", "info", "warning"),
+    )
+    log_format: str = setting(
+        "text",
+        "how lines of log are written: text, or json (corosrv serve: gunicorn's too)",
+        check=one_of("text", "json"),
+    )
+    metrics: bool = setting(True, "1: GET /metrics answers")
+    embeddings: bool = setting(True, "1: POST /v1/embeddings answers; 0: 501")
+    prompt_embeds: bool = setting(False, "1: POST /v1/completions takes embedding rows as prompt_embeds; 0: 400")
+    slots_endpoint: bool = setting(True, "1: GET /slots answers")
+    props: bool = setting(False, "1: POST /props answers")
+    slot_save_path: str = setting(
+        "", "folder in which clients may save the contents of slots; empty: none may be saved", check=empty_or(FOLDER)
+    )
+    slot_save_bytes: int = setting(
+        17_179_869_184,
+        "bytes that all files in slot_save_path may take; more are not saved; 0: no limit",
+        check=of_bytes(0),
+    )
+    sse_ping_interval: float = setting(
+        15.0, "seconds of silence in a stream before a comment line; -1: never", check=or_else(-1, between(0.1, DAY))
+    )
+    write_timeout_s: float = setting(
+        30.0, "seconds that a client may accept no data before its answer is ended", check=between(1, DAY)
+    )
+    head_timeout_s: float = setting(10.0, "seconds in which the head of a request must arrive", check=between(1, DAY))
+    body_timeout_s: float = setting(30.0, "seconds in which the body of a request must arrive", check=between(1, DAY))
+    body_rate: float = setting(
+        1024.0, "bytes a second at which a body must arrive, after 10 seconds", check=between(1, 1_000_000_000)
+    )
+    unloadable_s: float = setting(
+        10.0,
+        "seconds after which a server none of whose models could be loaded ends, with a status on which systemd starts "
+        "it again; -1: it goes on and says so",
+        check=or_else(-1, between(0, DAY)),
+    )
+    drain_s: float = setting(
+        25.0, "seconds that running streams get to finish after a stop signal", check=between(0, DAY)
+    )
+    engine: str = setting(
+        "inproc",
+        "inproc: the engine lives in this process",
+        check=Check(lambda engine: engine == "inproc", "must be 'inproc': a shared engine is not built yet"),
+    )
+
+    def __post_init__(self) -> None:
+        sources.check(self)
+        self.keys  # noqa: B018 - read here as well, so that a file that cannot be used stops the start
+        if self.bodies_bytes < self.max_body_bytes:
+            words = f"must be at least COROSRV_MAX_BODY_BYTES, which is {self.max_body_bytes}"
+            raise sources.bad_value("bodies_bytes", words, str(self.bodies_bytes))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The API keys of both settings. Reads the file; raises SettingsError where it cannot or has none."""
+        if not self.api_key_file:
+            return sources.split_words(self.api_keys)
+        try:
+            lines = Path(self.api_key_file).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"COROSRV_API_KEY_FILE cannot be read: {error}") from error
+        in_file = tuple(line.strip() for line in lines if line.strip())
+        if not in_file:
+            raise SettingsError("COROSRV_API_KEY_FILE has no API key in it")
+        return sources.split_words(self.api_keys) + in_file
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return sources.split_words(self.cors_origins)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return sources.split_words(self.allowed_hosts)

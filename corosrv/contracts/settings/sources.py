@@ -1,0 +1,193 @@
+"""Reads settings from their sources. In order: defaults, TOML or JSON file, environment `COROSRV_*`, command line.
+
+A part is a frozen dataclass whose fields are made by setting(); all parts share one file and one environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from corosrv.base.errors import SettingsError
+from corosrv.contracts.settings.checks import Check
+
+PREFIX = "COROSRV_"
+UPSTREAM_KEY = PREFIX + "UPSTREAM_KEY_"  # variables that begin so hold keys of upstreams
+COMMAND_LINE = "command line"
+
+_TYPES: dict[str, type] = {
+    "str": str,
+    "int": int,
+    "int | None": int,
+    "float": float,
+    "float | None": float,
+    "bool": bool,
+}
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    check: Check | None = None,
+    also: str = "",
+    is_secret: bool = False,
+) -> Any:
+    """Makes a field with its help text, which the command line shows, and a check of its values.
+
+    `also`: a variable of another server's, which counts where no other source has the setting; `is_secret`: no error
+    message shows its value.
+    """
+    return dataclasses.field(
+        default=default,
+        metadata={"help": help, "check": check, "also": also, "is_secret": is_secret},
+    )
+
+
+def check(part: Any) -> None:
+    """Raises SettingsError for the first setting of a part that its check refuses."""
+    for field in fields(part):
+        check: Check | None = field.metadata["check"]
+        value = getattr(part, field.name)
+        if check is not None and not check.is_good(value):
+            raise bad_value(field.name, check.words, "this value" if field.metadata["is_secret"] else repr(value))
+
+
+def bad_value(name: str, words: str, value: str) -> SettingsError:
+    """Makes the error for a setting whose value is not allowed; `words` say which values are."""
+    return SettingsError(f"{PREFIX}{name.upper()} {words}, not {value}")
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """Returns the members of a comma-separated list, without the empty ones."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def kinds(part: type) -> dict[str, type]:
+    """Returns the type of each setting of a part, by name."""
+    return {field.name: _TYPES[str(field.type)] for field in fields(part)}
+
+
+def names(parts: Iterable[type]) -> frozenset[str]:
+    return frozenset(name for part in parts for name in kinds(part))
+
+
+class SourcedValue(NamedTuple):
+    """A setting's value, and words for the source that it comes from."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class RawSettings:
+    """The settings of all sources, as they came."""
+
+    overrides: Mapping[str, Any]
+    environ: Mapping[str, str]
+    path: Path | None
+    in_file: Mapping[str, Any]
+
+    def values(self, part: type) -> dict[str, Any]:
+        """Returns the settings of a part that some source has. Raises SettingsError, which names the variable."""
+        return {name: sourced.value for name, sourced in self.sourced_values(part).items()}
+
+    def sourced_values(self, part: type) -> dict[str, SourcedValue]:
+        """Returns the same, each with its source."""
+        return self._from_other_servers(part) | self._own(part)
+
+    def own_values(self, part: type) -> dict[str, Any]:
+        """Returns the same without those that come from other servers' variables."""
+        return {name: sourced.value for name, sourced in self._own(part).items()}
+
+    def _own(self, part: type) -> dict[str, SourcedValue]:
+        overrides = {
+            name: SourcedValue(self.overrides[name], COMMAND_LINE)
+            for name in kinds(part)
+            if self.overrides.get(name) is not None
+        }
+        return self._from_file(part) | self._from_environment(part) | overrides
+
+    def _from_other_servers(self, part: type) -> dict[str, SourcedValue]:
+        variables = {field.name: field.metadata["also"] for field in fields(part)}
+        return {
+            name: self._from_variable(variable, kinds(part)[name])
+            for name, variable in variables.items()
+            if variable and self.environ.get(variable)
+        }
+
+    def _from_file(self, part: type) -> dict[str, SourcedValue]:
+        values = {}
+        for name, kind in kinds(part).items():
+            if name not in self.in_file:
+                continue
+            value = self.in_file[name]
+            accepted = (int, float) if kind is float else kind
+            is_right = isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)
+            if not is_right:
+                raise SettingsError(
+                    f"the settings file {self.path}: {name} must be of type {kind.__name__}, not {value!r}"
+                )
+            values[name] = SourcedValue(kind(value), f"file {self.path}")
+        return values
+
+    def _from_environment(self, part: type) -> dict[str, SourcedValue]:
+        variables = {name: PREFIX + name.upper() for name in kinds(part)}
+        return {
+            name: self._from_variable(variable, kinds(part)[name])
+            for name, variable in variables.items()
+            if self.environ.get(variable)
+        }
+
+    def _from_variable(self, variable: str, kind: type) -> SourcedValue:
+        return SourcedValue(parse(variable, kind, self.environ[variable]), f"environment {variable}")
+
+
+def read(
+    overrides: Mapping[str, Any] | None, environ: Mapping[str, str] | None, file: Path | None, parts: Iterable[type]
+) -> RawSettings:
+    """Reads all sources; an override of None is as good as none.
+
+    The file is `file`, otherwise the one that `COROSRV_CONFIG` names. Raises SettingsError, also for a setting in the
+    file that none of `parts` has.
+    """
+    environ = os.environ if environ is None else environ
+    path = file or (Path(environ[PREFIX + "CONFIG"]) if environ.get(PREFIX + "CONFIG") else None)
+    return RawSettings(overrides or {}, environ, path, _parse_file(path, names(parts)) if path else {})
+
+
+def parse(variable: str, kind: type, text: str) -> Any:
+    """Turns a variable's text into a value. Raises SettingsError, which names the variable."""
+    if kind is bool:
+        if text not in ("0", "1"):
+            raise SettingsError(f"{variable} must be 0 or 1, not {text!r}")
+        return text == "1"
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingsError(f"{variable} must be of type {kind.__name__}, not {text!r}") from None
+
+
+def _parse_file(path: Path, names: frozenset[str]) -> dict[str, Any]:
+    try:
+        text = path.read_text("utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError, RecursionError) as error:  # those of both parsers are ValueErrors
+        raise SettingsError(f"the settings file {path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise SettingsError(f"the settings file {path} must be an object of settings by name")
+    for name in values:
+        if name not in names:
+            raise SettingsError(f"the settings file {path} has the unknown setting '{name}'")
+    return values

@@ -1,0 +1,99 @@
+"""Makes patterns of the texts around calls, which leave models some freedom with white space."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from corosrv.dialects.chat.patterns import Pattern
+from corosrv.formats.callformats.cutting import shared_end
+from corosrv.formats.callformats.description import CallField, CallFormat
+
+GAP = r"\s*"
+_NAME = r"[\w.-]*"
+_FIELDS = {CallField.NAME: _NAME, CallField.ID: r"[^\s\"'<>|\[\]]*", CallField.INDEX: r"\d*"}
+_NAME_END = r"(?=[^\w.\s-])"
+_ID_MEMBER = [",", GAP, *'"id"', GAP, ":", GAP, '"', '[^"]*', '"', GAP]
+
+
+def flexible(text: str) -> list[str]:
+    """Returns the steps of a pattern for this text with any white space where it, or JSON, has some."""
+    pieces: list[str] = []
+    is_json = '"' in text or ("}" in text and not text.strip("{}[], \n"))
+    for piece in re.findall(r"\s+|[{}\[\],:]|.", text, re.DOTALL):
+        if piece.isspace():
+            pieces.append(GAP)
+        elif is_json and piece in "{}[],:":
+            pieces += [GAP, re.escape(piece), GAP]
+        else:
+            pieces.append(re.escape(piece))
+    return [piece for at, piece in enumerate(pieces) if piece != GAP or at == 0 or pieces[at - 1] != GAP]
+
+
+class CallPatterns:
+    """The patterns of everything in a call but its arguments. Group 1 of a head is the name."""
+
+    def __init__(self, form: CallFormat) -> None:
+        shared = shared_end(form.start, form.joint)
+        self.first_heads = [Pattern(*_lead(form, start), *_fields(form, last)) for start, last in form.headers]
+        self.next_heads = [
+            Pattern(GAP, *flexible(shared.strip()), *_fields(form, last))
+            for start, last in form.headers
+            if start == form.start
+        ]
+        closing = form.joint[: len(form.joint) - len(shared)].strip()
+        self.ends = [Pattern(GAP, *behind, *flexible(form.end.strip())) for behind in _after_arguments(form)]
+        # The text before the next call, and the same with the beginning of that call.
+        self.joints = [Pattern(GAP, *behind, *flexible(closing), GAP) for behind in _after_arguments(form)]
+        self.whole_joints = [
+            Pattern(GAP, *behind, *flexible(closing), GAP, *flexible(shared.strip()))
+            for behind in _after_arguments(form)
+        ]
+        if form.is_single or form.repeats:
+            self.joints = self.whole_joints = []
+
+
+def first_match(patterns: Iterable[Pattern], text: str) -> re.Match[str] | None:
+    """Returns the match of the first pattern that the text begins with."""
+    return next((match for pattern in patterns if (match := pattern.match(text))), None)
+
+
+def any_may_follow(patterns: Iterable[Pattern], text: str) -> bool:
+    """Returns whether more text could make one of these patterns match."""
+    return any(pattern.may_follow(text) for pattern in patterns)
+
+
+def _optional(text: str) -> list[str]:
+    return [f"(?:{re.escape(text.strip())})?"] if text.strip() else []
+
+
+def _lead(form: CallFormat, start: str) -> list[str]:
+    """Returns the steps of the text before the first field of the first call."""
+    if not start:
+        return [GAP, *_optional(form.joint)]
+    lead = form.lead if start == form.start else ""
+    return [GAP, *_optional(lead), GAP, *flexible(start[len(lead) :].strip())]
+
+
+def _fields(form: CallFormat, last: str) -> list[str]:
+    """Returns the steps from the first field of a call to its arguments; `last`: the text before these."""
+    names = form.before_arguments
+    row: list[str] = []
+    for at, name in enumerate(names):
+        is_first_name = name is CallField.NAME and CallField.NAME not in names[:at]
+        row.append(f"({_NAME})" if is_first_name else _FIELDS[name])
+        row += flexible(form.inner[at] if at < len(names) - 1 else last)
+    if not last.strip():
+        row.append(_NAME_END)
+    elif form.arguments is None:
+        row.append(GAP)
+    return row
+
+
+def _after_arguments(form: CallFormat) -> list[list[str]]:
+    """Returns the steps of what may stand directly behind the arguments."""
+    after = form.after_arguments
+    if not after:
+        return [[], _ID_MEMBER] if form.end.lstrip().startswith("}") else [[]]
+    texts = form.inner[len(form.before_arguments) :]
+    return [[step for text, name in zip(texts, after, strict=True) for step in (*flexible(text), _FIELDS[name])]]

@@ -1,0 +1,195 @@
+"""Reads arguments that are written as a row of keys and values, each between texts of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Mapping
+from enum import Enum
+from functools import lru_cache
+
+from corosrv.dialects.chat.argument_reader import ArgumentReader, JsonReader, NotationReader, escaped, json_of
+from corosrv.dialects.chat.call_patterns import GAP, flexible
+from corosrv.dialects.chat.element_reader import ElementReader
+from corosrv.dialects.chat.patterns import Pattern, first_of, partial_match_at, steps
+from corosrv.formats.callformats.description import ArgumentRow, CallFormat, ElementTree
+
+# What strings of Python have behind a backslash, and the same in JSON.
+_ESCAPES = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "\\": "\\\\", '"': '\\"', "'": "'", "/": "/"}
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+# One that is whole, or will never be.
+_ENDED_ESCAPE = r"\\(?:u(?:[0-9a-fA-F]{4}|(?![0-9a-fA-F]{0,3}\Z))|x(?:[0-9a-fA-F]{2}|(?![0-9a-fA-F]?\Z))|[^ux])"
+_CDATA = "<![CDATA["  # some models put it around strings that hold markup
+_WORD = r"(\w*)"
+# A bracket, a comma, or a string, which may not have ended.
+_BRACKET = re.compile(r"[\[\](){},]|\"(?:\\.|[^\"\\])*\\?\"?|'(?:\\.|[^'\\])*\\?'?", re.DOTALL)
+
+
+class _Mode(Enum):
+    KEY = "before a key, or the end of the arguments"
+    TEXT = "in a string without quotes"
+    QUOTED = "in a string between quotes"
+    VALUE = "in a value that is no string"
+
+
+class MemberReader(ArgumentReader):
+    """Reads what ArgumentRow describes. Gives strings as they come, and other values when they are complete."""
+
+    def __init__(self, members: ArgumentRow, string_members: Container[str]) -> None:
+        self._members = members
+        self._string_members = string_members
+        self._mode = _Mode.KEY
+        self._is_begun = self._has_cdata = False  # of the string that is read
+        self._quote = members.quote  # of the string that is read
+        self._n_members = 0
+        self._first = _key_pattern(members, members.opening)
+        self._next = _key_pattern(members, members.between)
+        self._end = members.value_end.strip()
+        self._space = members.value_end[: len(members.value_end) - len(members.value_end.lstrip())]
+
+    def feed(self, text: str, is_last: bool) -> tuple[int, str]:
+        at, json_text = 0, ""
+        while not self.is_whole:
+            size, piece, goes_on = self._step(text[at:], is_last)
+            at, json_text = at + size, json_text + piece
+            if not goes_on:
+                break
+        return at, json_text
+
+    def _step(self, text: str, is_last: bool) -> tuple[int, str, bool]:
+        """Returns how much of the text is taken, the JSON for it, and whether there is more to do."""
+        if self._mode is _Mode.KEY:
+            return self._key(text, is_last)
+        if self._mode is _Mode.TEXT:
+            return self._text(text, is_last)
+        if self._mode is _Mode.QUOTED:
+            return self._quoted(text, is_last)
+        return self._value(text, is_last)
+
+    def _key(self, text: str, is_last: bool) -> tuple[int, str, bool]:
+        pattern = self._next if self._n_members else self._first
+        match = pattern.match(text)
+        quotes = self._members.quotes
+        if match is not None:
+            rest = text[match.end() :]
+            if not is_last and any(quote.startswith(rest) for quote in quotes):
+                return 0, "", False
+            size, kind = match.end(), self._kind(match)
+            if quote := next(filter(rest.startswith, quotes), ""):
+                size, kind, self._quote = size + len(quote), _Mode.QUOTED, quote
+            self._mode, self._is_begun = kind, False
+            lead = ", " if self._n_members else "{"
+            self._n_members += 1
+            opened = "" if kind is _Mode.VALUE else '"'
+            return size, f"{lead}{json.dumps(match[1], ensure_ascii=False)}: {opened}", True
+        if pattern.may_follow(text) and (not is_last or text.strip()):
+            return len(text) if is_last else 0, "", False  # what is cut off in a key is markup
+        self.is_whole = bool(text) or not is_last
+        return 0, ("}" if self._n_members else "{}") if self.is_whole else "", False
+
+    def _kind(self, match: re.Match[str]) -> _Mode:
+        members = self._members
+        if members.type_words:
+            is_string = match[2] == members.type_word("string")
+        else:
+            is_string = match[1] in self._string_members and not members.quote
+        return _Mode.TEXT if is_string else _Mode.VALUE
+
+    def _text(self, text: str, is_last: bool) -> tuple[int, str, bool]:
+        if not self._is_begun:
+            if not is_last and text != _CDATA and _CDATA.startswith(text):
+                return 0, "", False
+            self._is_begun, self._has_cdata = True, text.startswith(_CDATA)
+            if self._has_cdata:
+                return len(_CDATA), "", True
+        size, is_ended = self._until_end(text, is_last)
+        if is_ended:
+            self._mode = _Mode.KEY
+            return size[1], escaped(text[: size[0]]) + '"', True
+        return size[0], escaped(text[: size[0]]), False
+
+    def _value(self, text: str, is_last: bool) -> tuple[int, str, bool]:
+        size, is_ended = self._until_bracket(text) if self._members.quote else self._until_end(text, is_last)
+        if not is_ended:  # what is cut off in a value tells no value
+            return len(text) if is_last else 0, "", False
+        self._mode = _Mode.KEY
+        return size[1], json_of(text[: size[0]]), True
+
+    def _quoted(self, text: str, is_last: bool) -> tuple[int, str, bool]:
+        # Templates write quotes inside a string as they are: the one that ends it has a comma or a bracket behind it.
+        quote = re.escape(self._quote)
+        content = re.compile(rf"(?:{_ENDED_ESCAPE}|(?!{quote})[^\\]|{quote}(?=\s*[^\s,)]))*", re.DOTALL)
+        match = content.match(text)
+        assert match is not None
+        end = match.end()
+        rest = text[end:]
+        if rest.startswith(self._quote) and (is_last or rest[len(self._quote) :].strip()):
+            self._mode = _Mode.KEY
+            return end + len(self._quote), _json_content(text[:end]) + '"', True
+        return end, _json_content(text[:end]), False
+
+    def _until_end(self, text: str, is_last: bool) -> tuple[tuple[int, int], bool]:
+        """Returns where a value ends, where the text behind it does, and whether this end is there."""
+        ends: tuple[str, ...] = self._end, self._space + self._end
+        if self._has_cdata and self._mode is _Mode.TEXT:
+            ends = tuple(f"]]>{end}" for end in ends)
+        at, end_text = first_of(text, ends)
+        if at >= 0:
+            return (at, at + len(end_text)), True
+        end = len(text) if is_last else partial_match_at(text, ends)
+        return (end, end), False
+
+    def _until_bracket(self, text: str) -> tuple[tuple[int, int], bool]:
+        """Returns the same for a value that ends before a comma or a bracket that it has not opened."""
+        depth = 0
+        for match in _BRACKET.finditer(text):
+            if match[0] in ("[", "(", "{"):
+                depth += 1
+            elif depth == 0 and match[0] in ("]", ")", "}", ","):
+                return (match.start(), match.start()), True
+            elif match[0] in ("]", ")", "}"):
+                depth -= 1
+        return (len(text), len(text)), False
+
+
+@lru_cache(maxsize=64)
+def _key_pattern(members: ArgumentRow, before: str) -> Pattern:
+    """Makes the pattern of a key and the texts around it. Group 1 is the key, group 2 the word of its type."""
+    behind = members.key_end if members.type_words else members.key_end + members.value_start
+    key = r"([^\s=,()'\"\[\]{}]+)" if members.quote else rf"([^{re.escape(behind.lstrip()[:1])}\n]+)"
+    around = [GAP] if members.quotes else []  # Python has space wherever it likes
+    row = [GAP, *steps(before.strip()), *([GAP] if before.endswith(" ") else []), key]
+    row += [*around, *flexible(behind.rstrip()), *around]
+    last = behind
+    if members.type_words:
+        row += [_WORD, *flexible(members.value_start.rstrip())]
+        last = members.value_start
+    if last.endswith("\n"):
+        row.append(r"(?:\n|(?=[^\n]))")
+    return Pattern(*row)
+
+
+def _json_content(text: str) -> str:
+    """Returns what stands between the quotes of a string of Python as it stands in one of JSON."""
+    pieces, at = [], 0
+    for match in _ESCAPE.finditer(text):
+        code = match[1] or (match[2] and f"00{match[2]}")
+        pieces += [escaped(text[at : match.start()]), f"\\u{code}" if code else _escape_of(match[3])]
+        at = match.end()
+    return "".join((*pieces, escaped(text[at:])))
+
+
+def _escape_of(letter: str) -> str:
+    return _ESCAPES.get(letter) or escaped(f"\\{letter}")
+
+
+def reader_for(form: CallFormat, string_members: Container[str], types: Mapping[str, str]) -> ArgumentReader:
+    """Makes the reader of a call's arguments.
+
+    `string_members`: the names of those that are strings; `types`: JSON types by paths of members, for elements.
+    """
+    if isinstance(form.arguments, ElementTree):
+        return ElementReader(form.arguments, types)
+    if isinstance(form.arguments, ArgumentRow):
+        return MemberReader(form.arguments, string_members)
+    return JsonReader() if form.arguments is None else NotationReader(form.arguments)

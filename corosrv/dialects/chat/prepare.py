@@ -1,0 +1,224 @@
+"""Makes a job, and the parser of its chunks, from a conversation and the model that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+import msgspec
+
+from corosrv.base.errors import NotOffered, Refused
+from corosrv.contracts.jobs import Job, Messages, ModelCard, Sampling, ThoughtBudget
+from corosrv.dialects.chat import answer_grammar
+from corosrv.dialects.chat.choice import Syntax
+from corosrv.dialects.chat.conversation import CallMode, Conversation
+from corosrv.dialects.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
+from corosrv.dialects.chat.thought_calls import is_control
+from corosrv.dialects.chat.tool_schema import element_types, string_members
+from corosrv.dialects.chat.tools import Tool, checked, name_of, parameters_of
+from corosrv.dialects.generation.schemas import schema_limits
+from corosrv.formats.callformats.description import CallFormat, ElementTree, markers_for
+from corosrv.formats.structured.grammar.gbnf import Rules, either, grammar, sequence
+
+_ANY_NUMBER = 2**31 - 1  # of tokens: more than any context has
+
+
+def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
+    """Makes the job and the parser of its chunks. Raises Refused for contradictions, and what the model cannot do."""
+    plan = _Plan.from_conversation(conversation, card)
+    plan.check()
+    job, prompt = conversation.job, plan.prompt
+    if plan.changes_prompt:
+        prompt = replace(prompt, tools=plan.tools, template_arguments=plan.template_arguments)
+        job = replace(job, prompts=(prompt,), sampling=plan.sampling())
+    elif (sampling := plan.sampling()) is not job.sampling:
+        job = replace(job, sampling=sampling)
+    splits_thoughts = plan.may_think and card.splits_reasoning
+    syntax = Syntax(
+        thought_tags=card.reasoning_tags if splits_thoughts else None,
+        begins_in_thoughts=splits_thoughts and card.opens_reasoning,
+        tool_format=plan.form if plan.tools else None,
+        markers=plan.markers,
+        only_calls=plan.is_forced,
+        edges=card.answer_format.edges if card.splits_reasoning or plan.tools else (),
+        element_types=plan.element_types,
+        string_members=string_members((name_of(tool), parameters_of(tool)) for tool in plan.tools),
+    )
+    parser: Parser = TextParser() if syntax == _PLAIN else SyntaxParser(syntax)
+    if conversation.echo and prompt.continue_final and prompt.messages[-1]["content"]:
+        parser = EchoParser(parser, prompt.messages[-1]["content"])
+    return job, parser
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """A conversation, the model that answers it, and what follows from both."""
+
+    conversation: Conversation
+    card: ModelCard
+    prompt: Messages
+    tools: tuple[Tool, ...]  # that may be called
+    form: CallFormat
+
+    @classmethod
+    def from_conversation(cls, conversation: Conversation, card: ModelCard) -> _Plan:
+        prompt = cast(Messages, conversation.job.prompts[0])
+        tools = checked(prompt.tools, conversation.places)
+        if conversation.tool_choice.choice is CallMode.NONE:
+            tools = ()
+        return cls(conversation, card, prompt, tools, card.call_format)
+
+    @property
+    def is_forced(self) -> bool:
+        return self.conversation.tool_choice.choice is CallMode.REQUIRED
+
+    @property
+    def changes_prompt(self) -> bool:
+        """Returns whether the tools or the template's arguments differ from those of the job's prompt."""
+        return self.tools != self.prompt.tools or self.template_arguments != self.prompt.template_arguments
+
+    @property
+    def template_arguments(self) -> dict[str, object]:
+        arguments = self.prompt.template_arguments
+        if self.conversation.thinks is None:
+            silences = self.thought_tokens == 0 and "enable_thinking" not in arguments
+            return {"enable_thinking": False, **arguments} if silences else arguments
+        if not self.conversation.thinks:
+            return {"enable_thinking": False, **arguments}
+        return {"enable_thinking": True, "thinking": True, **arguments}  # some templates know the second name alone
+
+    @property
+    def may_think(self) -> bool:
+        if self.card.reasoning_tags is None or not self.prompt.add_generation_prompt:
+            return False
+        return self.is_asked_to_think or not self.card.answer_format.can_be_silenced
+
+    @property
+    def is_asked_to_think(self) -> bool:
+        """Returns whether the model may think as much as a budget allows."""
+        arguments = self.template_arguments
+        return arguments.get("enable_thinking", arguments.get("thinking", self.card.reasons)) is not False
+
+    @property
+    def thoughts(self) -> ThoughtBudget | None:
+        """Returns what keeps thoughts short, or keeps those away that no prompt can."""
+        tokens = self.thought_tokens if self.is_asked_to_think else 0
+        return None if tokens is None else self._thoughts_of(tokens)
+
+    @property
+    def watched_thoughts(self) -> ThoughtBudget | None:
+        """Returns what keeps marks of calls that thoughts quote from beginning a grammar.
+
+        Marks that are control tokens are not quoted: they begin calls in thoughts too; see ThoughtCalls.
+        """
+        return None if any(map(is_control, self.markers)) else self._thoughts_of(_ANY_NUMBER)
+
+    def _thoughts_of(self, tokens: int) -> ThoughtBudget | None:
+        """Returns the budget of thoughts that may have so many tokens; None where there are none."""
+        tags, answer = self.card.reasoning_tags, self.card.answer_format
+        if tags is None or not self.may_think:
+            return None
+        # Where calls may follow, the model says what comes; else it is text.
+        rest = answer.turn if self.tools else answer.turn + answer.text_opening
+        opening = "" if self.card.opens_reasoning else tags[0]
+        message = self.conversation.thought_message
+        if message is None:
+            message = self.card.thought_message
+        return ThoughtBudget(tokens, tags[1], opening, message, rest)
+
+    @property
+    def thought_tokens(self) -> int | None:
+        """Returns how many tokens thoughts may have: the request's word goes before the server's."""
+        tokens = self.conversation.thought_tokens
+        return self.card.thought_tokens if tokens is None else tokens
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Returns the texts that a call begins with."""
+        return markers_for(self.form, map(name_of, self.tools)) if self.tools else ()
+
+    @property
+    def element_types(self) -> dict[str, dict[str, str]]:
+        """Returns the types of members by tools, where elements do not tell them."""
+        tree = self.form.arguments
+        if not isinstance(tree, ElementTree):
+            return {}
+        return {name_of(tool): element_types(parameters_of(tool), tree.item) for tool in self.tools}
+
+    def check(self) -> None:
+        """Raises Refused for contradictions."""
+        conversation = self.conversation
+        name = conversation.tool_choice.name
+        if self.is_forced and not self.tools:
+            raise Refused("tool_choice asks for a call, and there are no tools", "tool_choice")
+        if name is not None and name not in map(name_of, self.tools):
+            raise Refused(f"tool_choice: there is no tool of the name '{name[:64]}'", "tool_choice")
+        if self.tools and "tools" not in self.card.capabilities:
+            raise NotOffered("this model has no chat template, and so cannot call tools")
+        form = conversation.answer_format.param if conversation.answer_format else None
+        if self.tools:
+            form = "tool_choice" if self.is_forced else "tools"
+        if conversation.job.sampling.grammar and form:
+            raise Refused(f"grammar and {form} contradict each other: send one of them", "grammar")
+        if self.prompt.continue_final and (self.is_forced or conversation.answer_format):
+            raise Refused(f"{form}: an answer that is begun already cannot be forced into a form", form)
+
+    def sampling(self) -> Sampling:
+        """Returns the job's sampling, with the grammar that the answer needs."""
+        sampling = self.conversation.job.sampling
+        if (budget := self.thoughts) is not None:
+            sampling = replace(sampling, thoughts=budget)
+        answers = list(self._answers())
+        if not answers:
+            return sampling
+        may_be_text = bool(self.tools) and not self.is_forced and self.conversation.answer_format is None
+        if may_be_text and not self.form.is_alone:
+            # Text and thoughts are free, up to the marker of a call.
+            text = self._checked(grammar(answers[0].start, *answers))
+            return replace(
+                sampling, grammar=text, grammar_param=self._schema_param, grammar_triggers=self.markers,
+                thoughts=sampling.thoughts or self.watched_thoughts,
+            )  # fmt: skip
+        if may_be_text:
+            answers.append(answer_grammar.free_rules(self.markers[0][0]))
+        thoughts = [*self._thoughts(), *self._edges()]
+        root = sequence(*(rules.start for rules in thoughts), either(rules.start for rules in answers))
+        text = self._checked(grammar(root, *thoughts, *answers))
+        return replace(sampling, grammar=text, grammar_param=self._schema_param)
+
+    @property
+    def _schema_param(self) -> str:
+        """Returns the field whose schemas the grammar is made from, for errors."""
+        answer_format = self.conversation.answer_format
+        return "tools" if self.tools or answer_format is None else answer_format.param
+
+    def _answers(self) -> Iterator[Rules]:
+        """Yields the rules of each form that an answer may have."""
+        conversation, limits = self.conversation, schema_limits(self.card)
+        if self.tools:
+            name = conversation.tool_choice.name
+            callable_tools = [(number, tool) for number, tool in enumerate(self.tools) if name in (None, name_of(tool))]
+            is_parallel = conversation.parallel_calls and name is None
+            yield answer_grammar.call_rules(callable_tools, self.form, is_parallel, conversation.places.schema, limits)
+        if conversation.answer_format is not None and not self.is_forced:
+            yield answer_grammar.format_rules(conversation.answer_format, limits)
+
+    def _thoughts(self) -> list[Rules]:
+        if not self.may_think or self.card.reasoning_tags is None:
+            return []
+        return [answer_grammar.thought_rules(self.card.reasoning_tags, self.card.opens_reasoning)]
+
+    def _edges(self) -> list[Rules]:
+        """Returns the rules of what may stand between thoughts and the form that an answer has to have."""
+        answer = self.card.answer_format
+        return answer_grammar.edge_rules(answer.turn, "" if self.is_forced else answer.text_opening)
+
+    def _checked(self, text: str) -> str:
+        """Returns a grammar that the engine compiles. Raises Refused for schemas that are too large together."""
+        if len(text.encode()) > self.card.grammar_bytes:
+            param = self._schema_param
+            raise Refused(f"{param}: the schemas together are too large: ask for fewer or simpler values", param)
+        return text
+
+
+_PLAIN = Syntax()

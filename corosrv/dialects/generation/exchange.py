@@ -1,0 +1,184 @@
+"""The flow of a generating request, the same in every dialect: read, translate, submit, answer whole or streamed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import msgspec
+from flask import Response, g, request
+
+from corosrv.base.errors import CorosrvError
+from corosrv.contracts.jobs import AnyJob, Chunk, Worker
+from corosrv.dialects.generation.call import Answer, Call
+from corosrv.dialects.generation.failures import FailureOf, failure_of, failures_in_group, until_failure
+from corosrv.dialects.generation.fields import Defaults
+from corosrv.dialects.generation.job_log import JobRecord
+from corosrv.images.reader import ImageReader
+from corosrv.web.groups.headers import join_group
+from corosrv.web.groups.member import GroupMember
+from corosrv.web.groups.table import GroupTable
+from corosrv.web.http import body, sse
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.ignored_fields import IgnoredFields
+from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.web.http.lean_flask import current
+from corosrv.web.http.metrics import HttpStats
+from corosrv.web.http.reply import json_response
+from corosrv.web.http.terms import request_terms
+
+HEAD_SECONDS = 1.0  # for which a stream that has not started keeps its status back
+
+T = TypeVar("T")
+View = TypeVar("View", bound=Callable[..., Response])
+
+
+def _check_start(find_failure: FailureOf, chunks: list[Chunk]) -> None:
+    """Raises the failure of a job that has nothing else to tell."""
+    answered, failure = until_failure(chunks, find_failure)
+    if failure is not None and not answered:
+        raise failure
+
+
+class JobEvents:
+    """Makes a stream's events from the chunks of one job, which may fail; see corosrv.web.http.sse.Encoder."""
+
+    __slots__ = ("_answer", "_failure_of", "_member", "_record", "failure")
+
+    def __init__(
+        self,
+        answer: Answer,
+        record: JobRecord,
+        member: GroupMember | None = None,
+        find_failure: FailureOf = failure_of,
+    ) -> None:
+        self.failure: CorosrvError | None = None
+        self._answer = answer
+        self._record = record
+        self._member = member
+        self._failure_of = find_failure
+
+    def encode(self, chunks: list[Chunk]) -> bytes:
+        self._record.add(chunks)
+        answered, self.failure = until_failure(chunks, self._failure_of)
+        if self.failure is None:
+            return self._answer.events(answered)
+        events = self._answer.events(answered) if answered else b""
+        return events + self._answer.failure(self.failure)
+
+    def encode_error(self, error: CorosrvError) -> bytes:
+        return self._answer.failure(error)
+
+    def close(self) -> None:
+        self._record.end()
+        if self._member is not None:
+            self._member.leave()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of reading requests and answering them; see the settings of the same names."""
+
+    bodies: BodyReader
+    max_body_bytes: int
+    ping_interval: float
+    write_timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFlow:
+    """Takes the requests of every dialect and answers them; its worker does the work."""
+
+    worker: Worker
+    defaults: Defaults
+    limits: Limits
+    stats: HttpStats
+    answers: KeyedAnswers
+    groups: GroupTable
+    images: ImageReader
+    takes_embeds: bool = False  # the setting prompt_embeds
+    logs_json: bool = False
+    ignored: IgnoredFields = field(default_factory=IgnoredFields)
+
+    def once(self, view: View) -> View:
+        """Lets a view answer a request once, however often it is repeated with its Idempotency-Key."""
+        return self.answers.once(self.limits.max_body_bytes)(view)
+
+    def receive(self, decoder: msgspec.json.Decoder[T]) -> T:
+        """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault.
+
+        Members that the decoder's type does not know are ignored, and told by a header of the answer.
+        """
+        incoming = current(request)
+        text = self.limits.bodies.read(incoming, self.limits.max_body_bytes)
+        decoded = body.decode(incoming, text, decoder)
+        self.ignored.note(text, decoder.type)
+        return decoded
+
+    def count(self, call: Call) -> int:
+        """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""
+        (prompt,) = call.job.prompts
+        return self.worker.vocabulary(call.job.model).count(prompt)
+
+    def collect(self, job: AnyJob, priority: int | None = None) -> list[Chunk]:
+        """Submits a job and waits for all its chunks. Raises ClientGone, and JobFailed when one of its tasks failed,
+        whereupon the others are cancelled. `priority`: the body's."""
+        return self._collect(job, priority, None, failure_of)
+
+    def _collect(
+        self, job: AnyJob, priority: int | None, member: GroupMember | None, find_failure: FailureOf
+    ) -> list[Chunk]:
+        job = replace(job, terms=request_terms(priority))
+        record = self._record(job)
+        reader = self.worker.submit(job)
+        try:
+            if member is not None:
+                member.bind(reader.cancel)
+            return sse.collect(current(request), reader, find_failure, record.add)
+        finally:
+            record.end()
+
+    def answer(self, call: Call) -> Response:
+        """Submits the call's job and answers as the call asks.
+
+        Waits for an answer that is not streamed, and HEAD_SECONDS at most for the start of one that is: a job that is
+        refused until then has the status of its error, by which clients and proxies decide whether to try again.
+        """
+        member = join_group(self.groups)
+        if member is None:
+            return self._answer(call, None, failure_of)
+        try:
+            answer = self._answer(call, member, failures_in_group(member))
+        except BaseException:
+            member.leave()
+            raise
+        if not call.stream:
+            member.leave()
+        return answer
+
+    def _answer(self, call: Call, member: GroupMember | None, find_failure: FailureOf) -> Response:
+        if not call.stream:
+            return json_response(call.answer.complete(self._collect(call.job, call.priority, member, find_failure)))
+        job = replace(call.job, stream=True, terms=request_terms(call.priority))
+        record = self._record(job)
+        reader = self.worker.submit(job)
+        if member is not None:
+            member.bind(reader.cancel)
+        stream = sse.EventStream(
+            request.environ,
+            reader,
+            call.answer.first(),
+            JobEvents(call.answer, record, member, find_failure),
+            self.limits.ping_interval,
+            self.limits.write_timeout,
+            self.stats,
+        )
+        stream.wait_for_start(HEAD_SECONDS, functools.partial(_check_start, find_failure))
+        return sse.response(stream)
+
+    def _record(self, job: AnyJob) -> JobRecord:
+        """Begins the record of a job. May wait while its model is loaded; raises as `submit` does."""
+        model = self.worker.card(job.model).id
+        return JobRecord(current(g).get("corosrv_request_id", ""), model, job.n_tasks, self.logs_json)

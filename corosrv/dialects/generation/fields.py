@@ -1,0 +1,273 @@
+"""The fields that generating endpoints have in common, as a type, and the Job that they make."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import attrgetter
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from corosrv.base.errors import Refused
+from corosrv.contracts.jobs import SAMPLERS, Job, ModelCard, Prompt, Sampling
+from corosrv.dialects.generation.schemas import effort, schema_limits
+from corosrv.formats.bodies.text import check_text
+from corosrv.formats.structured import grammar_of
+
+MAX_STOPS = 64
+MAX_BIASES = 1024
+MAX_BREAKERS = 64
+
+ModelName = Annotated[str, Meta(max_length=1024)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Positive = Annotated[float, Meta(ge=0, le=1e6)]
+Window = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Priority = Annotated[
+    int, Meta(ge=0, le=9, description="1 is first in the queue, 9 last; 0 is 5, or what the header X-Priority says")
+]
+Biases = dict[str, float | bool] | list[tuple[int | str, float | bool]]
+
+# llama-server's letters for the samplers, and names that they also go by.
+_LETTERS = dict(zip("edskypmxta", SAMPLERS, strict=True))
+_SYNONYMS = {
+    "typical_p": "typ_p",
+    "typical": "typ_p",
+    "temp": "temperature",
+    "nucleus": "top_p",
+    "top_n_sigma": "top_n_sigma",
+}
+# What editors name for infilling, by word and by letter. It is no sampler here: the others draw, and the answer's
+# settings say which these were.
+_PASSED_OVER = ("infill", "i")
+
+
+class Lora(msgspec.Struct):
+    """One LoRA adapter, by its number, and its scale."""
+
+    id: Annotated[int, Meta(ge=0)]
+    scale: float = 1.0
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """Everything that steers generating, under llama-server's names; `null` is an absent field."""
+
+    model: ModelName | None = None
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    n_predict: int | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    logit_bias: Biases | None = None
+
+    temperature: Positive | None = None
+    top_k: Window | None = None
+    top_p: Fraction | None = None
+    min_p: Fraction | None = None
+    typical_p: Fraction | None = None
+    top_n_sigma: Annotated[float, Meta(ge=-1, le=1e6)] | None = None
+    xtc_probability: Fraction | None = None
+    xtc_threshold: Fraction | None = None
+    dynatemp_range: Positive | None = None
+    dynatemp_exponent: Positive | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_last_n: Window | None = None
+    dry_multiplier: Positive | None = None
+    dry_base: Positive | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    dry_penalty_last_n: Window | None = None
+    dry_sequence_breakers: Annotated[list[str], Meta(max_length=MAX_BREAKERS)] | None = None
+    mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
+    mirostat_tau: Positive | None = None
+    mirostat_eta: Positive | None = None
+    adaptive_target: Annotated[float, Meta(ge=-1, le=1)] | None = None
+    adaptive_decay: Annotated[float, Meta(ge=0, le=0.99)] | None = None
+    min_keep: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    samplers: Annotated[str, Meta(max_length=64)] | Annotated[list[str], Meta(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+
+    grammar: str | None = None
+    cache_prompt: bool | None = None
+    id_slot: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    n_keep: Window | None = None
+    n_discard: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    t_max_predict_ms: Annotated[float, Meta(ge=-1, le=1e12)] | None = None
+    lora: Annotated[list[Lora], Meta(max_length=64)] | None = None
+
+    priority: Priority | None = None
+    stream: bool | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
+
+
+# Fields that mean the same in GenerationFields and in Sampling.
+_SAME = (
+    "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range",
+    "dynatemp_exponent", "repeat_penalty", "presence_penalty", "frequency_penalty", "repeat_last_n", "dry_multiplier",
+    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta",
+    "adaptive_target", "adaptive_decay", "min_keep", "ignore_eos",
+)  # fmt: skip
+_same_values = attrgetter(*_SAME)
+_NO_VALUES = (None,) * len(_SAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Values that the operator chose for fields that a request leaves out."""
+
+    max_tokens: int | None
+    temperature: float
+    seed: int | None
+
+
+def job(
+    fields: GenerationFields,
+    prompts: tuple[Prompt, ...],
+    defaults: Defaults,
+    *,
+    n: int = 1,
+    least_tokens: int = 1,
+    n_probs: int = -1,
+    post_sampling_probs: bool = False,
+    scores_prompt: bool = False,
+) -> Job:
+    """Makes the job that the fields ask for. Raises Refused, which names the parameter.
+
+    `least_tokens`: how few tokens an answer may be limited to: 0 where reading the prompt alone makes sense. `n_probs`
+    and `post_sampling_probs`: see Sampling; events with each token's timings need the tokens in any case.
+    """
+    stream = bool(fields.stream)
+    if stream and fields.timings_per_token:
+        n_probs = max(n_probs, 0)
+    return Job(
+        prompts=prompts,
+        n=n,
+        max_tokens=_max_tokens(fields, least_tokens, defaults.max_tokens),
+        sampling=_sampling(fields, defaults, n_probs, post_sampling_probs),
+        stop=stops(fields.stop, "stop"),
+        share_prefix=fields.cache_prompt is not False,
+        model=fields.model,
+        scores_prompt=scores_prompt,
+        tells_progress=stream and bool(fields.return_progress),
+        n_keep=fields.n_keep or 0,
+        n_discard=fields.n_discard or 0,
+        max_ms=max(fields.t_max_predict_ms or 0.0, 0.0),
+        slot=-1 if fields.id_slot is None else fields.id_slot,
+        lora=None if fields.lora is None else tuple((adapter.id, adapter.scale) for adapter in fields.lora),
+    )
+
+
+def with_schema(job: Job, schema: dict[str, Any] | bool | None, card: ModelCard) -> Job:
+    """Makes the whole text of a job JSON that is valid for `schema`, if there is one. Raises Refused.
+
+    Gives way to others where the schema is large.
+    """
+    if schema is None:
+        return job
+    if job.sampling.grammar:
+        raise Refused("grammar and json_schema contradict each other: send one of them", "json_schema")
+    limits = schema_limits(card)
+    grammar = grammar_of(schema, "json_schema", limits, effort(limits))
+    return replace(job, sampling=replace(job.sampling, grammar=grammar, grammar_param="json_schema"))
+
+
+def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens", "n_predict"):
+        value = getattr(fields, name)
+        if value is None:
+            continue
+        if value != -1 and value < least:
+            raise Refused(f"{name} must be at least {least}, or -1 for as many as fit, not {value}", name)
+        return None if value == -1 else value
+    return default
+
+
+def _sampling(fields: GenerationFields, defaults: Defaults, n_probs: int, post_sampling_probs: bool) -> Sampling:
+    values = _same_values(fields)
+    members: dict[str, Any] = {}
+    if values != _NO_VALUES:
+        members = {name: value for name, value in zip(_SAME, values, strict=True) if value is not None}
+    if fields.top_k is not None:
+        members["top_k"] = max(fields.top_k, 0)  # -1 keeps all, as elsewhere
+    if fields.dry_sequence_breakers is not None:
+        breakers = fields.dry_sequence_breakers
+        members["dry_sequence_breakers"] = tuple(check_text(breaker, "dry_sequence_breakers") for breaker in breakers)
+    if fields.samplers is not None:
+        members["samplers"] = tuple(_samplers(fields.samplers))
+    kind = _shared_sampling if members.keys() <= _NUMBERS and not (fields.logit_bias or fields.grammar) else Sampling
+    return kind(
+        temperature=defaults.temperature if fields.temperature is None else fields.temperature,
+        seed=_seed(fields.seed, defaults.seed),
+        logit_bias=tuple(_biases(fields.logit_bias or {})),
+        grammar=check_text(fields.grammar or "", "grammar"),
+        n_probs=n_probs,
+        post_sampling_probs=post_sampling_probs,
+        **members,
+    )
+
+
+# Nearly all requests ask for one of a few: each is made once, and open streams share it. Those with a client's texts in
+# them are not kept.
+_shared_sampling = lru_cache(maxsize=256)(Sampling)
+_NUMBERS = frozenset((*_SAME, "top_k"))
+
+
+def _samplers(names: str | list[str]) -> Iterable[str]:
+    """Names, or a string of letters; each once. Raises Refused for others."""
+    requested = [name for name in names if name not in _PASSED_OVER]
+    if isinstance(names, str):
+        samplers = [_LETTERS.get(letter, "") for letter in requested]
+    else:
+        samplers = [_SYNONYMS.get(name.replace("-", "_"), name.replace("-", "_")) for name in requested]
+    unknown = next((name for name, sampler in zip(requested, samplers, strict=True) if sampler not in SAMPLERS), None)
+    if unknown is not None:
+        raise Refused(
+            f"samplers: '{unknown[:40]}' is none of {', '.join(SAMPLERS)}, and no letter of {''.join(_LETTERS)}",
+            "samplers",
+        )
+    return dict.fromkeys(samplers)
+
+
+def _seed(seed: int | None, default: int | None) -> int | None:
+    if seed is None:
+        return default
+    return None if seed == -1 else seed % 2**32
+
+
+def stops(stop: str | list[str] | None, param: str) -> tuple[str, ...]:
+    """Checks the stop strings. Raises Refused."""
+    strings = [stop] if isinstance(stop, str) else stop or []
+    if len(strings) > MAX_STOPS:
+        raise Refused(f"{param}: at most {MAX_STOPS} strings, not {len(strings)}", param)
+    if "" in strings:
+        raise Refused(f"{param}: a stop string must not be empty", param)
+    return tuple(check_text(string, param) for string in strings)
+
+
+def _biases(biases: Biases) -> Iterable[tuple[int | str, float]]:
+    if len(biases) > MAX_BIASES:
+        raise Refused(f"logit_bias: at most {MAX_BIASES} tokens, not {len(biases)}", "logit_bias")
+    if isinstance(biases, dict):
+        return [(_token_id(key), _bias(bias)) for key, bias in biases.items()]
+    return [(key if isinstance(key, int) else check_text(key, "logit_bias"), _bias(bias)) for key, bias in biases]
+
+
+def _token_id(key: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", key, re.ASCII):
+        raise Refused(f"logit_bias: {key[:40]!r} is no token id", "logit_bias")
+    return int(key)
+
+
+def _bias(bias: float | bool) -> float:
+    if bias is False:
+        return -math.inf
+    if bias is True or not -100 <= bias <= 100:
+        raise Refused("logit_bias: a bias must be from -100 to 100, or false to ban the token", "logit_bias")
+    return float(bias)

@@ -1,0 +1,80 @@
+"""A line of log for each job that ended: what it was, what it used, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+
+from corosrv.contracts.jobs import Chunk, Finish
+
+log = logging.getLogger("corosrv.jobs")
+
+_STOP = Finish.STOP.value
+_NORMAL = frozenset((_STOP, Finish.LENGTH.value))
+_TEXT = (
+    "job %(id)s of model %(model)s ended: %(outcome)s, %(prompt_tokens)d prompt tokens (%(cached_tokens)d cached), "
+    "%(generated_tokens)d generated, %(prompt_ms)d ms of prompt, %(decode_ms)d ms of decoding, %(seconds).2f s in all"
+)
+
+
+class JobRecord:
+    """Counts what one job uses, and writes its line once: when its last task has ended, or at `end`."""
+
+    __slots__ = (
+        "_as_json", "_began", "_cached_tokens", "_decode_ms", "_generated_tokens", "_id", "_model", "_n_running",
+        "_outcome", "_prompt_ms", "_prompt_tokens"
+    )  # fmt: skip
+
+    def __init__(self, id: str, model: str, n_tasks: int, as_json: bool = False) -> None:
+        """`id`: the request's; `model`: the name of the model that was asked."""
+        self._id = id
+        self._model = model
+        self._as_json = as_json
+        self._n_running = n_tasks
+        self._began = time.monotonic()
+        self._outcome = _STOP
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
+        self._prompt_ms = self._decode_ms = 0.0
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        """Counts the job's next chunks."""
+        for chunk in chunks:
+            self._generated_tokens += chunk.n_tokens
+            if chunk.finish is not None:
+                self._add_last(chunk, chunk.finish)
+
+    def _add_last(self, chunk: Chunk, finish: Finish) -> None:
+        self._prompt_tokens += chunk.prompt_tokens
+        self._cached_tokens += chunk.cached_tokens
+        self._prompt_ms = max(self._prompt_ms, chunk.prompt_ms)
+        self._decode_ms = max(self._decode_ms, chunk.decode_ms)
+        self._n_running -= 1
+        if finish is not Finish.STOP:
+            self._outcome = chunk.code or finish.value
+        if self._n_running == 0 or self._outcome not in _NORMAL:
+            self.end(self._outcome)
+
+    def end(self, outcome: str = Finish.CANCELLED.value) -> None:
+        """Writes the line, unless it was written. `outcome`: a finish, or a word for what went wrong."""
+        if self._n_running < 0:
+            return
+        self._n_running = -1
+        level = logging.DEBUG if outcome in _NORMAL else logging.INFO
+        if log.isEnabledFor(level):
+            self._write(level, outcome)
+
+    def _write(self, level: int, outcome: str) -> None:
+        members = {
+            "id": self._id,
+            "model": self._model,
+            "outcome": outcome,
+            "prompt_tokens": self._prompt_tokens,
+            "cached_tokens": self._cached_tokens,
+            "generated_tokens": self._generated_tokens,
+            "prompt_ms": round(self._prompt_ms, 1),
+            "decode_ms": round(self._decode_ms, 1),
+            "seconds": round(time.monotonic() - self._began, 3),
+        }
+        log.log(level, "%s", json.dumps({"event": "job_ended", **members}) if self._as_json else _TEXT % members)

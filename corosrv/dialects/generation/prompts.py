@@ -1,0 +1,119 @@
+"""Prompts as completions take them: a text, token ids, both in a row, or a list of such."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from corosrv.base.errors import NotSupported, Refused
+from corosrv.base.processor import Turns
+from corosrv.contracts.jobs import Image, MultimodalText, Prompt, Text, Tokens, Vocabulary
+from corosrv.formats.bodies.text import check_text
+from corosrv.images.intake import ImageIntake
+
+# What a field that takes prompts is decoded as; the rest is checked here, because it depends on the values.
+PromptField = str | list[Any] | dict[str, Any]
+
+_MEDIA = "multimodal_data"
+MEDIA_MARKER = "<__media__>"  # what stands in a text for an image of `multimodal_data`, as libmtmd has it
+_MOST_TEXTS = 1024  # among the token ids of one prompt
+
+
+def prompts(
+    value: PromptField, param: str, most: int, vocabulary: Vocabulary, images: ImageIntake | None = None
+) -> tuple[Prompt, ...]:
+    """Reads one prompt, or at most `most` of them. May wait as `tokenize` does, and for images.
+
+    `images` is None where the model takes none. Raises Refused, which names the place.
+    """
+    if not is_several(value):
+        return (_prompt(value, param, vocabulary, images),)
+    if not value:
+        raise Refused(f"{param} must not be an empty list", param)
+    if len(value) > most:
+        raise Refused(f"{param}: at most {most} in one request, not {len(value)}", param)
+    return tuple(_prompt(prompt, f"{param}[{i}]", vocabulary, images) for i, prompt in enumerate(value))
+
+
+def is_several(value: PromptField) -> bool:
+    """Tells whether a value is a list of prompts: a token id among its members makes it one prompt in pieces."""
+    return isinstance(value, list) and not any(type(member) is int for member in value)
+
+
+def _prompt(value: Any, param: str, vocabulary: Vocabulary, images: ImageIntake | None) -> Prompt:
+    if isinstance(value, dict):
+        return _of_object(value, param, images)
+    if isinstance(value, str):
+        return Text(check_text(value, param))
+    if isinstance(value, list) and value:
+        if all(type(member) is int for member in value):
+            return Tokens(tuple(value))
+        return Tokens(tuple(_joined(value, param, vocabulary)))
+    raise Refused(f"{param} must be a string, a list of token ids and strings, or an object with prompt_string", param)
+
+
+def _of_object(value: dict[str, Any], param: str, images: ImageIntake | None) -> Prompt:
+    """llama-server's forms, which have room for pictures and sounds."""
+    if value.get(_MEDIA) not in (None, []):
+        if images is not None:
+            return _with_images(value, param, images)
+        raise NotSupported(f"{param}.{_MEDIA}: this model reads text only", f"{param}.{_MEDIA}", "unsupported_content")
+    if isinstance(parts := value.get("content"), list):
+        return Text("".join(_part(part, f"{param}.content[{i}]") for i, part in enumerate(parts)))
+    return Text(_prompt_string(value, param))
+
+
+def _prompt_string(value: dict[str, Any], param: str) -> str:
+    text = value.get("prompt_string")
+    if not isinstance(text, str):
+        raise Refused(f"{param}.prompt_string must be a string", f"{param}.prompt_string")
+    return check_text(text, f"{param}.prompt_string")
+
+
+def _with_images(value: dict[str, Any], param: str, images: ImageIntake) -> MultimodalText:
+    place, media = f"{param}.{_MEDIA}", value[_MEDIA]
+    if not isinstance(media, list) or not all(isinstance(data, str) for data in media):
+        raise Refused(f"{place} must be a list of images as base64", place)
+    return with_images(_prompt_string(value, param), media, images, place)
+
+
+def with_images(text: str, media: Sequence[str], images: ImageIntake, param: str) -> MultimodalText:
+    """Puts images, as base64, where a text has their markers. Waits. Raises Refused unless there is one for each."""
+    texts = text.split(MEDIA_MARKER)
+    if len(texts) - 1 != len(media):
+        words = f"{len(media)} images, and the text has {MEDIA_MARKER} {len(texts) - 1} times"
+        raise Refused(f"{param}: {words}", param)
+    images.expect(len(media), param)
+    parts: list[str | Image] = [texts[0]]
+    for i, (data, following) in enumerate(zip(media, texts[1:], strict=True)):
+        parts += [images.from_base64(data, f"{param}[{i}]"), following]
+    return MultimodalText(tuple(part for part in parts if part))
+
+
+def _part(part: Any, param: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise NotSupported(f"{param}: this model reads parts of type 'text' only", param, "unsupported_content")
+    if not isinstance(part.get("text"), str):
+        raise Refused(f"{param}.text must be a string", f"{param}.text")
+    return check_text(part["text"], f"{param}.text")
+
+
+def _joined(pieces: Sequence[Any], param: str, vocabulary: Vocabulary) -> list[int]:
+    """Returns the tokens of ids and texts in a row."""
+    tokens: list[int] = []
+    turns = Turns()
+    n_texts = 0
+    for place, piece in enumerate(pieces):
+        turns.give_way()
+        if type(piece) is int:
+            tokens.append(piece)
+        elif isinstance(piece, str):
+            n_texts += 1
+            if n_texts > _MOST_TEXTS:
+                raise Refused(f"{param}: at most {_MOST_TEXTS} texts in one prompt", param)
+            text = check_text(piece, f"{param}[{place}]")
+            tokens += vocabulary.tokenize(text, add_special=place == 0, parse_special=True, param=param)
+        else:
+            raise Refused(f"{param}[{place}] must be a token id or a string", f"{param}[{place}]")
+    return tokens

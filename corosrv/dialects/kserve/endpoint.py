@@ -1,0 +1,201 @@
+"""Takes a call over REST through its steps: read, decode, check, submit, wait, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import msgspec
+from flask import Request, Response, g, request
+
+from corosrv.base.errors import ClientGone, CorosrvError, ReadTimeout
+from corosrv.contracts.jobs.infer import (
+    HandlerCard,
+    InferJob,
+    InferOutputs,
+    InferReader,
+    InferRequest,
+    InferWorker,
+    Target,
+)
+from corosrv.contracts.jobs.terms import Terms
+from corosrv.dialects.kserve import errors
+from corosrv.dialects.kserve.binary_tail import LENGTH_HEADER
+from corosrv.dialects.kserve.generate_answer import GeneratedText, TextEvents, check_gives_text
+from corosrv.dialects.kserve.generate_request import decode_generate
+from corosrv.dialects.kserve.infer_answer import EncodedAnswer, encode_answer
+from corosrv.dialects.kserve.infer_request import Body, DecodedRequest, decode_request
+from corosrv.dialects.kserve.object_inputs import FindObject, no_objects
+from corosrv.dialects.kserve.parameters import FrontParameters
+from corosrv.dialects.kserve.terms import call_terms
+from corosrv.dialects.kserve.unary_answer import Encode, UnaryCallAnswer
+from corosrv.formats.tensors import check_inputs
+from corosrv.web.http import sse
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.callers import caller
+from corosrv.web.http.client import ClientWatch
+from corosrv.web.http.late import respond
+from corosrv.web.http.lean_flask import current
+from corosrv.web.http.metrics import HttpStats
+from corosrv.web.http.terms import arrival
+
+_PING = b": wait\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointLimits:
+    """Holds the limits of reading requests and answering them.
+
+    `max_body_bytes`: of a body, and of what it inflates to. `ping_interval`: seconds of silence before a comment line
+    in a stream; `write_timeout`: seconds in which its client may accept nothing.
+    """
+
+    max_body_bytes: int = 64 << 20
+    ping_interval: float = 15.0
+    write_timeout: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class InferEndpoint:
+    """Makes calls of a worker for clients over REST."""
+
+    worker: InferWorker
+    bodies: BodyReader
+    stats: HttpStats
+    limits: EndpointLimits
+    find_object: FindObject = no_objects
+
+    def read(self, limit: int) -> bytes:
+        """Reads the current request's body. Waits; raises Refused."""
+        return self.bodies.read_inflated(current(request), limit)
+
+    def decode(self, decoder: msgspec.json.Decoder[Body]) -> DecodedRequest[Body]:
+        """Reads and decodes the current request's body. Waits; raises Refused."""
+        incoming = current(request)
+        body = self.bodies.read_inflated(incoming, self.limits.max_body_bytes)
+        return decode_request(body, incoming.environ.get(_environ_key(LENGTH_HEADER)), decoder, self.find_object)
+
+    def infer(self, target: Target, decoded: DecodedRequest[Any]) -> Response:
+        """Makes one call and answers it. Waits; a client that leaves has its call cancelled.
+
+        Raises what the worker does, InvalidTensor for an input that is not as the model declares it, and ClientGone.
+        """
+        incoming = current(request)
+        reader = self.submit(target, decoded.request, decoded.front)
+        encode = partial(_encode_last, reader.card, decoded, self.limits.max_body_bytes)
+        return _respond(incoming, reader, encode)
+
+    def generate(self, target: Target) -> Response:
+        """Makes one call for text, and answers with all of it. Waits, and raises as `infer` does."""
+        reader, answer = self._submit_text(target)
+        return _respond(current(request), reader, partial(_encode_text, answer))
+
+    def generate_stream(self, target: Target) -> Response:
+        """Makes one call for text, and answers with events. Waits for the first of them, or as long as may be silent.
+
+        Raises as `infer` does, also what the call ends in if it gives no text before.
+        """
+        environ = current(request).environ
+        reader, answer = self._submit_text(target, is_stream=True)
+        if reader.is_replayed:
+            return _marked(lambda: self._stream_answer(environ, reader, answer))
+        return self._stream_answer(environ, reader, answer)
+
+    def _stream_answer(self, environ: dict[str, Any], reader: InferReader, answer: GeneratedText) -> Response:
+        events = TextEvents(answer)
+        try:
+            first = self._first_events(environ, reader, events)
+        except BaseException:
+            reader.close()
+            raise
+        limits = self.limits
+        return sse.response(
+            sse.EventStream(
+                environ, reader, first, events, limits.ping_interval, limits.write_timeout, self.stats, ping=_PING
+            )
+        )
+
+    def _first_events(self, environ: dict[str, Any], reader: InferReader, events: TextEvents) -> bytes:
+        watch = ClientWatch(environ, reader.cancel)
+        try:
+            items = reader.take(self.limits.ping_interval)
+        except ReadTimeout:
+            return _PING
+        finally:
+            watch.close()
+        if watch.is_gone:
+            raise ClientGone("the client left before its answer began")
+        first = events.encode(items)
+        if events.failure is not None and not isinstance(items[0], InferOutputs):
+            raise events.failure
+        return first
+
+    def _submit_text(self, target: Target, is_stream: bool = False) -> tuple[InferReader, GeneratedText]:
+        """Submits the current request's call for text, all answers of which are taken where the model gives several."""
+        card = self.worker.find(target)
+        check_gives_text(card)
+        decoded = decode_generate(self.read(self.limits.max_body_bytes), card)
+        reader = self.submit(target, decoded.request, decoded.front, is_stream=is_stream or card.is_stream)
+        return reader, GeneratedText(reader.card, decoded.id)
+
+    def submit(
+        self, target: Target, call: InferRequest, front: FrontParameters, *, is_stream: bool = False
+    ) -> InferReader:
+        """Checks the inputs against the declarations, and submits a job on the current request's terms."""
+        terms = _terms(current(request), call, front)
+        card = self.worker.find(target)
+        check_inputs(card.inputs, call.inputs)
+        return self.worker.submit(InferJob(target, call, is_stream, terms, card))
+
+
+@cache
+def _environ_key(header: str) -> str:
+    """Returns where a WSGI environ has a header."""
+    return f"HTTP_{header.upper().replace('-', '_')}"
+
+
+def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Terms:
+    environ = incoming.environ
+
+    def header(name: str) -> str | None:  # half as long as through the request's own headers
+        return environ.get(_environ_key(name))
+
+    return call_terms(
+        header,
+        front,
+        arrival(),
+        caller=caller(),
+        request_id=current(g).get("corosrv_request_id", ""),
+        session=call.parameters.get("sequence_id", ""),
+    )
+
+
+def _encode_last(
+    card: HandlerCard, decoded: DecodedRequest[Any], max_json: int, outputs: Iterator[InferOutputs]
+) -> EncodedAnswer:
+    *_, answer = outputs
+    return encode_answer(card, decoded.id, answer, decoded.is_binary, max_json)
+
+
+def _encode_text(text: GeneratedText, outputs: Iterator[InferOutputs]) -> EncodedAnswer:
+    return EncodedAnswer([msgspec.json.encode(text.joined(outputs))], False)
+
+
+def _respond(incoming: Request, reader: InferReader, encode: Encode) -> Response:
+    """Answers a call with what `encode` makes of its outputs. May wait; raises what UnaryCallAnswer.answer raises."""
+    pending = UnaryCallAnswer(incoming.environ, reader, encode)
+    if reader.is_replayed:
+        return _marked(lambda: respond(incoming, pending))
+    return respond(incoming, pending)
+
+
+def _marked(make_answer: Callable[[], Response]) -> Response:
+    """Says of an answer, also of an error, that it was given before under the same idempotency key."""
+    try:
+        answer = make_answer()
+    except CorosrvError as error:
+        answer = errors.answer_error(error)
+    answer.headers["Idempotency-Replayed"] = "true"
+    return answer

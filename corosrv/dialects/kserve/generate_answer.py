@@ -1,0 +1,125 @@
+"""Writes generated text: one object, or an event for each piece."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from corosrv.base.errors import CorosrvError, HandlerFailed, Refused
+from corosrv.contracts.jobs.infer import HandlerCard, InferItem, InferOutputs
+from corosrv.dialects.kserve.errors import error_body
+from corosrv.dialects.kserve.infer_answer import answer_head
+from corosrv.workers.dispatch.answers import MAX_JOINED
+
+TEXT_OUTPUT = "text_output"
+
+_FINISH = "finish_reason"
+_COUNTS = ("num_input_tokens", "num_output_tokens")
+
+
+class GeneratedText:
+    """Makes objects of a call's answers; characters that an answer ends within are held back for the next one."""
+
+    def __init__(self, card: HandlerCard, call_id: str | None) -> None:
+        self._model = card.name
+        self._head = answer_head(card, call_id)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._more: dict[str, Any] = {}  # what language models say of their answer
+        self._has_text = False
+
+    def piece(self, answer: InferOutputs) -> dict[str, Any]:
+        """Returns the object for one answer. Raises HandlerFailed for text that is not UTF-8."""
+        text = ""
+        for tensor in answer.outputs:
+            if tensor.name == TEXT_OUTPUT and tensor.datatype == "BYTES":
+                self._has_text = True
+                text += self._decode(b"".join(tensor.data))
+            elif tensor.name == _FINISH and tensor.datatype == "BYTES" and tensor.n_elements and tensor.data[0]:
+                self._more[_FINISH] = tensor.data[0].decode(errors="replace")
+            elif tensor.name in _COUNTS and tensor.n_elements:
+                self._more[tensor.name] = tensor.data[0]
+        if answer.is_final:
+            text += self._decode(b"", is_end=True)
+        return self._object(text)
+
+    def end(self) -> dict[str, Any]:
+        """Returns the object behind the last answer. Raises HandlerFailed for text that ends within a character."""
+        return self._object(self._decode(b"", is_end=True))
+
+    def joined(self, answers: Iterable[InferOutputs]) -> dict[str, Any]:
+        """Returns the object for all answers together. Raises HandlerFailed if their text is too long, or not there."""
+        texts, n_characters = [], 0
+        for answer in answers:
+            if text := self.piece(answer)[TEXT_OUTPUT]:
+                texts.append(text)
+                n_characters += len(text)
+            if n_characters > MAX_JOINED:
+                raise HandlerFailed(
+                    f"the joined answer exceeds {MAX_JOINED} bytes; call the model with generate_stream"
+                )
+        if not self._has_text:
+            raise no_text(self._model)
+        return self._object("".join((*texts, self._decode(b"", is_end=True))))
+
+    def _object(self, text: str) -> dict[str, Any]:
+        return {**self._head, TEXT_OUTPUT: text, **self._more}
+
+    def _decode(self, content: bytes, is_end: bool = False) -> str:
+        try:
+            return self._decoder.decode(content, is_end)
+        except UnicodeDecodeError:
+            raise HandlerFailed(f"the model's {TEXT_OUTPUT} is not UTF-8") from None
+
+
+def check_gives_text(card: HandlerCard) -> None:
+    """Raises Refused for a model that declares outputs, and no text among them."""
+    if card.outputs and not any(spec.name == TEXT_OUTPUT and spec.datatype == "BYTES" for spec in card.outputs):
+        raise no_text(card.name)
+
+
+def no_text(model: str) -> Refused:
+    """Makes the error for a model that generates no text."""
+    return Refused(f"{model!r} gives no {TEXT_OUTPUT} of type BYTES, so it cannot generate text: call it with /infer")
+
+
+class TextEvents:
+    """Makes a stream's events of a call's answers; see corosrv.web.http.sse.Encoder."""
+
+    def __init__(self, answer: GeneratedText) -> None:
+        self.failure: CorosrvError | None = None
+        self._answer = answer
+        self._is_done = False
+
+    def encode(self, items: list[InferItem]) -> bytes:
+        events = []
+        for item in items:
+            if self.failure is not None or self._is_done:
+                break
+            try:
+                events.append(self._event(item))
+            except CorosrvError as error:
+                self.failure = error
+                events.append(self.encode_error(error))
+        return b"".join(events)
+
+    def _event(self, item: InferItem) -> bytes:
+        if isinstance(item, InferOutputs):
+            self._is_done = item.is_final
+            return _event(self._answer.piece(item) | {"done": item.is_final})
+        if item.error is not None:
+            raise item.error
+        self._is_done = True
+        return _event(self._answer.end() | {"done": True})
+
+    def encode_error(self, error: CorosrvError) -> bytes:
+        return _event(error_body(error))
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def _event(value: object) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

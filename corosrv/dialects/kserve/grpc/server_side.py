@@ -1,0 +1,225 @@
+"""The server's side of one gRPC process: its start, its lane, its lease and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gevent
+import msgspec
+
+from corosrv.base.errors import ChannelClosed, CorosrvError, HandlerFailed
+from corosrv.contracts.jobs.infer import InferWorker
+from corosrv.contracts.jobs.worker_state import NEXT, WorkerState, check_move
+from corosrv.dialects.kserve.grpc.messages import (
+    HEARTBEAT,
+    MAX_BYTES,
+    MAX_CALLS,
+    MAX_MESSAGE,
+    AskInfo,
+    ControlFromGrpc,
+    ControlToGrpc,
+    GrpcCounts,
+    GrpcHeartbeat,
+    GrpcServing,
+    InfoAnswer,
+    InitGrpc,
+    LaneFromGrpc,
+    LaneToGrpc,
+    StopGrpc,
+)
+from corosrv.dialects.kserve.grpc.stats import GrpcStats
+from corosrv.web.http.keys import KeyRing
+from corosrv.workers.wire.calls import AskEnd, AskOutputs
+from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.worker.parent.asks import Asks, FindObject, end_of, no_object, submit_to
+from corosrv.workers.worker.parent.linked_process import LinkedProcess
+from corosrv.workers.worker.parent.process import Exit
+
+log = logging.getLogger("corosrv.grpc")
+
+START = 60.0  # seconds that a process may take until it serves
+MISSED_BEATS = 8  # heartbeats in a row that did not come: the process hangs
+FAREWELL = 5.0  # seconds beyond the grace that a process may take to end
+
+Inform = Callable[[AskInfo], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpcConfig:
+    """The settings of the gRPC process."""
+
+    address: str = "127.0.0.1"
+    port: int = 0  # 0: any
+    keys: tuple[str, ...] = ()  # that are let in; none: nobody needs one
+    max_message: int = MAX_MESSAGE  # bytes
+    max_calls: int = MAX_CALLS  # calls and streams that may be open at once
+    max_bytes: int = MAX_BYTES  # that all requests may take in memory
+    env: Mapping[str, str] | None = None  # of the process, all of it; None: as the server's
+    command: tuple[str, ...] = (sys.executable, "-m", "corosrv.dialects.kserve.grpc")
+
+
+@dataclass(frozen=True)
+class GrpcServices:
+    """Holds what a server does for its gRPC processes. `find_object`: see corosrv.workers.worker.parent.asks."""
+
+    worker: InferWorker
+    inform: Inform
+    find_object: FindObject = no_object
+    stats: GrpcStats = field(default_factory=GrpcStats)
+
+
+class GrpcProcessLink:
+    """Owns one gRPC process and answers what it asks. Belongs to the thread of one hub."""
+
+    def __init__(
+        self, config: GrpcConfig, services: GrpcServices, on_change: Callable[[GrpcProcessLink], None]
+    ) -> None:
+        """Calls `on_change` after each change of state; it must not wait."""
+        self._config = config
+        self._services = services
+        self._on_change = on_change
+        self._link: LinkedProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFromGrpc] = LinkedProcess(
+            self,
+            StructCodec(ControlFromGrpc, msgspec.msgpack),
+            StructCodec(LaneFromGrpc, msgspec.msgpack),
+            takes_fds=True,
+        )
+        self._asks = Asks(
+            submit_to(services.worker),
+            self._send,
+            limit=sys.maxsize,
+            is_trusted=True,
+            find_object=services.find_object,
+        )
+        self._watching: gevent.Greenlet | None = None
+        self._n_missed = 0  # heartbeats
+        self._is_stopping = False
+        self.state = WorkerState.STARTING
+        self.reason = ""  # why it has ended
+        self.port = config.port
+        self.refused_to_start = False  # it said itself why it cannot serve
+
+    @property
+    def pid(self) -> int | None:
+        return self._link.pid if self._link.is_started else None
+
+    @property
+    def n_running(self) -> int:
+        """The number of calls that run for its clients."""
+        return self._asks.n_running
+
+    def start(self) -> None:
+        """Starts the process. Blocks the hub for milliseconds."""
+        config = self._config
+        digests = list(KeyRing.of_keys(config.keys).digests)
+        try:
+            self._link.start(config.command, config.env)
+            self._link.open_lanes(
+                1,
+                InitGrpc(config.address, config.port, digests, config.max_message, config.max_calls, config.max_bytes),
+            )
+        except OSError as error:
+            self._link.kill()
+            self._enter(WorkerState.SETUP_FAILED, f"the gRPC process could not be started: {error}")
+            return
+        self._watching = gevent.spawn(self._watch)
+
+    def _watch(self) -> None:
+        """Ends a process that does not come to serve, or hangs later."""
+        for _ in range(round(START / HEARTBEAT)):
+            gevent.sleep(HEARTBEAT)
+            if self.state is not WorkerState.STARTING:
+                break
+        else:
+            self._link.kill(f"it did not serve within {START:g} s")
+            return
+        # Turns are counted and not seconds: after this process itself was stopped, all beats are there at once.
+        while self._n_missed < MISSED_BEATS:
+            gevent.sleep(HEARTBEAT)
+            self._n_missed += 1
+        self._link.kill(f"it said nothing for {MISSED_BEATS * HEARTBEAT:g} s")
+
+    # What the process says.
+
+    def on_control(self, message: ControlFromGrpc) -> None:
+        match message:
+            case GrpcHeartbeat():
+                self._n_missed = 0
+            case GrpcCounts():
+                self._services.stats.add(message)
+            case GrpcServing():
+                self.port = message.port
+                self._enter(WorkerState.READY)
+            case _:
+                self.refused_to_start = True
+                self._enter(WorkerState.SETUP_FAILED, message.error)
+
+    def on_lane(self, lane: int, message: LaneFromGrpc, n_bytes: int) -> None:
+        fds = self._link.lanes[lane].take_fds()
+        if isinstance(message, AskInfo):
+            self._send(self._answer(message))
+        else:
+            self._asks.on_message(message, fds)
+
+    def _answer(self, ask: AskInfo) -> InfoAnswer | AskEnd:
+        try:
+            return InfoAnswer(ask.number, self._services.inform(ask))
+        except CorosrvError as error:
+            return end_of(ask.number, None, error)
+        except Exception:
+            log.exception("a question of the gRPC process could not be answered")
+            return end_of(ask.number, None, HandlerFailed("the call failed; the server's log says why"))
+
+    def wait_for_room(self, lane: int) -> None:
+        """Returns at once: how many calls there are is bounded by the process, and their outputs by the window."""
+
+    def on_lane_broken(self, lane: int, fault: str) -> None:
+        self._link.kill(fault)
+
+    def on_end(self, exit: Exit, fault: str) -> None:
+        self._asks.close()
+        self._services.stats.forget_streams()
+        if self._watching is not None:
+            self._watching.kill(block=False)
+        if self._is_stopping and WorkerState.STOPPED in NEXT[self.state]:
+            self._enter(WorkerState.STOPPED, "the server was stopped")
+        elif self.state is WorkerState.STARTING:
+            self._enter(WorkerState.SETUP_FAILED, _words(exit, fault))
+        elif self.state is WorkerState.READY:
+            self._enter(WorkerState.DEFUNCT, _words(exit, fault))
+
+    def _send(self, message: LaneToGrpc | AskOutputs | AskEnd, fds: Sequence[int] = ()) -> None:
+        self._link.lanes[0].send(message, fds)
+
+    # Its end.
+
+    def stop(self, grace: float) -> None:
+        """Refuses new calls, lets running ones end within `grace` seconds, and ends the process. Waits."""
+        self._is_stopping = True
+        if not self._link.is_started:
+            if self.state is WorkerState.STARTING:
+                self._enter(WorkerState.STOPPED, "the server was stopped")
+            return
+        with contextlib.suppress(ChannelClosed):  # it has ended already
+            self._link.control.send(StopGrpc(grace))
+        self._link.end_within(grace + FAREWELL)
+
+    def kill(self) -> None:
+        """Ends the process now. Does not wait for it."""
+        self._is_stopping = True
+        self._link.kill()
+
+    def _enter(self, state: WorkerState, reason: str = "") -> None:
+        check_move(self.state, state)
+        self.state = state
+        self.reason = reason
+        self._on_change(self)
+
+
+def _words(exit: Exit, fault: str) -> str:
+    return ": ".join(filter(None, (f"the gRPC process ended with {exit}", fault)))

@@ -1,0 +1,87 @@
+"""llama-server's completions, the way out: chunks to answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from corosrv.base.errors import CorosrvError
+from corosrv.base.processor import Turns
+from corosrv.contracts.jobs import Chunk
+from corosrv.dialects.generation.answer_options import AnswerOptions
+from corosrv.dialects.generation.answer_types import NativeCompletion
+from corosrv.dialects.generation.events import event
+from corosrv.dialects.generation.native import NativeTask
+from corosrv.dialects.generation.split_tokens import split_tokens
+from corosrv.dialects.generation.telemetry import Telemetry
+from corosrv.dialects.openai import events
+
+
+class NativeAnswer:
+    """Puts one answer together from the chunks of its job."""
+
+    __slots__ = ("_options", "_tasks", "_telemetry")
+
+    def __init__(self, options: AnswerOptions) -> None:
+        """The options have a native form."""
+        form = options.native_form
+        assert form is not None
+        self._options = options
+        self._telemetry = Telemetry(form.job.n_tasks, options)
+        self._tasks = [NativeTask(index, form) for index in range(form.job.n_tasks)]
+
+    def complete(self, chunks: list[Chunk]) -> Any:
+        last: dict[int, Chunk] = {}
+        for chunk in chunks:
+            task = self._tasks[chunk.index]
+            task.add(task.clip(chunk))
+            if chunk.finish is not None:
+                last[chunk.index] = chunk
+        answers = [self._final(last[index]) for index in Turns().among(range(len(self._tasks)))]
+        return answers if self._options.is_list else answers[0]
+
+    def first(self) -> bytes:
+        return b":\n\n"
+
+    def events(self, chunks: Sequence[Chunk]) -> bytes:
+        stream = b""
+        for token_chunk in split_tokens(chunks):
+            task = self._tasks[token_chunk.index]
+            chunk = task.clip(token_chunk)
+            for progress in self._telemetry.progress(chunk):
+                stream += event(task.partial(_without_text(chunk), **progress))
+            task.add(chunk)
+            timings = self._telemetry.timings(chunk)
+            if chunk.text or (chunk.tokens and chunk.finish is None):
+                stream += event(task.partial(chunk, **timings))
+            if chunk.finish is not None:
+                stream += event(self._final(chunk))
+        return stream
+
+    def failure(self, error: CorosrvError) -> bytes:
+        return events.failure(error)
+
+    def _final(self, chunk: Chunk) -> NativeCompletion | dict[str, Any]:
+        completion = self._tasks[chunk.index].final(chunk)
+        if not self._options.members:
+            return completion
+        return _pick(completion, self._options.members)
+
+
+def _without_text(chunk: Chunk) -> Chunk:
+    return Chunk(chunk.index, "", 0, prompt_tokens=chunk.prompt_tokens)
+
+
+def _pick(completion: NativeCompletion, fields: Iterable[str]) -> dict[str, Any]:
+    """Picks members by name or by path, `a/b`, which becomes their name. Leaves out those that do not exist."""
+    picked = {}
+    for path in fields:
+        value: Any = completion
+        for name in path.split("/"):
+            members = msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value
+            value = members.get(name, msgspec.UNSET) if isinstance(members, dict) else msgspec.UNSET
+        if value is not msgspec.UNSET:
+            picked[path] = value
+    return picked

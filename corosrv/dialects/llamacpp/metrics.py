@@ -1,0 +1,79 @@
+"""The decode loops' numbers under llama-server's names, for dashboards that were made for it; all models together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from corosrv.contracts.jobs.stats import DecodeStats, HasModelStats
+
+_PREFIX = "llamacpp:"
+_MOST_TOKENS = f"{_PREFIX}n_tokens_max"
+
+Value = Callable[[DecodeStats], float]
+
+# Sums over the models. The counters' names get `_total` in the exposition.
+_COUNTERS: dict[str, tuple[str, Value]] = {
+    "prompt_tokens": ("Prompt tokens computed", lambda stats: stats.prompt_tokens),
+    "prompt_tokens_cached": ("Prompt tokens that were known already", lambda stats: stats.cached_tokens),
+    "prompt_seconds": ("Time from a slot to the first token, of ended tasks", lambda stats: stats.prompt_s),
+    "tokens_predicted": ("Tokens generated", lambda stats: stats.generated_tokens),
+    "tokens_predicted_seconds": ("Time from the first token to the last, of ended tasks", lambda s: s.decode_s),
+    "n_decode": ("Steps of the decode loop", lambda stats: stats.steps),
+    "spec_decode_num_draft_tokens": ("Tokens guessed ahead: none are", lambda stats: 0),
+    "spec_decode_num_accepted_tokens": ("Guessed tokens that were right", lambda stats: 0),
+    "spec_decode_num_drafts": ("Guesses", lambda stats: 0),
+}
+_GAUGES: dict[str, tuple[str, Value]] = {
+    "requests_processing": ("Tasks with a slot", lambda stats: stats.running),
+    "requests_deferred": ("Tasks that wait for a slot", lambda stats: stats.waiting),
+}
+
+
+def with_token_counter(text: bytes) -> bytes:
+    """Makes the most tokens a counter in an exposition, as llama-server has it: counters cannot have that name here."""
+    gauge, counter = (f"# TYPE {_MOST_TOKENS} {kind}\n".encode() for kind in ("gauge", "counter"))
+    return text.replace(gauge, counter)
+
+
+class LlamaCollector(Collector):
+    """Reads the decode loops' counters when it is asked; keeps none of its own."""
+
+    def __init__(self, worker: HasModelStats) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterable[Metric]:
+        loops = list(self._worker.model_stats().values())
+        if not loops:
+            return
+        for name, (text, value) in _COUNTERS.items():
+            yield CounterMetricFamily(_PREFIX + name, text, sum(map(value, loops)))
+        for name, (text, value) in _GAUGES.items():
+            yield GaugeMetricFamily(_PREFIX + name, text, sum(map(value, loops)))
+        yield from _ratios(loops)
+
+
+def _ratios(loops: list[DecodeStats]) -> Iterable[Metric]:
+    def ratio(above: Value, below: Value) -> float:
+        total = sum(map(below, loops))
+        return sum(map(above, loops)) / total if total else 0.0
+
+    yield GaugeMetricFamily(
+        f"{_PREFIX}prompt_tokens_seconds",
+        "Prompt tokens computed in a second of prompt time",
+        ratio(lambda stats: stats.prompt_tokens, lambda stats: stats.prompt_s),
+    )
+    yield GaugeMetricFamily(
+        f"{_PREFIX}predicted_tokens_seconds",
+        "Tokens generated in a second of a task's time, its first one left out",
+        ratio(lambda stats: stats.later_tokens, lambda stats: stats.decode_s),
+    )
+    yield GaugeMetricFamily(
+        f"{_PREFIX}n_busy_slots_per_decode",
+        "Slots in use in a step, on average",
+        ratio(lambda stats: stats.slot_steps, lambda stats: stats.steps),
+    )
+    longest = max(stats.longest_task for stats in loops)
+    yield GaugeMetricFamily(_MOST_TOKENS, "Most tokens of one task, its prompt included", longest)

@@ -1,0 +1,149 @@
+"""llama-server's own endpoints: parse, submit, answer."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from flask import Blueprint, Response, request
+
+from corosrv.base.errors import NotOffered, NotSupported, Refused, Unavailable
+from corosrv.contracts.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
+from corosrv.dialects.generation.exchange import RequestFlow
+from corosrv.dialects.llamacpp import api_docs, parse, props, schema, slots, tokens
+from corosrv.dialects.llamacpp.props import Switches
+from corosrv.dialects.openai import errors
+from corosrv.dialects.openai.chat import parse as chat_parse
+from corosrv.dialects.openai.chat import schema as chat_schema
+from corosrv.web.http.callers import caller
+from corosrv.web.http.long_json import long_json_response
+from corosrv.web.http.reply import json_response, register_errors
+
+
+class LlamaWorker(Worker, HasSlots, HasAdapters, Protocol):
+    """A Worker that also tells what llama-server tells."""
+
+
+def blueprint(flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> Blueprint:
+    """Makes the routes that only llama-server's clients know. `worker` is the flow's."""
+    routes = Blueprint("llamacpp", __name__)
+    register_errors(routes, errors.body)
+    _add_completions(routes, flow)
+    _add_tokens(routes, flow)
+    _add_server(routes, flow, worker, switches)
+    _add_slots(routes, flow, worker, switches)
+    return routes
+
+
+def _model(flow: RequestFlow, name: str | None) -> tuple[ModelCard, Vocabulary]:
+    return flow.worker.card(name), flow.worker.vocabulary(name)
+
+
+def _model_name() -> str | None:
+    """Returns the model that a GET names in its query."""
+    return request.args.get("model") or None
+
+
+def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
+    @routes.post("/completion")
+    @routes.post("/completions", endpoint="completions")
+    @flow.once
+    @api_docs.complete
+    def complete() -> Response:
+        body = flow.receive(schema.completion_decoder)
+        card, vocabulary = _model(flow, body.model)
+        return flow.answer(parse.completion(body, flow.defaults, card, vocabulary, flow.images.intake(card)))
+
+    @routes.post("/infill")
+    @flow.once
+    @api_docs.infill
+    def infill() -> Response:
+        body = flow.receive(schema.infill_decoder)
+        return flow.answer(parse.filling(body, flow.defaults, *_model(flow, body.model)))
+
+
+def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
+    @routes.post("/tokenize")
+    @api_docs.tokenize
+    def tokenize() -> Response:
+        body = flow.receive(schema.tokenize_decoder)
+        return long_json_response(tokens.tokenize(body, flow.worker.vocabulary(body.model)))
+
+    @routes.post("/detokenize")
+    @api_docs.detokenize
+    def detokenize() -> Response:
+        body = flow.receive(schema.detokenize_decoder)
+        return json_response(tokens.detokenize(body, flow.worker.vocabulary(body.model)))
+
+    @routes.post("/apply-template")
+    @api_docs.apply_template
+    def apply_template() -> Response:
+        body = flow.receive(chat_schema.decoder)
+        card, vocabulary = _model(flow, body.model)
+        job = chat_parse.call(body, flow.defaults, card, lambda: vocabulary, flow.images.intake(card)).job
+        assert isinstance(job, Job)
+        prompt = job.prompts[0]
+        assert isinstance(prompt, Messages)
+        return json_response({"prompt": vocabulary.render(prompt)})
+
+
+def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> None:
+    @routes.get("/props")
+    @api_docs.get_props
+    def get_props() -> Response:
+        card, vocabulary = _model(flow, _model_name())
+        return json_response(props.describe(card, vocabulary, flow.defaults, switches))
+
+    @routes.post("/props")
+    @api_docs.set_props
+    def set_props() -> Response:
+        if not switches.props:
+            raise NotOffered("properties cannot be set here (COROSRV_PROPS=0)")
+        for name in flow.receive(schema.props_decoder):
+            raise NotSupported(f"{name[:64]} is no property that can be set while the server runs", name[:64])
+        return json_response({"success": True})
+
+    @routes.get("/lora-adapters")
+    @api_docs.get_adapters
+    def get_adapters() -> Response:
+        adapters = worker.adapters(_model_name())
+        return json_response([{"id": adapter.id, "path": adapter.name, "scale": adapter.scale} for adapter in adapters])
+
+    @routes.post("/lora-adapters")
+    @api_docs.set_adapters
+    def set_adapters() -> Response:
+        scales = flow.receive(schema.adapters_decoder)
+        worker.set_adapters(_model_name(), {lora.id: lora.scale for lora in scales})
+        return json_response({"success": True})
+
+
+def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> None:
+    files = slots.SlotFiles(worker, switches.slot_save_path, switches.slot_save_bytes)
+
+    @routes.get("/slots")
+    @api_docs.get_slots
+    def get_slots() -> Response:
+        if not switches.slots:
+            raise NotOffered("the list of slots is switched off (COROSRV_SLOTS_ENDPOINT=0)")
+        name = _model_name()
+        card, states = worker.card(name), worker.slots(name)
+        if request.args.get("fail_on_no_slot") and all(state.is_busy for state in states):
+            raise Unavailable("every slot is busy")
+        return json_response([slots.describe(state, card, caller()) for state in states])
+
+    @routes.post("/slots/<slot>")
+    @api_docs.change_slot
+    def change_slot(slot: str) -> Response:
+        if not switches.slot_save_path:
+            raise NotOffered("slots are not kept in files here: set COROSRV_SLOT_SAVE_PATH to a folder")
+        name, action = _model_name(), request.args.get("action", "")
+        if action not in slots.ACTIONS:
+            raise Refused(f"action must be one of {', '.join(slots.ACTIONS)}, not {action[:40]!r}", "action")
+        number = slots.number(slot, worker.card(name).slots)
+        return json_response(_act(action, name, number))
+
+    def _act(action: str, model: str | None, slot: int) -> dict[str, Any]:
+        if action == "erase":
+            return files.erase(model, slot, caller())
+        filename = flow.receive(schema.slot_file_decoder).filename
+        act = files.save if action == "save" else files.restore
+        return act(model, slot, filename, caller())

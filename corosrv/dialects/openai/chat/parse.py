@@ -1,0 +1,108 @@
+"""Chat completions, the way in: bodies to calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from corosrv.base.errors import NotSupported, Refused
+from corosrv.contracts.jobs import Messages, ModelCard, Vocabulary
+from corosrv.dialects.chat.conversation import Conversation
+from corosrv.dialects.chat.prepare import prepare
+from corosrv.dialects.generation import fields
+from corosrv.dialects.generation.answer_options import AnswerOptions
+from corosrv.dialects.generation.call import Call
+from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
+from corosrv.dialects.openai.chat import forms, messages, schema
+from corosrv.dialects.openai.chat.answers import ChatAnswer
+from corosrv.dialects.openai.fields import includes_usage
+from corosrv.dialects.openai.llama_extras import native_form
+from corosrv.dialects.openai.structured_fields import answer_format, with_grammar
+from corosrv.formats.bodies.text import check_text
+from corosrv.images.intake import ImageIntake
+
+
+def call(
+    body: schema.ChatBody,
+    defaults: fields.Defaults,
+    card: ModelCard,
+    find_vocabulary: Callable[[], Vocabulary],
+    images: ImageIntake | None = None,
+) -> Call:
+    """Checks a chat completion; waits for its images. Raises Refused, which names the parameter."""
+    include_usage = includes_usage(body)
+    if body.reasoning_format is not None:
+        card = replace(card, splits_reasoning=body.reasoning_format != "none")
+    job, parser = prepare(conversation(body, defaults, card, images), card)
+    options = AnswerOptions.from_fields(
+        body,
+        usage=include_usage,
+        logprobs=_n_probs(body) >= 0,
+        native_form=native_form(body, job, card, find_vocabulary),
+    )
+    return Call(job, options.stream, ChatAnswer(job, card, parser, options), body.priority)
+
+
+def conversation(
+    body: schema.ChatBody, defaults: fields.Defaults, card: ModelCard, images: ImageIntake | None = None
+) -> Conversation:
+    """Reads what a body asks for; `images` is None where the model takes none. Raises Refused."""
+    n_probs = _n_probs(body)
+    if body.verbose and body.return_tokens:
+        n_probs = max(n_probs, 0)
+    job = fields.job(
+        body,
+        (prompt(body, images),),
+        defaults,
+        n=body.n or 1,
+        n_probs=n_probs,
+        post_sampling_probs=bool(body.post_sampling_probs),
+    )
+    job, form = with_grammar(job, answer_format(body), card)
+    return Conversation(
+        job,
+        tool_choice=forms.tool_choice(body),
+        parallel_calls=body.parallel_tool_calls is not False,
+        answer_format=form,
+        echo=bool(body.echo),
+        thinks=False if body.reasoning_effort == "none" else None,
+        thought_tokens=thought_tokens(body),
+        thought_message=thought_message(body),
+    )
+
+
+def _n_probs(body: schema.ChatBody) -> int:
+    """Returns how many likely tokens are listed for each; -1 where none are asked for, not even the one that came."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise Refused("top_logprobs is only allowed with logprobs: true", "top_logprobs")
+    n_probs = max(body.top_logprobs or 0, body.n_probs or 0)
+    if body.post_sampling_probs and not n_probs:
+        raise Refused("post_sampling_probs is only allowed with top_logprobs or n_probs", "post_sampling_probs")
+    return n_probs if body.logprobs else n_probs or -1
+
+
+def prompt(body: schema.ChatBody, images: ImageIntake | None = None) -> Messages:
+    """Makes the conversation to be rendered. Raises Refused."""
+    if body.chat_template is not None:
+        raise NotSupported("chat_template: a template in a request is not run here", "chat_template")
+    turns = messages.turns(body.messages, images)
+    is_last_ours = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
+    if is_last_ours and len(turns) > 1 and turns[-2]["role"] == "assistant":
+        raise Refused("messages: two assistant messages in a row at the end", "messages")
+    if body.add_generation_prompt and body.continue_final_message:
+        raise Refused(
+            "add_generation_prompt and continue_final_message contradict each other", "continue_final_message"
+        )
+    if body.continue_final_message and not is_last_ours:
+        raise Refused("continue_final_message: the last message must be the assistant's", "continue_final_message")
+    continue_final = is_last_ours and not body.add_generation_prompt and body.continue_final_message is not False
+    arguments = messages.template_arguments(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        arguments = {"reasoning_effort": check_text(body.reasoning_effort, "reasoning_effort"), **arguments}
+    return Messages(
+        turns,
+        forms.tools(body),
+        add_generation_prompt=not continue_final and body.add_generation_prompt is not False,
+        continue_final=continue_final,
+        template_arguments=arguments,
+    )

@@ -1,0 +1,95 @@
+"""The body of a chat completion."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from corosrv.dialects.generation import unsupported
+from corosrv.dialects.openai.structured_fields import FormFields
+
+MAX_MESSAGES = 2048
+MAX_PARTS = 2048  # of one message
+
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+
+UNSUPPORTED: unsupported.Neutral = {
+    **unsupported.EVERYWHERE,
+    "audio": (),
+    "ebnf": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "regex": (),
+    "suffix": ("",),
+    "web_search_options": (),
+}
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any]  # as text, as OpenAI sends it, or as a value
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct):
+    """One turn; its content is checked by hand, because what is allowed depends on the role."""
+
+    role: str
+    content: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | msgspec.UnsetType | None = (
+        msgspec.UNSET
+    )
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: Any = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class Function(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct):
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatBody(FormFields, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    chat_template: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None  # the answer has the beginning of the message that it continues
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+
+
+decoder = unsupported.decoder(ChatBody, UNSUPPORTED)

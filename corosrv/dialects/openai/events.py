@@ -1,0 +1,109 @@
+"""Shares what chat and text completions send: members, order of events, usage, and the end of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from corosrv.base.errors import CorosrvError
+from corosrv.contracts.jobs import ModelCard
+from corosrv.contracts.jobs.ids import new_id
+from corosrv.dialects.generation.events import event
+from corosrv.dialects.generation.tally import Tally
+from corosrv.dialects.openai import errors
+from corosrv.dialects.openai.answer_types import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChunkChoice,
+    CompletionTokensDetails,
+    Finish,
+    PromptTokensDetails,
+    TextChoice,
+    TextCompletion,
+    Usage,
+)
+
+DONE = b"data: [DONE]\n\n"
+
+encode = msgspec.json.encode
+
+
+def finish_word(reason: str) -> Finish:
+    """Returns the finish reason of a choice. One that was cancelled has the word of vLLM and SGLang, `abort`."""
+    return "abort" if reason == "cancelled" else cast(Finish, reason)
+
+
+def usage(tally: Tally, reasoning_tokens: int = 0) -> Usage:
+    return Usage(
+        tally.prompt_tokens,
+        tally.completion_tokens,
+        tally.prompt_tokens + tally.completion_tokens,
+        PromptTokensDetails(tally.cached_tokens, tally.image_tokens),
+        CompletionTokensDetails(reasoning_tokens),
+    )
+
+
+class Frame:
+    """Makes events from the choices of one answer, and what follows the last of them."""
+
+    __slots__ = ("_answer_type", "_include_usage", "_n_open", "members")
+
+    def __init__(
+        self,
+        answer_type: type[ChatCompletion] | type[ChatChunk] | type[TextCompletion],
+        id_prefix: str,
+        object: str,
+        model: ModelCard,
+        n_choices: int,
+        include_usage: bool,
+    ) -> None:
+        """`answer_type` is the type of the events, or of the answer that is not streamed."""
+        self._answer_type: Callable[..., Any] = answer_type
+        self.members = {
+            "id": new_id(id_prefix),
+            "object": object,
+            "created": int(time.time()),
+            "model": model.id,
+            "system_fingerprint": model.fingerprint,
+        }
+        self._include_usage = include_usage
+        self._n_open = n_choices
+
+    def text_frame(self, prefix: bytes, suffix: bytes) -> tuple[bytes, bytes]:
+        """Returns what precedes and follows the text of an event, whose choice has `prefix` and `suffix` around it."""
+        end = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
+        return b"data: " + encode(self.members)[:-1] + b',"choices":[' + prefix, suffix + end
+
+    def event(self, choice: ChunkChoice | TextChoice, **extras: Any) -> bytes:
+        """Makes the event of one choice; `extras` are members of the answer's type."""
+        if self._include_usage:
+            extras["usage"] = None
+        return event(self._answer([choice], **extras))
+
+    def end(self, choice: ChunkChoice | TextChoice, tally: Tally, reasoning_tokens: int = 0, **extras: Any) -> bytes:
+        """Makes the event that ends a choice; after the last one also usage, timings and the end of the stream."""
+        self._n_open -= 1
+        if self._n_open:
+            return self.event(choice, **extras)
+        if not self._include_usage:
+            return self.event(choice, timings=tally.timings(), **extras) + DONE
+        last = self._answer([], usage=usage(tally, reasoning_tokens), timings=tally.timings())
+        return self.event(choice, **extras) + event(last) + DONE
+
+    def complete(
+        self, choices: Sequence[ChatChoice | TextChoice], tally: Tally, reasoning_tokens: int = 0, **extras: Any
+    ) -> Any:
+        """Makes the answer that is not streamed."""
+        return self._answer(choices, usage=usage(tally, reasoning_tokens), timings=tally.timings(), **extras)
+
+    def _answer(self, choices: Sequence[ChatChoice | ChunkChoice | TextChoice], **extras: Any) -> Any:
+        return self._answer_type(**self.members, choices=choices, **extras)
+
+
+def failure(error: CorosrvError) -> bytes:
+    """Makes the event that ends a stream in an error; no `[DONE]` follows."""
+    return event(errors.body(error))

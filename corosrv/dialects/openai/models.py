@@ -1,0 +1,101 @@
+"""The list of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corosrv.base.errors import ModelNotFound
+from corosrv.contracts.jobs import ModelCard, Worker
+from corosrv.dialects.generation.embeds import NUMBER_BYTES
+
+
+def listing(worker: Worker, takes_embeds: bool = False) -> dict[str, Any]:
+    """Makes the answer of GET /v1/models; `models` is for clients of Ollama, as llama-server has it.
+
+    `takes_embeds`: the setting prompt_embeds.
+    """
+    cards = _cards(worker)
+    data = [_describe(card, takes_embeds) for card in cards]
+    return {"object": "list", "data": data, "models": list(map(_describe_as_ollama, cards))}
+
+
+def find(worker: Worker, name: str, takes_embeds: bool = False) -> dict[str, Any]:
+    """Makes the answer of GET /v1/models/{id}; knows aliases too. Raises ModelNotFound."""
+    cards = _cards(worker)
+    for card in cards:
+        if name in (card.id, *card.aliases):
+            return _describe(card, takes_embeds)
+    if len(cards) == 1:
+        worker.check()  # an only model that cannot be used says so, whatever it is called
+    raise ModelNotFound(name)
+
+
+def _cards(worker: Worker) -> tuple[ModelCard, ...]:
+    cards = worker.models()
+    if not cards:
+        worker.check()  # says why
+    return cards
+
+
+def _describe(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "corosrv",
+        "aliases": list(card.aliases),
+        "tags": list(card.tags),
+        "status": _status(card),
+        "meta": _meta(card, takes_embeds),
+        "capabilities": sorted(card.capabilities),
+        "architecture": {"input_modalities": _modalities(card), "output_modalities": ["text"]},
+    }
+
+
+def _modalities(card: ModelCard) -> list[str]:
+    """Returns what a model reads, in the words of OpenRouter and of llama-server's router."""
+    return ["text", "image"] if "images" in card.capabilities else ["text"]
+
+
+def _meta(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
+    meta = dict(card.meta)
+    if card.row_width:
+        meta["row_width"] = card.row_width
+        if takes_embeds:
+            meta["prompt_embeds"] = {
+                "dtypes": list(NUMBER_BYTES), "n_embd": card.row_width, "max_rows": card.max_rows
+            }  # fmt: skip
+    return meta
+
+
+def _describe_as_ollama(card: ModelCard) -> dict[str, Any]:
+    # What is not known, or not told, is there and empty.
+    return {
+        "name": card.id,
+        "model": card.id,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": list(card.tags),
+        "capabilities": sorted(card.capabilities),
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [],
+            "parameter_size": "",
+            "quantization_level": card.meta.get("ftype", ""),
+        },
+    }
+
+
+def _status(card: ModelCard) -> dict[str, Any]:
+    """Describes the state as llama-server's router does: a model that failed is an unloaded one with a mark."""
+    if card.status == "failed":
+        return {"value": "unloaded", "failed": True}
+    if card.progress:
+        return {"value": card.status, "progress": card.progress}
+    return {"value": card.status}

@@ -1,0 +1,125 @@
+"""Types of the Responses API's answers: the answers are made of them, and the API document describes them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from corosrv.dialects.generation.answer_types import PromptProgress, Timings
+from corosrv.dialects.openai.responses import schema
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputPart(msgspec.Struct):
+    """A piece of an item's content."""
+
+    type: Literal["output_text", "reasoning_text"]
+    text: str
+    annotations: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ResponseItem(msgspec.Struct):
+    """A message, a thought, or a call that the model wants made; `arguments` are JSON text."""
+
+    id: str
+    status: ItemStatus
+    type: Literal["message", "reasoning", "function_call"]
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    summary: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    content: list[OutputPart] | msgspec.UnsetType = msgspec.UNSET
+    call_id: str | msgspec.UnsetType = msgspec.UNSET
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+
+
+CutReason = Literal["max_output_tokens", "abort"]
+
+
+class IncompleteDetails(msgspec.Struct):
+    reason: CutReason
+
+
+class ResponseError(msgspec.Struct):
+    code: str
+    message: str
+
+
+class InputTokensDetails(msgspec.Struct, omit_defaults=True):
+    """Counts the prompt's tokens that were known; writing to the cache is not counted."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+    image_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(msgspec.Struct):
+    """A response, which also repeats what its request asked for."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: ResponseStatus
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    output: list[ResponseItem]
+    usage: ResponseUsage | None
+    model: str
+    background: bool
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: schema.ReasoningOptions
+    store: bool
+    temperature: float
+    text: schema.TextOptions
+    tool_choice: str | schema.NamedTool
+    tools: list[schema.Tool]
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+
+
+class ResponseEvent(msgspec.Struct):
+    """One event of a streamed response; which members it has depends on its `type`."""
+
+    type: str
+    sequence_number: int
+    response: ResponseObject | msgspec.UnsetType = msgspec.UNSET
+    item_id: str | msgspec.UnsetType = msgspec.UNSET
+    output_index: int | msgspec.UnsetType = msgspec.UNSET
+    content_index: int | msgspec.UnsetType = msgspec.UNSET
+    item: ResponseItem | msgspec.UnsetType = msgspec.UNSET
+    part: OutputPart | msgspec.UnsetType = msgspec.UNSET
+    logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
+    delta: str | msgspec.UnsetType = msgspec.UNSET
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+    text: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class DeletedResponse(msgspec.Struct):
+    id: str
+    object: Literal["response"]
+    deleted: bool

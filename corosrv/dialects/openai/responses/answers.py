@@ -1,0 +1,217 @@
+"""Responses, the way out: blocks to items and events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from corosrv.base.errors import CorosrvError
+from corosrv.contracts.jobs import Chunk
+from corosrv.dialects.chat.answer import BlockAnswer
+from corosrv.dialects.chat.blocks import AnswerBlock, BlockKind
+from corosrv.dialects.chat.parser import Parser
+from corosrv.dialects.chat.turns import Turn, TurnList, arguments
+from corosrv.dialects.generation.answer_options import AnswerOptions
+from corosrv.dialects.generation.events import named_event
+from corosrv.dialects.generation.split_tokens import split_tokens
+from corosrv.dialects.generation.telemetry import Telemetry
+from corosrv.dialects.openai.responses.answer_types import (
+    CutReason,
+    IncompleteDetails,
+    InputTokensDetails,
+    ItemStatus,
+    OutputPart,
+    OutputTokensDetails,
+    ResponseError,
+    ResponseEvent,
+    ResponseItem,
+    ResponseObject,
+    ResponseStatus,
+    ResponseUsage,
+)
+from corosrv.dialects.openai.responses.store import Stored, item_id
+
+# The beginning of an item's id, and what the events of its text are called.
+_ID = {BlockKind.TEXT: "msg", BlockKind.REASONING: "rs", BlockKind.CALL: "fc"}
+_EVENT = {
+    BlockKind.TEXT: "response.output_text",
+    BlockKind.REASONING: "response.reasoning_text",
+    BlockKind.CALL: "response.function_call_arguments",
+}
+_CUT_REASONS: dict[str, CutReason] = {"length": "max_output_tokens", "cancelled": "abort"}
+_NO_OPTIONS = AnswerOptions()
+_NO_NAMESPACES: Mapping[str, tuple[str, str]] = {}
+
+
+class ResponseAnswer(BlockAnswer):
+    """One response being put together: each block becomes an item of its output."""
+
+    def __init__(
+        self,
+        echo: dict[str, Any],
+        parser: Parser,
+        turns: tuple[Turn, ...],
+        keep: Callable[[Stored], None] | None,
+        options: AnswerOptions = _NO_OPTIONS,
+        origins: Mapping[str, tuple[str, str]] = _NO_NAMESPACES,
+        input_items: tuple[dict[str, Any], ...] = (),
+    ) -> None:
+        """`turns` and `input_items` are the conversation before it; `keep` stores it at the end; its events show what
+        `options` say.
+
+        `origins` has namespace and name of the functions that are called by another name.
+        """
+        super().__init__(parser)
+        self._telemetry = Telemetry(1, options)
+        self._timings: dict[str, Any] = {}  # of the chunk whose events are made
+        self._key = secrets.token_hex(20)
+        self._created = int(time.time())
+        self._echo = echo
+        self._turns = turns
+        self._keep = keep
+        self._origins = origins
+        self._input_items = input_items
+        self._sequence_number = 0
+
+    def complete_answer(self) -> ResponseObject:
+        response = self._response("incomplete" if self._is_cut else "completed")
+        if self._keep is not None:
+            self._keep(Stored(response, self._turns + self._answer_turns(), self._input_items))
+        return response
+
+    def first(self) -> bytes:
+        response = self._response("in_progress")
+        return self._send("response.created", response=response) + self._send("response.in_progress", response=response)
+
+    def events(self, chunks: Sequence[Chunk]) -> bytes:
+        if not self._telemetry.is_wanted:
+            return super().events(chunks)
+        events = b""
+        for chunk in split_tokens(chunks):
+            for progress in self._telemetry.progress(chunk):
+                events += self._send("response.in_progress", response=self._response("in_progress"), **progress)
+            self._timings = self._telemetry.timings(chunk)
+            events += super().events([chunk])
+        return events
+
+    def block_start(self, block: AnswerBlock) -> bytes:
+        place = {"output_index": block.number}
+        events = self._send(
+            "response.output_item.added", **place, item=self._item(block, "in_progress", has_part=False)
+        )
+        if block.kind is BlockKind.CALL:
+            return events
+        return events + self._send("response.content_part.added", **self._place(block), part=_part(block))
+
+    def block_delta(self, block: AnswerBlock, piece: str) -> bytes:
+        extras = _logprobs(block) | self._timings
+        return self._send(_EVENT[block.kind] + ".delta", **self._place(block), **extras, delta=piece)
+
+    def block_end(self, block: AnswerBlock) -> bytes:
+        done, place = _EVENT[block.kind] + ".done", self._place(block)
+        if block.kind is BlockKind.CALL:
+            events = self._send(done, **place, **self._called(block), arguments=block.text)
+        else:
+            events = self._send(done, **place, **_logprobs(block), text=block.text)
+            events += self._send("response.content_part.done", **place, part=_part(block))
+        return events + self._send(
+            "response.output_item.done", output_index=block.number, item=self._item(block, self._status(block))
+        )
+
+    def answer_end(self) -> bytes:
+        response = self.complete_answer()
+        return self._send("response." + response.status, response=response, timings=self.tally.timings())
+
+    def failure(self, error: CorosrvError) -> bytes:
+        response = self._response("failed")
+        response.error = ResponseError(getattr(error, "code", None) or "server_error", str(error))
+        return self._send("response.failed", response=response)
+
+    def _send(self, type: str, **members: Any) -> bytes:
+        event = ResponseEvent(type, self._sequence_number, **members)
+        self._sequence_number += 1
+        return named_event(type, event)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._cut_reason is not None
+
+    @property
+    def _cut_reason(self) -> CutReason | None:
+        """Why the answer ended before the model ended it, None where it did not."""
+        return None if self.blocks.end is None else _CUT_REASONS.get(self.blocks.end.reason)
+
+    def _status(self, block: AnswerBlock) -> ItemStatus:
+        """Returns the status of a block that does not grow any more, whatever the reason."""
+        is_cut = self._is_cut and block is self.blocks.row[-1]
+        return "incomplete" if is_cut or block is self.blocks.open else "completed"
+
+    def _place(self, block: AnswerBlock) -> dict[str, Any]:
+        place: dict[str, Any] = {"item_id": self._id(block), "output_index": block.number}
+        return place if block.kind is BlockKind.CALL else {**place, "content_index": 0}
+
+    def _id(self, block: AnswerBlock) -> str:
+        return item_id(_ID[block.kind], self._key, block.number)
+
+    def _item(self, block: AnswerBlock, status: ItemStatus, has_part: bool = True) -> ResponseItem:
+        id, parts = self._id(block), [_part(block)] if has_part else []
+        if block.kind is BlockKind.TEXT:
+            return ResponseItem(id, status, "message", role="assistant", content=parts)
+        if block.kind is BlockKind.REASONING:
+            return ResponseItem(id, status, "reasoning", summary=[], content=parts)
+        return ResponseItem(id, status, "function_call", call_id=block.id, **self._called(block), arguments=block.text)
+
+    def _called(self, block: AnswerBlock) -> dict[str, Any]:
+        if block.name not in self._origins:
+            return {"name": block.name}
+        namespace, name = self._origins[block.name]
+        return {"name": name, "namespace": namespace}
+
+    def _response(self, status: ResponseStatus) -> ResponseObject:
+        is_over = status in ("completed", "incomplete")
+        return ResponseObject(
+            id="resp_" + self._key,
+            object="response",
+            created_at=self._created,
+            completed_at=int(time.time()) if status == "completed" else None,
+            status=status,
+            error=None,
+            incomplete_details=None if self._cut_reason is None else IncompleteDetails(self._cut_reason),
+            output=[self._item(block, self._status(block)) for block in self.blocks.row],
+            usage=self._usage() if is_over else None,
+            **self._echo,
+        )
+
+    def _usage(self) -> ResponseUsage:
+        tally = self.tally
+        return ResponseUsage(
+            tally.prompt_tokens,
+            InputTokensDetails(tally.cached_tokens, 0, tally.image_tokens),  # nobody is billed for what is kept
+            tally.completion_tokens,
+            OutputTokensDetails(self.reasoning_tokens),
+            tally.prompt_tokens + tally.completion_tokens,
+        )
+
+    def _answer_turns(self) -> tuple[Turn, ...]:
+        """The answer as a turn, for responses that go on from it."""
+        turns = TurnList()
+        for block in self.blocks.row:
+            if block.kind is BlockKind.REASONING:
+                turns.think(block.text)
+            elif block.kind is BlockKind.TEXT:
+                turns.answer(block.text)
+            else:
+                turns.call(block.id, block.name, arguments(block.text, "arguments"))
+        return turns.all
+
+
+def _part(block: AnswerBlock) -> OutputPart:
+    if block.kind is BlockKind.REASONING:
+        return OutputPart("reasoning_text", block.text)
+    return OutputPart("output_text", block.text, annotations=[], logprobs=[])
+
+
+def _logprobs(block: AnswerBlock) -> dict[str, Any]:
+    return {"logprobs": []} if block.kind is BlockKind.TEXT else {}

@@ -1,0 +1,54 @@
+"""Describes the Responses API for the API document."""
+
+from __future__ import annotations
+
+from corosrv.dialects.openai.answer_types import InputTokens
+from corosrv.dialects.openai.responses import schema
+from corosrv.dialects.openai.responses.answer_types import DeletedResponse, ResponseEvent, ResponseObject
+from corosrv.dialects.openai.responses.input_list import InputItems, InputQuery
+from corosrv.images.api_docs import images_in
+from corosrv.web.groups.headers import GenerateHeaders
+from corosrv.web.http.operation import GENERATES, operation
+
+_TAG = "Responses"
+_ID = {"id": "a response's id"}
+
+respond = operation(
+    _TAG,
+    "Answer an input",
+    "Kept on the server, within bounds, unless `store` is false: `previous_response_id` goes on from it. "
+    + images_in("parts of type `input_image` of a user's message and of a `function_call_output`"),
+    body=schema.ResponseBody,
+    answer=ResponseObject,
+    events=ResponseEvent,
+    headers=GenerateHeaders,
+    statuses=GENERATES,
+    examples={
+        "A question": {"input": "Name three colours.", "max_output_tokens": 64},
+        "Streamed": {
+            "instructions": "You answer in one sentence.",
+            "input": "Why is the sky blue?",
+            "max_output_tokens": 64,
+            "stream": True,
+        },
+    },
+)
+count = operation(
+    _TAG,
+    "Count an input's tokens",
+    body=schema.ResponseBody,
+    answer=InputTokens,
+    statuses=GENERATES,
+    examples={"A question": {"input": "Name three colours."}},
+)
+read = operation(_TAG, "Read a stored response", answer=ResponseObject, statuses=(400, 404), parameters=_ID)
+input_items = operation(
+    _TAG,
+    "List the input of a stored response",
+    "The items of the conversation that it answers, those of the responses before it among them.",
+    answer=InputItems,
+    statuses=(400, 404),
+    parameters=_ID,
+    query=InputQuery,
+)
+delete = operation(_TAG, "Delete a stored response", answer=DeletedResponse, statuses=(404,), parameters=_ID)

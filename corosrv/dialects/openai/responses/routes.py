@@ -1,0 +1,68 @@
+"""The endpoints of the Responses API."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from flask import Blueprint, Response, request
+
+from corosrv.base.errors import NotSupported
+from corosrv.dialects.generation.call import Call
+from corosrv.dialects.generation.exchange import RequestFlow
+from corosrv.dialects.openai import errors
+from corosrv.dialects.openai.fields import input_tokens
+from corosrv.dialects.openai.responses import api_docs, input_list, parse, schema
+from corosrv.dialects.openai.responses.answer_types import DeletedResponse
+from corosrv.dialects.openai.responses.store import ResponseStore, Shelf
+from corosrv.web.http.callers import caller
+from corosrv.web.http.reply import json_response, register_errors
+
+
+def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
+    """Responses: asked for, read again, deleted, and counted."""
+    routes = Blueprint("responses", __name__)
+
+    @routes.post("/v1/responses")
+    @routes.post("/responses", endpoint="short")
+    @flow.once
+    @api_docs.respond
+    def respond() -> Response:
+        return flow.answer(call())
+
+    @routes.post("/v1/responses/input_tokens")
+    @routes.post("/responses/input_tokens", endpoint="count_short")
+    @api_docs.count
+    def count() -> Response:
+        return json_response(input_tokens(flow.count(call())))
+
+    @routes.get("/v1/responses/<id>")
+    @api_docs.read
+    def read(id: str) -> Response:
+        for name in ("stream", "starting_after", "include"):
+            if request.args.get(name, "false") != "false":
+                raise NotSupported(f"{name} is not offered for a stored response", name, "unsupported_parameter")
+        return json_response(shelf().get(id).response)
+
+    @routes.get("/v1/responses/<id>/input_items")
+    @api_docs.input_items
+    def read_input(id: str) -> Response:
+        return json_response(input_list.page(shelf().get(id).input, request.args))
+
+    @routes.delete("/v1/responses/<id>")
+    @api_docs.delete
+    def delete(id: str) -> Response:
+        shelf().drop(id)
+        return json_response(DeletedResponse(id, "response", True))
+
+    def call() -> Call:
+        body = flow.receive(schema.decoder)
+        card = flow.worker.card(body.model)
+        find_vocabulary = partial(flow.worker.vocabulary, body.model)
+        images = flow.images.intake(card, keeps_files=body.store is not False)
+        return parse.call(body, flow.defaults, card, shelf(), find_vocabulary, images)
+
+    def shelf() -> Shelf:
+        return store.shelf(caller())
+
+    register_errors(routes, errors.body)
+    return routes

@@ -1,0 +1,121 @@
+"""The body of a response, and the items of its input."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from corosrv.dialects.generation import unsupported
+from corosrv.dialects.generation.thoughts import ThoughtFields
+from corosrv.dialects.openai.structured_fields import StructuredOutputs
+
+MAX_ITEMS = 2048
+
+UNSUPPORTED: unsupported.Neutral = {
+    **unsupported.EVERYWHERE,
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "prompt": (),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "top_logprobs": (0,),
+}
+
+
+class ContentPart(msgspec.Struct):
+    """A piece of a message, of a tool's output, or of thoughts."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    file_id: str | None = None
+    detail: Any = None
+
+
+Content = str | list[ContentPart]
+
+
+class MessageItem(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+class Reference(msgspec.Struct):
+    """Stands for an item of a stored response."""
+
+    id: str
+
+
+class CallItem(msgspec.Struct):
+    call_id: str
+    name: str
+    arguments: str | dict[str, Any]
+    namespace: str | None = None
+
+
+class OutputItem(msgspec.Struct):
+    call_id: str
+    output: Content
+
+
+class ReasoningItem(msgspec.Struct):
+    summary: list[ContentPart] = []
+    content: list[ContentPart] | None = None
+
+
+class TextFormat(msgspec.Struct, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, omit_defaults=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(msgspec.Struct):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None  # there are the thoughts themselves, and no summaries
+
+
+class Tool(msgspec.Struct, omit_defaults=True):
+    """A function, or a namespace with functions in it; whatever else there is belongs to OpenAI's own servers."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    tools: list[Tool] | None = None
+
+
+class NamedTool(msgspec.Struct, omit_defaults=True):
+    type: str
+    name: str | None = None
+
+
+class ResponseBody(ThoughtFields, kw_only=True):
+    input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS)]
+    include: list[str] | None = None
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = None
+    reasoning: ReasoningOptions | None = None
+    store: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    text: TextOptions | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: list[Tool] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+
+decoder = unsupported.decoder(ResponseBody, UNSUPPORTED)

@@ -1,0 +1,89 @@
+"""The health of the prediction service: a state table, and how it follows from the worker's state and slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from corosrv.base.errors import IllegalTransition
+from corosrv.contracts.jobs.worker_state import WorkerState
+
+
+class PredictorHealth(str, Enum):
+    """The values of `status` in GET /health-check."""
+
+    UNKNOWN = "UNKNOWN"  # no predictor is configured
+    STARTING = "STARTING"
+    READY = "READY"
+    BUSY = "BUSY"
+    UNHEALTHY = "UNHEALTHY"  # the user's own check failed just now: answered, never stored
+    SETUP_FAILED = "SETUP_FAILED"
+    DEFUNCT = "DEFUNCT"
+
+
+NEXT: dict[PredictorHealth, frozenset[PredictorHealth]] = {
+    PredictorHealth.UNKNOWN: frozenset(),
+    PredictorHealth.STARTING: frozenset({PredictorHealth.READY, PredictorHealth.SETUP_FAILED}),
+    PredictorHealth.READY: frozenset({PredictorHealth.BUSY, PredictorHealth.DEFUNCT}),
+    PredictorHealth.BUSY: frozenset({PredictorHealth.READY, PredictorHealth.DEFUNCT}),
+    PredictorHealth.UNHEALTHY: frozenset(),
+    PredictorHealth.SETUP_FAILED: frozenset(),
+    PredictorHealth.DEFUNCT: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCounts:
+    """Counts of all slots, of those that run a prediction, and of those that are out of use for ever."""
+
+    total: int = 0
+    busy: int = 0
+    poisoned: int = 0
+
+    @property
+    def free(self) -> int:
+        return self.total - self.busy - self.poisoned
+
+
+class HealthState:
+    """The state of one worker's life; moves along the table and refuses the rest."""
+
+    def __init__(self, state: PredictorHealth = PredictorHealth.STARTING) -> None:
+        self.state = state
+
+    def move(self, state: PredictorHealth) -> None:
+        """Moves to a state; staying is no move. Raises IllegalTransition."""
+        if state is self.state:
+            return
+        if state not in NEXT[self.state]:
+            raise IllegalTransition("the service", self.state, state)
+        self.state = state
+
+
+_OF_WORKER: dict[WorkerState, PredictorHealth] = {
+    WorkerState.STARTING: PredictorHealth.STARTING,
+    WorkerState.SETUP_FAILED: PredictorHealth.SETUP_FAILED,
+    WorkerState.DRAINING: PredictorHealth.DEFUNCT,
+    WorkerState.DEFUNCT: PredictorHealth.DEFUNCT,
+}
+# A worker that was stopped is as good as dead, or was never set up.
+_STOPPED: dict[PredictorHealth, PredictorHealth] = {
+    PredictorHealth.STARTING: PredictorHealth.SETUP_FAILED,
+    PredictorHealth.READY: PredictorHealth.DEFUNCT,
+    PredictorHealth.BUSY: PredictorHealth.DEFUNCT,
+    PredictorHealth.SETUP_FAILED: PredictorHealth.SETUP_FAILED,
+    PredictorHealth.DEFUNCT: PredictorHealth.DEFUNCT,
+}
+
+
+def of_worker(previous: PredictorHealth, worker: WorkerState, slots: SlotCounts) -> PredictorHealth:
+    """Returns the service's next health, given its last one."""
+    if worker is WorkerState.READY:
+        return _of_slots(slots)
+    return _STOPPED[previous] if worker is WorkerState.STOPPED else _OF_WORKER[worker]
+
+
+def _of_slots(slots: SlotCounts) -> PredictorHealth:
+    if slots.poisoned == slots.total:
+        return PredictorHealth.DEFUNCT
+    return PredictorHealth.READY if slots.free else PredictorHealth.BUSY

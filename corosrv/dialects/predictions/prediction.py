@@ -1,0 +1,218 @@
+"""One prediction: its state, its outputs so far, and the object that clients see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from corosrv.base.errors import IllegalTransition
+from corosrv.dialects.predictions.encoding import encode_in_turns, split_in_turns
+from corosrv.dialects.predictions.history import History
+from corosrv.dialects.predictions.metrics import RecordedMetrics
+from corosrv.dialects.predictions.times import rfc3339
+
+
+class Status(str, Enum):
+    """The state of a prediction."""
+
+    STARTING = "starting"  # accepted, its permit is held
+    PROCESSING = "processing"  # sent to the worker
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+
+NEXT: dict[Status, frozenset[Status]] = {
+    Status.STARTING: frozenset({Status.PROCESSING, Status.FAILED, Status.CANCELED}),
+    Status.PROCESSING: frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED}),
+    Status.SUCCEEDED: frozenset(),
+    Status.FAILED: frozenset(),
+    Status.CANCELED: frozenset(),
+}
+
+
+class Change(str, Enum):
+    """The changes that listeners are called for, and the values of `webhook_events_filter`."""
+
+    START = "start"
+    OUTPUT = "output"
+    LOGS = "logs"
+    COMPLETED = "completed"
+
+
+Listener = Callable[[Change], None]
+
+
+MAX_LOGS = 16 << 20  # characters of one prediction
+LOGS_CUT = "\n[TRUNCATED: the prediction printed more than is kept]\n"
+
+
+class Prediction:
+    """One prediction: its input, state, outputs, logs and metrics. Belongs to the hub's thread; nothing here waits.
+
+    Its greenlet moves it on; sync answers, event streams and webhooks listen, and look at it whenever they like.
+    `shown_input` has stars for secrets. `is_list`: the predictor hands out members of a list, one after the other.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        input: dict[str, Any],
+        shown_input: dict[str, Any],
+        now: datetime,
+        history: History | None = None,
+        is_list: bool = False,
+    ) -> None:
+        self.id = id
+        self.input = input
+        self.status = Status.STARTING
+        self.history = history
+        self.is_cancel_requested = False
+        self.n_bytes = 0  # of memory, about; the run adds what it receives, until the prediction ends
+        self.predict_time: float | None = None  # seconds, once it has ended
+        self._shown_input = shown_input
+        self._is_list = is_list
+        self.n_outputs = 0
+        self._outputs: Any = []  # a list, or its JSON text
+        self._logs: list[str] = []
+        self._n_logged = 0  # characters
+        self._is_log_cut = False
+        self._metrics = RecordedMetrics()
+        self._error: str | None = None
+        self._times = {"created_at": now}
+        self._listeners: list[Listener] = []
+
+    @property
+    def is_finished(self) -> bool:
+        return not NEXT[self.status]
+
+    def listen(self, listener: Listener) -> None:
+        """Calls `listener` at each later change, in the order of registration; it must not wait."""
+        self._listeners.append(listener)
+
+    # What happens to it
+
+    def begin(self, now: datetime) -> None:
+        """Moves to PROCESSING: the prediction was sent to the worker."""
+        self._enter(Status.PROCESSING)
+        self._times["started_at"] = now
+        self._record("start", {"id": self.id, "status": self.status.value})
+        self._tell(Change.START)
+
+    def become_list(self) -> None:
+        """Shows the outputs as members of a list, though the predictor did not declare one."""
+        self._is_list = True
+
+    def add_output(self, value: Any) -> None:
+        self._outputs.append(value)
+        self._record("output", {"chunk": value, "index": self.n_outputs})
+        self.n_outputs += 1
+        self._tell(Change.OUTPUT)
+
+    def add_log(self, source: str, data: str) -> None:
+        """Adds printed text, up to MAX_LOGS characters; marks where the log was cut, and drops all after that."""
+        if self._is_log_cut:
+            return
+        room = MAX_LOGS - self._n_logged
+        if len(data) > room:
+            data = data[:room] + LOGS_CUT
+            self._is_log_cut = True
+        self._n_logged += len(data)
+        self._logs.append(data)
+        self._record("log", {"source": source, "data": data})
+        self._tell(Change.LOGS)
+
+    def add_metric(self, name: str, value: Any, mode: str) -> None:
+        self._metrics.record(name, value, mode)
+        self._record("metric", {"name": name, "value": value, "mode": mode})
+
+    def encode_outputs(self) -> None:
+        """Turns large outputs into JSON text, so that whoever is shown the prediction encodes little.
+
+        Waits while others have their turns. Nothing may be added afterwards.
+        """
+        outputs = self._outputs
+        if self.n_outputs == 1:
+            outputs[0] = split_in_turns(outputs[0], self.n_bytes)
+        else:
+            self._outputs = split_in_turns(outputs, self.n_bytes)
+
+    def end(
+        self,
+        status: Status,
+        now: datetime,
+        error: str | None = None,
+        predict_time: float = 0.0,
+        is_list: bool | None = None,
+    ) -> bool:
+        """Moves to a terminal state. Only the first call counts; returns False for later ones."""
+        if self.is_finished:
+            return False
+        self._enter(status)
+        self._times["completed_at"] = now
+        self._error = error
+        self.predict_time = predict_time
+        if is_list is not None:
+            self._is_list = is_list
+        if self.history is not None:
+            self.history.append("completed", self.view(), is_last=True)
+        self._tell(Change.COMPLETED)
+        self._listeners.clear()
+        return True
+
+    def _enter(self, status: Status) -> None:
+        if status not in NEXT[self.status]:
+            raise IllegalTransition(f"prediction {self.id}", self.status, status)
+        self.status = status
+
+    def _record(self, name: str, data: Any) -> None:
+        if self.history is not None:
+            self.history.append(name, data)
+
+    def _tell(self, change: Change) -> None:
+        for listener in tuple(self._listeners):
+            listener(change)
+
+    # What it shows
+
+    @property
+    def error_type(self) -> str:
+        """The name of the exception that it failed with; empty where there is none."""
+        name = (self._error or "").partition(":")[0]
+        return name if name.isidentifier() else ""
+
+    @property
+    def seconds(self) -> float:
+        """The time from its creation to its end; 0 before that."""
+        return (self._times.get("completed_at", self._times["created_at"]) - self._times["created_at"]).total_seconds()
+
+    def view(self, with_input: bool = False) -> dict[str, Any]:
+        """Returns the prediction object, to be encoded or copied at once: its lists grow while the prediction runs."""
+        members: dict[str, Any] = {"id": self.id, "status": self.status.value}
+        if with_input:
+            members["input"] = self._shown_input
+        if self.n_outputs or self.status is Status.SUCCEEDED:
+            members["output"] = self._output()
+        if self._error is not None:
+            members["error"] = self._error
+        members["logs"] = self._whole_logs()
+        members["metrics"] = self._metrics.nested()
+        if self.predict_time is not None:
+            members["metrics"]["predict_time"] = self.predict_time
+        return members | {name: rfc3339(time) for name, time in self._times.items()}
+
+    def encoded(self, with_input: bool = False) -> list[bytes]:
+        """Encodes the prediction object as JSON, in pieces. Waits while others have their turns, if it is large."""
+        return encode_in_turns(self.view(with_input), self.n_bytes)
+
+    def _output(self) -> Any:
+        if self._is_list or self.n_outputs > 1:
+            return self._outputs
+        return self._outputs[0] if self.n_outputs else None
+
+    def _whole_logs(self) -> str:
+        if len(self._logs) > 1:
+            self._logs = ["".join(self._logs)]
+        return self._logs[0] if self._logs else ""

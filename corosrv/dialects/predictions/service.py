@@ -1,0 +1,323 @@
+"""The service in front of a predictor: creates, finds, follows and cancels predictions, reports health, shuts down."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Protocol
+
+import gevent
+from gevent.hub import get_hub
+
+from corosrv.base.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
+from corosrv.base.outgoing.destinations import Destinations
+from corosrv.contracts.jobs import PredictJob
+from corosrv.contracts.jobs.answers import Done, Terminal
+from corosrv.contracts.jobs.setup import Setup
+from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.settings import PredictionSettings
+from corosrv.dialects.predictions import health, ids
+from corosrv.dialects.predictions.drain import Drain
+from corosrv.dialects.predictions.events import MAX_READERS, EventReader
+from corosrv.dialects.predictions.files import Files
+from corosrv.dialects.predictions.folder import ServerFolder, sweep
+from corosrv.dialects.predictions.health import HealthState, PredictorHealth, SlotCounts
+from corosrv.dialects.predictions.history import History
+from corosrv.dialects.predictions.parse import PredictionCall
+from corosrv.dialects.predictions.prediction import Prediction, Status
+from corosrv.dialects.predictions.prediction_log import log_prediction
+from corosrv.dialects.predictions.run import AnswerReader, Run
+from corosrv.dialects.predictions.supervisor import Supervisor
+from corosrv.dialects.predictions.times import utc_now
+from corosrv.dialects.predictions.validation import InputSchema
+from corosrv.dialects.predictions.webhooks import Deliveries, Webhooks
+from corosrv.workers.dispatch.permits import PermitPool
+
+log = logging.getLogger("corosrv.predictions")
+
+
+class WorkerLike(Protocol):
+    """The worker that the service uses; see corosrv.workers.worker.parent.predictor_process.PredictorProcess."""
+
+    @property
+    def state(self) -> WorkerState: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def setup(self) -> Setup: ...
+    @property
+    def schema(self) -> dict[str, Any] | None: ...
+    @property
+    def permits(self) -> PermitPool | None: ...
+
+    def on_change(self, listener: Callable[[], None]) -> None: ...
+
+    def submit(self, job: PredictJob) -> AnswerReader:
+        """Runs a job on a free slot. Never waits. Raises NoCapacity if no slot is free."""
+
+    def check_health(self) -> str | None: ...
+
+    def stop(self, timeout: float) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class CallOutcome(Enum):
+    """The outcome of a call: a new prediction, or an earlier one with its id."""
+
+    NEW = "new"
+    RUNNING = "running"  # somebody asked for the same before
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts since the start, and what runs now."""
+
+    slots: SlotCounts
+    n_running: int
+    n_ended: dict[str, int]  # by status
+    n_refused: int  # for want of a slot
+    webhooks: Deliveries
+
+
+class PredictionService:
+    """Serves the predictor of one worker. Belongs to the hub's thread; only what says so waits.
+
+    The worker is started by whoever made it, and stopped by `shutdown`.
+    """
+
+    def __init__(self, worker: WorkerLike, settings: PredictionSettings, logs_json: bool = False) -> None:
+        """`logs_json`: whether the lines of ended predictions are JSON."""
+        self.worker = worker
+        self.settings = settings
+        self._logs_json = logs_json
+        destinations = Destinations(settings.webhook_destinations)
+        self.webhooks = Webhooks(settings.webhook_interval, settings.webhook_token, destinations=destinations)
+        self._files = Files(settings.upload_url or None)
+        self._folder = ServerFolder()
+        self._supervisor = Supervisor(settings.result_ttl)
+        self._runs: dict[str, Run] = {}
+        self._bound_to_readers: set[str] = set()
+        self._health = HealthState()
+        self._schema: InputSchema | None = None
+        self._is_accepting = True
+        self._forgetting: Any = None
+        self._ended = {status.value: 0 for status in (Status.SUCCEEDED, Status.FAILED, Status.CANCELED)}
+        self._n_refused = 0
+        self._drain = Drain(worker, self.webhooks)
+        worker.on_change(self._on_worker_change)
+
+    def start(self) -> None:
+        """Removes files that servers left behind which were killed. Returns at once; a thread does it."""
+        get_hub().threadpool.spawn(sweep)
+
+    # Starting predictions
+
+    def admit(self, call: PredictionCall) -> tuple[Prediction, CallOutcome]:
+        """Starts a prediction, or finds the one that an earlier call with its id started, in one step without a switch.
+        Checks the input before that, and waits if it is large.
+
+        Raises Unavailable, NotStreamed, InvalidInput or IdTaken; then nothing has happened.
+        """
+        if call.is_put and call.id is not None and (running := self._supervisor.find_running(call.id)):
+            return running, CallOutcome.RUNNING
+        self.check()
+        schema = self.schema
+        if call.is_stream and not schema.is_streaming:
+            raise NotStreamed
+        input = schema.check(call.input, call.n_bytes)
+        self.check()  # again: the worker may have gone meanwhile
+        duplicate = self._find_duplicate(call, input)
+        return duplicate if duplicate is not None else (self._accept(call, input), CallOutcome.NEW)
+
+    def check(self) -> None:
+        """Raises Unavailable if no call can be accepted now."""
+        state, reason = self.worker.state, self.worker.reason
+        if not self._is_accepting or state is WorkerState.STOPPED:
+            raise ShuttingDown("the server is shutting down")
+        if state is WorkerState.STARTING:
+            raise Starting("the predictor is still being set up")
+        if state is WorkerState.SETUP_FAILED:
+            raise WorkerGone(f"the predictor's setup failed: {reason}")
+        if state is WorkerState.DEFUNCT:
+            raise WorkerGone(f"the predictor's worker is gone: {reason}")
+
+    @property
+    def schema(self) -> InputSchema:
+        """The schema of the predictor's inputs. Raises Unavailable until it is known."""
+        if self._schema is None:
+            self.check()
+            raise Starting("the predictor is still being set up")
+        return self._schema
+
+    def _find_duplicate(self, call: PredictionCall, input: dict[str, Any]) -> tuple[Prediction, CallOutcome] | None:
+        if call.id is None:
+            return None
+        if running := self._supervisor.find_running(call.id):
+            if call.is_put:
+                return running, CallOutcome.RUNNING
+            raise IdTaken(f"prediction {call.id} is running, and no second one may have its id")
+        if finished := self._supervisor.find_finished(call.id, time.monotonic()):
+            if call.is_put and finished.input == input:
+                return finished, CallOutcome.FINISHED
+            raise IdTaken(f"id already used: {call.id} was another prediction, which has ended")
+        return None
+
+    def _accept(self, call: PredictionCall, input: dict[str, Any]) -> Prediction:
+        schema = self.schema
+        history = History(self.settings.stream_history) if schema.is_streaming else None
+        id = call.id or ids.new_id()
+        prediction = Prediction(id, input, schema.mask(input), utc_now(), history, _is_list(schema.document))
+        prediction.n_bytes = call.n_bytes
+        directory = self._folder.new_path()
+        try:
+            reader = self.worker.submit(PredictJob(id, input, directory, call.context))
+        except NoCapacity:
+            self._n_refused += 1
+            raise
+        try:
+            self._begin(prediction, Run(prediction, reader, self._files, directory, self._on_end), call)
+        except BaseException:  # whatever it is, nobody would ever read the answers
+            reader.close()
+            raise
+        return prediction
+
+    def _begin(self, prediction: Prediction, run: Run, call: PredictionCall) -> None:
+        if call.receiver is not None:
+            self.webhooks.attach(prediction, call.receiver)
+        # It is known once nothing can go wrong with it any more.
+        self._supervisor.add(prediction)
+        self._runs[prediction.id] = run
+        if call.is_stream:
+            self._bound_to_readers.add(prediction.id)
+        self._drain.add(run, gevent.spawn(run.run))
+
+    def _on_end(self, run: Run, status: Status, error: str | None, terminal: Terminal | None) -> None:
+        """Publishes a result. Its slot is free by now, so listeners may start the next prediction at once."""
+        prediction = run.prediction
+        del self._runs[prediction.id]
+        self._bound_to_readers.discard(prediction.id)
+        self._ended[status.value] += 1
+        self._supervisor.finish(prediction, time.monotonic())
+        self._forget_later()
+        if terminal is None:
+            prediction.end(status, utc_now(), error)
+        else:
+            is_list = terminal.is_stream or (False if isinstance(terminal, Done) else None)  # None: it could not say
+            prediction.end(status, utc_now(), error, terminal.predict_time, is_list)
+        log_prediction(prediction, self.settings.predictor, self._logs_json)
+        self._drain.remove(run)
+
+    def _forget_later(self) -> None:
+        """Forgets finished predictions in time, even if nobody calls."""
+        next_time = self._supervisor.forget(time.monotonic())
+        if next_time is not None and self._forgetting is None:
+            self._forgetting = gevent.spawn_later(next_time - time.monotonic(), self._forget)
+
+    def _forget(self) -> None:
+        self._forgetting = None
+        self._forget_later()
+
+    # Finding predictions
+
+    def find(self, id: str) -> Prediction | None:
+        """Returns a prediction that runs or ended lately, or None."""
+        return self._supervisor.find(id, time.monotonic())
+
+    def follow(self, prediction: Prediction, last_number: int | None) -> EventReader | None:
+        """Returns a reader of the prediction's events after number `last_number`, None: from the first one on.
+
+        Returns None if the predictor does not stream.
+
+        Raises TooManyReaders.
+        """
+        history = prediction.history
+        if history is None:
+            return None
+        if history.n_readers >= MAX_READERS:
+            raise TooManyReaders(MAX_READERS)
+        return EventReader(history, last_number, functools.partial(self._on_leave, prediction))
+
+    def _on_leave(self, prediction: Prediction, has_left: bool) -> None:
+        assert prediction.history is not None
+        if has_left and prediction.id in self._bound_to_readers and not prediction.history.n_readers:
+            self.cancel(prediction.id)
+
+    def cancel(self, id: str) -> bool:
+        """Asks a running prediction to end; returns False if no prediction of this id runs. Never waits."""
+        run = self._runs.get(id)
+        if run is not None:
+            run.cancel()
+        return run is not None
+
+    # Health
+
+    @property
+    def slots(self) -> SlotCounts:
+        permits = self.worker.permits
+        return SlotCounts() if permits is None else SlotCounts(permits.total, permits.in_use, permits.poisoned)
+
+    @property
+    def health(self) -> PredictorHealth:
+        """The service's health, without asking the predictor's own check."""
+        self._observe()
+        return self._health.state
+
+    def check_health(self) -> tuple[PredictorHealth, str | None]:
+        """Returns the health, or UNHEALTHY and the reason if the predictor's own check fails. Waits."""
+        state = self.health
+        if state not in (PredictorHealth.READY, PredictorHealth.BUSY):
+            return state, None
+        error = self.worker.check_health()
+        state = self.health  # it may have gone meanwhile
+        if error is None or state not in (PredictorHealth.READY, PredictorHealth.BUSY):
+            return state, None
+        return PredictorHealth.UNHEALTHY, error
+
+    def _on_worker_change(self) -> None:
+        if self.worker.state is WorkerState.STARTING:
+            self._health = HealthState()  # another life
+        if self.worker.schema is not None and (self._schema is None or self._schema.document is not self.worker.schema):
+            self._schema = InputSchema(self.worker.schema)
+        self._observe()
+
+    def _observe(self) -> None:
+        self._health.move(health.of_worker(self._health.state, self.worker.state, self.slots))
+
+    def stats(self) -> Stats:
+        return Stats(
+            self.slots, self._supervisor.n_running, dict(self._ended), self._n_refused, replace(self.webhooks.counts)
+        )
+
+    # The end
+
+    def stop_accepting(self) -> None:
+        """Refuses new calls with ShuttingDown; running predictions go on."""
+        self._is_accepting = False
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Lets running predictions end and their webhooks go out, then stops the worker. Waits for all of that.
+
+        After `timeout` seconds (default: the drain time of the settings), or once `hasten` is called, the rest fails.
+        """
+        self.stop_accepting()
+        self._drain.run(self.settings.drain_timeout if timeout is None else timeout)
+        get_hub().threadpool.apply(self._folder.close)
+
+    def close(self) -> None:
+        """Removes the files of predictions, also without a shutdown. Waits for the disk."""
+        self._folder.close()
+
+    def hasten(self) -> None:
+        """Hurries a running shutdown, for a second signal. Never waits."""
+        self._drain.hasten()
+
+
+def _is_list(document: dict[str, Any]) -> bool:
+    """Returns whether the predictor yields the members of a list, so that a single output is a list, too."""
+    return bool(document["components"]["schemas"]["Output"].get("x-cog-array-type") == "iterator")

@@ -1,0 +1,203 @@
+"""Checks JSON values against the schemas of an OpenAPI document, and converts their numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from corosrv.dialects.predictions.patterns import Patterns
+from corosrv.workers.worker.values.addresses import is_address
+
+MAX_FAULTS = 100  # reported for one input
+Schema = dict[str, Any]
+Place = list[str | int]  # within the input
+
+
+@dataclass
+class Faults:
+    """Faults of one input, in the form of a 422's `detail`, and the pattern searches that are still to be run."""
+
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    unsettled: list[tuple[Place, str, str]] = field(default_factory=list)  # place, pattern, text
+
+    def add(self, place: Place, message: str, kind: str = "value_error") -> None:
+        if len(self.entries) < MAX_FAULTS:
+            self.entries.append({"loc": ["body", "input", *place], "msg": message, "type": kind})
+
+    def add_all(self, faults: Faults) -> None:
+        self.entries += faults.entries[: MAX_FAULTS - len(self.entries)]
+
+
+class Values:
+    """Checks values against schemas that corosrv.workers.worker.signatures.schema wrote. Messages never hold a
+    value.
+    """
+
+    def __init__(self, components: dict[str, Schema], patterns: Patterns) -> None:
+        self._components = components
+        self._patterns = patterns
+        self._checks: dict[str, Callable[[Schema, Any, Place, Faults], Any]] = {
+            "string": self._string,
+            "integer": self._integer,
+            "number": self._number,
+            "boolean": self._boolean,
+            "array": self._array,
+            "object": self._object,
+        }
+
+    def check(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        """Returns the value with numbers of the schema's type; adds a fault for each part that does not fit."""
+        if "allOf" in schema:
+            if value is None and schema.get("nullable"):
+                return None
+            return self.check(schema["allOf"][0], value, place, faults)
+        if "$ref" in schema:
+            return self.check(self._components[schema["$ref"].rpartition("/")[2]], value, place, faults)
+        if value is None and (schema.get("nullable") or not _has_type(schema)):
+            return None
+        if "enum" in schema:
+            return _check_choice(schema, value, place, faults)
+        if "anyOf" in schema:
+            return self._any_of(schema, value, place, faults)
+        check_type = self._checks.get(schema.get("type", ""))
+        return value if check_type is None else check_type(schema, value, place, faults)
+
+    def settle(self, faults: Faults) -> None:
+        """Runs the pattern searches that `check` left. Waits if there are any."""
+        answers = self._patterns.search([(pattern, text) for _, pattern, text in faults.unsettled])
+        for (place, pattern, _), is_found in zip(faults.unsettled, answers, strict=True):
+            if is_found is None:
+                faults.add(place, f"could not be matched with the pattern {pattern} in time")
+            elif not is_found:
+                faults.add(place, _unmatched(pattern))
+
+    def _string(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if not isinstance(value, str):
+            faults.add(place, "must be a string")
+            return value
+        if schema.get("format") == "uri" and not is_address(value):
+            faults.add(place, "must be an http, https or data URL")
+        if len(value) < schema.get("minLength", 0):
+            faults.add(place, f"must have at least {schema['minLength']} characters")
+        if len(value) > schema.get("maxLength", math.inf):
+            faults.add(place, f"must have at most {schema['maxLength']} characters")
+        elif "pattern" in schema:
+            self._pattern(schema["pattern"], value, place, faults)
+        return value
+
+    def _pattern(self, pattern: str, text: str, place: Place, faults: Faults) -> None:
+        is_found = self._patterns.try_search(pattern, text)
+        if is_found is None:
+            faults.unsettled.append((place, pattern, text))
+        elif not is_found:
+            faults.add(place, _unmatched(pattern))
+
+    def _integer(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if type(value) is not int:
+            faults.add(place, "must be an integer")
+            return value
+        return _check_range(schema, value, place, faults)
+
+    def _number(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if type(value) not in (int, float) or not _is_double(value):
+            faults.add(place, "must be a number")
+            return value
+        return _check_range(schema, float(value), place, faults)
+
+    def _boolean(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if not isinstance(value, bool):
+            faults.add(place, "must be true or false")
+        return value
+
+    def _array(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if not isinstance(value, list):
+            faults.add(place, "must be a list")
+            return value
+        items = schema["items"]
+        return [self.check(items, member, [*place, index], faults) for index, member in enumerate(value)]
+
+    def _object(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if not isinstance(value, dict):
+            faults.add(place, "must be an object")
+            return value
+        if (member_schema := schema.get("additionalProperties")) is None:
+            return value
+        return {key: self.check(member_schema, member, [*place, key], faults) for key, member in value.items()}
+
+    def _any_of(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        """Checks against each member, those of the value's own type first; the first that fits counts.
+
+        If none fits, adds the faults of the nearest one.
+        """
+        kinds = _kinds(value)
+        limits = {key: schema[key] for key in _LIMITS if key in schema}
+        near: list[Faults] = []
+        for member in sorted(
+            schema["anyOf"], key=lambda member: (*kinds, member.get("type")).index(member.get("type"))
+        ):
+            attempt = Faults()
+            checked = self.check(member | limits, value, place, attempt)
+            if not attempt.entries:
+                faults.unsettled += attempt.unsettled
+                return checked
+            near += [attempt] if member.get("type") in kinds else []
+        if near:
+            faults.add_all(near[0])
+        else:
+            names = dict.fromkeys(member.get("type", "one of the choices") for member in schema["anyOf"])
+            faults.add(place, f"must be of type {' or '.join(names)}")
+        return value
+
+
+_LIMITS = ("minimum", "maximum", "minLength", "maxLength", "pattern")
+
+
+def _has_type(schema: Schema) -> bool:
+    return any(key in schema for key in ("type", "enum", "anyOf"))
+
+
+def _kinds(value: Any) -> tuple[str, ...]:
+    """Returns the JSON types that accept such a value, the best first."""
+    match value:
+        case bool():
+            return ("boolean",)
+        case int():
+            return ("integer", "number")
+        case float():
+            return ("number", "integer")
+        case str():
+            return ("string",)
+    return ("array",) if isinstance(value, list) else ("object",)
+
+
+def _is_double(value: float) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _check_range(schema: Schema, value: float, place: Place, faults: Faults) -> float:
+    if value < schema.get("minimum", -math.inf):
+        faults.add(place, f"must be at least {schema['minimum']}")
+    if value > schema.get("maximum", math.inf):
+        faults.add(place, f"must be at most {schema['maximum']}")
+    return value
+
+
+def _check_choice(schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+    for choice in schema["enum"]:
+        if choice == value and isinstance(choice, bool) == isinstance(value, bool):
+            return choice
+    choices = ", ".join(json.dumps(choice, ensure_ascii=False) for choice in schema["enum"][:20])
+    faults.add(place, f"must be one of {choices}{', ...' if len(schema['enum']) > 20 else ''}")
+    return value
+
+
+def _unmatched(pattern: str) -> str:
+    return f"must match the pattern {pattern}"

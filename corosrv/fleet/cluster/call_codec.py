@@ -1,0 +1,225 @@
+"""Writes calls of the shared queue, and the replies to them, as msgpack; and reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from corosrv.base.errors import CorosrvError, ErrorKind, ProtocolError
+from corosrv.contracts.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
+from corosrv.contracts.jobs.infer import InferOutputs, InferRequest
+from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY
+from corosrv.formats.tensors import Parameter, Tensor
+from corosrv.workers.wire.calls import WireRequest, WireTensor
+
+T = TypeVar("T")
+
+
+class RemoteError(CorosrvError):
+    """Another front answered the call with this error: status, kind and words are those that it had there."""
+
+    def __init__(
+        self, message: str, status: int, kind: ErrorKind, code: str | None, param: str | None, retry_after: int | None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRequest:
+    """Holds what a front needs to run a call that another one accepted; the deadline is in the entry."""
+
+    request: InferRequest
+    stream: bool = False
+    caller: str = ""
+    request_id: str = ""
+    priority: int = DEFAULT_PRIORITY
+    session: str = ""
+    waiting_keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEnd:
+    """Holds the end of a call, and the outputs that come with it."""
+
+    outputs: tuple[InferOutputs, ...] = ()
+    error: CorosrvError | None = None
+
+
+class _Forward(msgspec.Struct, frozen=True, array_like=True):
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    prompt: bytes
+
+
+class _Call(msgspec.Struct, frozen=True, omit_defaults=True):
+    request: WireRequest | None = None
+    forward: _Forward | None = None
+    stream: bool = False
+    caller: str = ""
+    request_id: str = ""
+    priority: int = DEFAULT_PRIORITY
+    session: str = ""
+    waiting_keys: list[str] = []
+
+
+class _Outputs(msgspec.Struct, frozen=True, omit_defaults=True, tag="outputs"):
+    outputs: list[WireTensor] = []
+    parameters: dict[str, Parameter] = {}
+    is_final: bool = False
+
+
+class _Head(msgspec.Struct, frozen=True, tag="head"):
+    answer_status: int
+    headers: list[tuple[str, str]]
+
+
+class _Piece(msgspec.Struct, frozen=True, tag="piece"):
+    data: bytes
+
+
+_Output = _Outputs | _Head | _Piece
+
+
+class _Error(msgspec.Struct, frozen=True, omit_defaults=True):
+    message: str
+    status: int
+    kind: str
+    code: str | None = None
+    param: str | None = None
+    retry_after: int | None = None
+
+
+class _End(msgspec.Struct, frozen=True, omit_defaults=True):
+    outputs: list[_Output] = []
+    error: _Error | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_call = msgspec.msgpack.Decoder(_Call).decode
+_decode_outputs = msgspec.msgpack.Decoder(list[_Output]).decode
+_decode_end = msgspec.msgpack.Decoder(_End).decode
+
+
+def encode_call(call: SharedRequest) -> bytes:
+    """Writes a call."""
+    request = call.request
+    wire: WireRequest | None = None
+    forward: _Forward | None = None
+    if isinstance(request, ForwardRequest):
+        forward = _Forward(request.method, request.path, list(request.headers), request.body, request.prompt)
+    else:
+        outputs = None if request.outputs is None else list(request.outputs)
+        wire = WireRequest(_wire_tensors(request.inputs), request.id, dict(request.parameters), outputs)
+    return _encode(
+        _Call(
+            wire, forward, call.stream, call.caller, call.request_id, call.priority, call.session,
+            list(call.waiting_keys),
+        )
+    )  # fmt: skip
+
+
+def decode_call(data: bytes) -> SharedRequest:
+    """Reads a call. Raises ProtocolError, and InvalidTensor."""
+    call = _decoded(_decode_call, data)
+    request: InferRequest
+    if call.forward is not None:
+        forward = call.forward
+        request = ForwardRequest(
+            method=forward.method,
+            path=forward.path,
+            headers=tuple(forward.headers),
+            body=forward.body,
+            prompt=forward.prompt,
+        )
+    elif call.request is not None:
+        wire = call.request
+        outputs = None if wire.outputs is None else tuple(wire.outputs)
+        request = InferRequest(_tensors(wire.inputs), wire.id, wire.parameters, outputs)
+    else:
+        raise ProtocolError("an entry of the shared queue has no request")
+    return SharedRequest(
+        request, call.stream, call.caller, call.request_id, call.priority, call.session, tuple(call.waiting_keys)
+    )
+
+
+def encode_outputs(outputs: Iterable[InferOutputs]) -> bytes:
+    """Writes pieces of an answer."""
+    return _encode([_wire_output(output) for output in outputs])
+
+
+def decode_outputs(data: bytes) -> list[InferOutputs]:
+    """Reads pieces of an answer. Raises ProtocolError, and InvalidTensor."""
+    return [_output(wire) for wire in _decoded(_decode_outputs, data)]
+
+
+def encode_end(end: SharedEnd) -> bytes:
+    """Writes the end of a call."""
+    error = end.error
+    wire = None
+    if error is not None:
+        wire = _Error(str(error), error.status, error.kind.value, error.code, error.param, error.retry_after)
+    return _encode(_End([_wire_output(output) for output in end.outputs], wire))
+
+
+def decode_end(data: bytes) -> SharedEnd:
+    """Reads the end of a call. Raises ProtocolError, and InvalidTensor."""
+    end = _decoded(_decode_end, data)
+    error = None
+    if (wire := end.error) is not None:
+        error = RemoteError(wire.message, wire.status, _kind(wire.kind), wire.code, wire.param, wire.retry_after)
+    return SharedEnd(tuple(map(_output, end.outputs)), error)
+
+
+def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
+    try:
+        return decode(data)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a message of the shared queue cannot be read: {error}") from None
+
+
+def _kind(word: str) -> ErrorKind:
+    try:
+        return ErrorKind(word)
+    except ValueError:
+        return ErrorKind.FAILED
+
+
+def _wire_tensors(tensors: Iterable[Tensor]) -> list[WireTensor]:
+    return [
+        WireTensor(
+            tensor.name, tensor.datatype, list(tensor.shape), bytes(tensor.raw), parameters=dict(tensor.parameters)
+        )
+        for tensor in tensors
+    ]
+
+
+def _tensors(wires: Iterable[WireTensor]) -> tuple[Tensor, ...]:
+    return tuple(
+        Tensor(wire.name, wire.datatype, wire.shape, raw=wire.raw, parameters=wire.parameters) for wire in wires
+    )
+
+
+def _wire_output(output: InferOutputs) -> _Output:
+    if isinstance(output, AnswerHead):
+        return _Head(output.status, list(output.headers))
+    if isinstance(output, AnswerBody):
+        return _Piece(output.data)
+    return _Outputs(_wire_tensors(output.outputs), dict(output.parameters), output.is_final)
+
+
+def _output(wire: _Output) -> InferOutputs:
+    if isinstance(wire, _Head):
+        return AnswerHead(status=wire.answer_status, headers=tuple(wire.headers))
+    if isinstance(wire, _Piece):
+        return AnswerBody(data=wire.data)
+    return InferOutputs(_tensors(wire.outputs), wire.parameters, wire.is_final)

@@ -1,0 +1,250 @@
+"""Runs commands on the Redis server that several fronts share."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeAlias
+
+import gevent
+from gevent.lock import BoundedSemaphore
+
+from corosrv.base.errors import RedisRefused, RedisUnavailable
+from corosrv.fleet.cluster.address import public_address
+from corosrv.fleet.cluster.health import LinkHealth, LinkProbe
+from corosrv.fleet.cluster.library import is_cooperative, load_redis, make_pool
+
+N_CONNECTIONS = 4  # for commands; the probe and each blocking read have their own
+
+_WORDS = {
+    "ExecAbortError": "EXECABORT",
+    "MasterDownError": "MASTERDOWN",
+    "MovedError": "MOVED",
+    "NoPermissionError": "NOPERM",
+    "NoScriptError": "NOSCRIPT",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+}
+
+Word: TypeAlias = "str | bytes | int | float"
+
+
+class RedisClient:
+    """Runs commands on Redis, on few connections, however many greenlets ask. Belongs to one process, and its hub.
+
+    A command is sent once: one that failed may have run. While Redis is known to be away commands fail at once, and
+    otherwise within two and a half time-outs. Replies are as Redis sent them: bytes, int, None and lists of these.
+    """
+
+    def __init__(self, url: str, timeout: float = 1.0) -> None:
+        """`timeout`: seconds for a command; as many for a free connection, and half as many for connecting.
+
+        Connects with the first command. Raises SettingsError where redis-py is missing or the URL is none.
+        """
+        self._redis = load_redis()
+        self._url = url
+        self._timeout = timeout
+        self._pool = make_pool(url, N_CONNECTIONS, timeout, timeout)
+        self._free = BoundedSemaphore(N_CONNECTIONS) if is_cooperative() else threading.BoundedSemaphore(N_CONNECTIONS)
+        self.address = public_address(url)
+        self.health = LinkHealth(self.address)
+        self._pinging = BlockingConnection(self, 0)
+        self._probe = LinkProbe(self.health, self.ping)
+
+    def start(self) -> None:
+        """Begins to watch whether Redis answers, which needs a hub."""
+        self._probe.start()
+
+    def close(self) -> None:
+        """Stops watching, and closes the connections."""
+        self._probe.stop()
+        self._pinging.close()
+        self._pool.disconnect()
+
+    def ping(self) -> bool:
+        """Asks Redis whether it answers, also while it is known to be away, and records it. Raises nothing.
+
+        It keeps a connection of its own, so that it notices a Redis that was away between two questions.
+        """
+        try:
+            self._pinging.execute("PING")
+        except RedisUnavailable:
+            return False
+        except (
+            RedisRefused
+        ) as error:  # it answers, but nothing can be done there: it loads its data, or wants a password
+            self.health.fail(str(error))
+            return False
+        return True
+
+    def execute(self, *words: Word) -> Any:
+        """Runs one command and returns its reply. Waits for it. Raises RedisUnavailable and RedisRefused."""
+        self._check()
+        return self._run(lambda connection: _call(connection, words))
+
+    def execute_all(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
+        """Runs several commands in one round trip, not as a transaction; a refused one has its RedisRefused for reply.
+
+        Raises RedisUnavailable.
+        """
+        self._check()
+        return self._run(lambda connection: self._call_all(connection, commands)) if commands else []
+
+    def script(self, text: str) -> RedisScript:
+        """Makes a script of Lua text, which Redis keeps from its first run on."""
+        return RedisScript(self, text)
+
+    def open_blocking(self, longest: float) -> BlockingConnection:
+        """Makes a connection for reads that wait up to `longest` seconds in Redis. Whoever opens it closes it."""
+        return BlockingConnection(self, longest)
+
+    def _check(self) -> None:
+        if not self.health.is_up and self.health.n_losses:
+            raise RedisUnavailable(f"Redis is away: {self.health.reason}")
+
+    def _run(self, call: Callable[[Any], Any]) -> Any:
+        if not self._free.acquire(timeout=self._timeout):
+            raise RedisUnavailable("too many commands wait for Redis")
+        try:
+            with self.errors(), self.limit():
+                connection = self._pool.get_connection()
+                try:
+                    reply = call(connection)
+                finally:
+                    self._pool.release(connection)
+        finally:
+            self._free.release()
+        self.health.succeed()
+        return reply
+
+    def limit(self) -> Any:
+        """Bounds everything, looking up the host's name included, which has no time-out of its own."""
+        if not is_cooperative():
+            return nullcontext()
+        return gevent.Timeout(1.5 * self._timeout, self._redis.TimeoutError("nothing within the time-out"))
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turns the errors of redis-py into ours, and records that Redis is away."""
+        try:
+            yield
+        except self._redis.exceptions.AuthenticationError as error:  # says nothing of the password itself
+            reason = f"it refuses the user or password ({error})"
+            self.health.fail(reason)
+            raise RedisRefused(f"Redis cannot be used: {reason}", "NOAUTH") from None
+        except (self._redis.ConnectionError, self._redis.TimeoutError, OSError) as error:
+            reason = str(error)
+        except self._redis.RedisError as error:
+            raise _refusal(error) from None
+        else:
+            return
+        self.health.fail(reason)
+        raise RedisUnavailable(f"Redis is away: {reason}") from None
+
+    def _call_all(self, connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]:
+        connection.send_packed_command(connection.pack_commands(commands))
+        return [self._reply(connection) for _ in commands]
+
+    def _reply(self, connection: Any) -> Any:
+        try:
+            return connection.read_response()
+        except (self._redis.ConnectionError, self._redis.TimeoutError):
+            raise
+        except self._redis.ResponseError as error:
+            return _refusal(error)
+
+    def make_connection(self, longest: float) -> Any:
+        """Makes a connection of redis-py outside the pool, for BlockingConnection: reads wait `longest` seconds."""
+        return make_pool(self._url, 1, self._timeout, longest + self._timeout).make_connection()
+
+
+class BlockingConnection:
+    """Holds a connection of its own for reads that wait in Redis, as XREAD with BLOCK. Belongs to one greenlet.
+
+    After an error it connects anew with the next command. A greenlet that is killed while it reads leaves no reply
+    behind for the next: the connection is closed then.
+    """
+
+    def __init__(self, client: RedisClient, longest: float) -> None:
+        self._client = client
+        self._connection = client.make_connection(longest)
+        self._is_open = False
+
+    def execute(self, *words: Word) -> Any:
+        """Runs one command and returns its reply, which may take as long as the connection was opened for.
+
+        Raises RedisUnavailable and RedisRefused.
+        """
+        with self._client.errors():
+            self._connect()
+            reply = _call(self._connection, words)
+        self._client.health.succeed()
+        return reply
+
+    def send(self, *words: Word) -> None:
+        """Sends a command whose replies receive() reads, as SUBSCRIBE. Raises RedisUnavailable."""
+        with self._client.errors():
+            self._connect()
+            self._connection.send_command(*words)
+
+    def receive(self, timeout: float) -> Any:
+        """Returns the next reply or message; None if there is none within `timeout` seconds.
+
+        Raises RedisUnavailable and RedisRefused.
+        """
+        if not self._is_open:
+            raise RedisUnavailable("the connection to Redis was lost")
+        try:
+            with self._client.errors():
+                if not self._connection.can_read(timeout=timeout):
+                    return None
+                return self._connection.read_response()
+        except RedisUnavailable:
+            self._is_open = False
+            raise
+
+    def _connect(self) -> None:
+        self._is_open = False
+        with self._client.limit():
+            self._connection.connect()
+        self._is_open = True
+
+    def close(self) -> None:
+        """Closes the connection; the next command opens it again."""
+        self._is_open = False
+        self._connection.disconnect()
+
+
+class RedisScript:
+    """Runs a script in Redis: by its hash, and by its text where Redis does not know it, as after a restart."""
+
+    def __init__(self, client: RedisClient, text: str) -> None:
+        self._client = client
+        self._text = text
+        self._hash = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def run(self, keys: Sequence[str], arguments: Sequence[Word] = ()) -> Any:
+        """Runs the script and returns its reply. Raises RedisUnavailable and RedisRefused."""
+        try:
+            return self._client.execute("EVALSHA", self._hash, len(keys), *keys, *arguments)
+        except RedisRefused as error:
+            if error.word != "NOSCRIPT":
+                raise
+        return self._client.execute("EVAL", self._text, len(keys), *keys, *arguments)
+
+
+def _call(connection: Any, words: Sequence[Word]) -> Any:
+    connection.send_command(*words)
+    return connection.read_response()
+
+
+def _refusal(error: Exception) -> RedisRefused:
+    """Makes our error of redis-py's, which has the first word of some replies in its class, and not in its text."""
+    word, _, words = str(error).partition(" ")
+    if (by_class := _WORDS.get(type(error).__name__)) is not None:
+        word, words = by_class, str(error)
+    elif not word.isupper():
+        word, words = "ERR", str(error)
+    return RedisRefused(f"Redis refused a command: {word} {words}", word)

@@ -1,0 +1,124 @@
+"""Opens connections to one upstream when they are needed, and keeps them for a while."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections import deque
+from functools import cache
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+import gevent
+
+from corosrv.fleet.upstreams.connection import UpstreamConnection
+from corosrv.fleet.upstreams.failures import UpstreamDown, words_of
+
+CONNECT_TIMEOUT = 5.0  # seconds, for the name, the connection and TLS together
+MAX_IDLE = 3.0  # seconds; servers close what is idle for 5 s, and a request must not meet that
+
+# A machine that vanishes ends no connection by itself. The system asks an idle one after 10 s whether it is there, and
+# ends it after 30 s without an answer, or with bytes that it has not taken.
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+
+
+class UpstreamConnections:
+    """Lends connections to one upstream. Belongs to the hub's thread; whoever takes one gives it back or closes it.
+
+    Names are resolved for each new connection. No proxy is used, whatever the environment says, and the certificate of
+    an https upstream is verified by the system's authorities.
+    """
+
+    def __init__(self, url: str, max_idle: int) -> None:
+        parts = urlsplit(url)
+        self._is_tls = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self.is_numeric = _is_address(self._host)
+        self._port = parts.port or (443 if self._is_tls else 80)
+        self.authority = parts.netloc.rpartition("@")[2]  # as requests name the upstream
+        self.max_idle = max_idle
+        self._idle: deque[tuple[UpstreamConnection, float]] = deque()  # the one used last is last
+        self._is_closed = False
+
+    @property
+    def n_idle(self) -> int:
+        return len(self._idle)
+
+    def take(self) -> UpstreamConnection:
+        """Returns a connection that nobody uses. Waits for a new one; raises UpstreamDown."""
+        self.close_idle()
+        while self._idle:
+            connection, _ = self._idle.pop()
+            if connection.is_quiet:
+                return connection
+            connection.close()
+        try:
+            with gevent.Timeout(CONNECT_TIMEOUT, TimeoutError()):
+                return UpstreamConnection(self._connect())
+        except TimeoutError:
+            raise UpstreamDown(f"no connection to the upstream within {CONNECT_TIMEOUT:g} s") from None
+        except (OSError, ValueError) as error:  # a name that no resolver takes is a ValueError
+            raise UpstreamDown(f"the upstream cannot be reached: {words_of(error)}") from None
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        """Keeps a connection whose last answer was read to its end."""
+        if self._is_closed or len(self._idle) >= self.max_idle:
+            connection.close()
+        else:
+            self._idle.append((connection, time.monotonic()))
+
+    def close_idle(self, max_idle: float = MAX_IDLE) -> None:
+        """Closes the connections that nobody has used for some seconds."""
+        before = time.monotonic() - max_idle
+        while self._idle and self._idle[0][1] <= before:
+            self._idle.popleft()[0].close()
+
+    def close(self) -> None:
+        """Closes what is idle, and keeps nothing from now on. Twice is harmless."""
+        self._is_closed = True
+        self.close_idle(0.0)
+
+    def _connect(self) -> socket.socket:
+        address = (self._host, self._port)
+        sock = _connected(address) if self.is_numeric else socket.create_connection(address, CONNECT_TIMEOUT)
+        try:
+            for level, option, value in _OPTIONS:
+                sock.setsockopt(level, option, value)
+            return _tls_context().wrap_socket(sock, server_hostname=self._host) if self._is_tls else sock
+        except BaseException:
+            sock.close()
+            raise
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
+    """Connects to a host that is an address, and not a name: gevent looks up both in threads."""
+    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+    try:
+        sock.settimeout(CONNECT_TIMEOUT)
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """Returns what verifies certificates; reading the authorities takes tens of milliseconds."""
+    return ssl.create_default_context()

@@ -1,0 +1,153 @@
+"""Decodes a request's body to the type that an endpoint expects, and converts its values to narrower types."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+
+from corosrv.base.errors import InvalidJson, Refused
+from corosrv.formats.bodies import json_limits
+
+# From this size on, a body may become so many objects that the collector would look through them again and again.
+_LARGE = 65_536
+_MAX_WORDS = 200  # characters of a message about a field
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+_MAX_NAME = 120  # characters of a member's name in a message
+_UNNAMED = re.compile(r"(.*, got `(\w+)`) - at `\$((?:\.\w+|\[\d+\])+)\[\.\.\.\]`")
+_NOT_ONE_OF = "invalid enum value"
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+_JSON_TYPES = {type(None): "null", bool: "bool", int: "int", float: "float", str: "str", list: "array", dict: "object"}
+
+T = TypeVar("T")
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decodes JSON, with or without a byte order mark before it.
+
+    Waits where the scanner of json_limits does. Raises Refused, which names the field at fault, and InvalidJson.
+    """
+    text = body.removeprefix(_BYTE_ORDER_MARK)
+    json_limits.check(text)
+    return _decode(text, decoder)
+
+
+def decode_unscanned(text: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decodes JSON that is too short to need a scan of its limits, or has had one. Raises Refused and InvalidJson."""
+    return _decode(text.removeprefix(_BYTE_ORDER_MARK), decoder)
+
+
+def _decode(text: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    try:
+        text.decode("utf-8")
+        if len(text) <= _LARGE:
+            return decoder.decode(text)
+        with _without_collector():
+            return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(_with_member_name(str(error), text), decoder.type) from None
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"not UTF-8 from byte {error.start} on") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidJson(str(error)) from None
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pauses the garbage collector while a large body is decoded, which takes several times as long with it."""
+    is_paused = gc.isenabled()
+    if is_paused:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if is_paused:
+            gc.enable()
+
+
+def convert(value: Any, kind: type[T], param: str) -> T:
+    """Converts a decoded value, which stands at `param`, to a narrower type. Raises Refused, which names the field."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error), kind, param) from None
+
+
+def _with_member_name(message: str, text: bytes) -> str:
+    """Puts the name of the member at fault into msgspec's words, which say `[...]` for any member of a map.
+
+    Of a large body they stay as they are: it is not decoded a second time.
+    """
+    match = _UNNAMED.fullmatch(message)
+    if match is None or len(text) > _LARGE:
+        return message
+    words, kind, path = match.groups()
+    try:
+        members = _value_at(path, text)
+        # The first one of that type: the decoder stopped there.
+        name = next(name for name, value in members.items() if _JSON_TYPES[type(value)] == kind)
+    except (msgspec.DecodeError, RecursionError, LookupError, TypeError, AttributeError, StopIteration):
+        return message  # what follows the fault is no JSON, or stands in place of what the decoder saw
+    return f"{words} - at `${path}.{name[:_MAX_NAME]}`"
+
+
+def _value_at(path: str, text: bytes) -> Any:
+    value = msgspec.json.decode(text)
+    for name, position in _STEP.findall(path):
+        value = value[name] if name else value[int(position)]
+    return value
+
+
+def _invalid_field(message: str, kind: Any, place: str = "") -> Refused:
+    """Turns msgspec's words, as in `Expected `int`, got `str` - at `$.n``, into a sentence and a parameter."""
+    words, _, path = message.partition(" - at `$")
+    param = (place + path.rstrip("`")).lstrip(".") or None
+    words = words.replace("`", "")
+    # A value that is none of the known ones is quoted, however long it is.
+    words = words[:1].lower() + (words[1:] if len(words) <= _MAX_WORDS else words[1:_MAX_WORDS] + "...")
+    match = re.match(r"object missing required field (\w+)", words)
+    if match:
+        param = f"{param}.{match.group(1)}" if param else match.group(1)
+        return Refused(f"{param} is required", param, "missing_required_parameter")
+    if param is None:
+        return Refused(f"the body must be a JSON object: {words}", None, "invalid_json")
+    if words.startswith(_NOT_ONE_OF) and (values := _known_values(kind, path.rstrip("`"))):
+        words += f", must be one of {', '.join(values)}"
+    return Refused(f"{param}: {words}", param)
+
+
+def _known_values(kind: Any, path: str) -> list[str]:
+    """Returns the texts that may stand at a path of a type, as far as they are listed there."""
+    kinds = [_type_info(kind)]
+    for name, _ in _STEP.findall(path):
+        kinds = [inner for outer in _alternatives(kinds) for inner in _inner_types(outer, name)]
+    literals = [found for found in _alternatives(kinds) if isinstance(found, msgspec.inspect.LiteralType)]
+    return sorted({value for literal in literals for value in literal.values if isinstance(value, str)})
+
+
+@functools.cache  # the types of bodies are few
+def _type_info(kind: Any) -> msgspec.inspect.Type:
+    return msgspec.inspect.type_info(kind)
+
+
+def _alternatives(kinds: list[msgspec.inspect.Type]) -> Iterator[msgspec.inspect.Type]:
+    for kind in kinds:
+        if isinstance(kind, msgspec.inspect.UnionType):
+            yield from kind.types
+        else:
+            yield kind
+
+
+def _inner_types(kind: msgspec.inspect.Type, name: str) -> list[msgspec.inspect.Type]:
+    """Returns the type of a struct's field of this name, or of a list's items where there is no name."""
+    if isinstance(kind, msgspec.inspect.StructType):
+        return [field.type for field in kind.fields if field.encode_name == name]
+    if isinstance(kind, msgspec.inspect.ListType) and not name:
+        return [kind.item_type]
+    return []

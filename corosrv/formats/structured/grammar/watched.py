@@ -1,0 +1,99 @@
+"""Writes rules for free text that is watched for words: the first that is complete decides what follows.
+
+The rules are the states of Aho and Corasick's automaton, one for each beginning of a word.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from corosrv.formats.structured.grammar.gbnf import NOTHING, char_set, either, literal
+
+
+class WordOverlap(ValueError):
+    """A word stands within another, so that the longer one could never be complete; its arguments are both."""
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """The longest beginning of a word that the text read so far ends with."""
+
+    children: dict[str, _State] = field(default_factory=dict)  # one letter longer, by that letter
+    word: str | None = None  # set where the beginning is the whole word
+    number: int = 0
+    fallback: _State | None = None  # the longest other beginning that this one ends with; None for the root
+    steps: dict[str, _State] = field(default_factory=dict)  # by the next letter; any other letter leads to the root
+
+
+def watched_text(
+    words: Mapping[str, str | None], prefix: str, may_end: bool, look: Callable[[int], object] = lambda n_rules: None
+) -> Iterator[tuple[str, str]]:
+    """Yields rules, as names and bodies, for text in which the first of `words` to be complete is followed by its item.
+
+    The first rule is the start. A word without an item may not occur. `may_end`: the text may end without a word, also
+    in the middle of one. An item may go on with more of the text by the name of the start. Raises WordOverlap.
+
+    Each rule is written when it is asked for: whoever counts them may stop. Before the first, all words are read; after
+    each one `look` is told how many rules there will be at least. It may wait and raise.
+    """
+    root = _trie(words, look)
+    n_states = 1
+    todo = deque([root])
+    while todo:
+        state = todo.popleft()
+        fallen = state.fallback.steps if state.fallback else {}
+        state.steps = fallen | state.children
+        for letter, child in state.children.items():
+            child.fallback = fallen.get(letter, root)
+            _check_apart(child)
+            if child.word is None:
+                child.number = n_states
+                n_states += 1
+                todo.append(child)
+        yield f"{prefix}-{state.number}", _body(state, words, prefix, may_end)
+
+
+def _trie(words: Iterable[str], look: Callable[[int], object]) -> _State:
+    root = _State()
+    n_states = 1
+    for n_words, word in enumerate(words, 1):
+        state = root
+        for letter in word:
+            child = state.children.get(letter)
+            if child is None:
+                child = state.children[letter] = _State()
+                n_states += 1
+            state = child
+        state.word = word
+        look(n_states - n_words)  # a whole word needs none
+    return root
+
+
+def _check_apart(state: _State) -> None:
+    """Raises WordOverlap if a word stands at the beginning, or as the end, of a longer one that begins with `state`.
+
+    Called from short beginnings to long ones, so that a word at another place in a word has been found before.
+    """
+    assert state.fallback is not None
+    inner = state.word if state.word is not None and state.children else state.fallback.word
+    if inner is not None:
+        while state.children:
+            state = next(iter(state.children.values()))  # to the end of some word that begins so
+        raise WordOverlap(inner, state.word)
+
+
+def _body(state: _State, words: Mapping[str, str | None], prefix: str, may_end: bool) -> str:
+    """Writes what may follow a beginning of a word."""
+    steps = sorted(state.steps.items())
+    other = char_set([(ord(letter), ord(letter)) for letter, _ in steps] or [(0, 0)], is_negated=True)
+    alternatives = [f"{other} {prefix}-0"]
+    for letter, following in steps:
+        if following.word is None:
+            alternatives.append(f"{literal(letter)} {prefix}-{following.number}")
+        elif (item := words[following.word]) is not None:
+            alternatives.append(f"{literal(letter)} {item}")
+    if may_end:
+        alternatives.append(NOTHING)
+    return either(alternatives)

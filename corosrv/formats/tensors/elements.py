@@ -1,0 +1,130 @@
+"""Converts elements of tensors from Python values to raw little-endian bytes and back, with all checks."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import reprlib
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from corosrv.base.errors import InvalidTensor
+from corosrv.formats.tensors import bfloat16, byte_elements
+from corosrv.formats.tensors.datatypes import DATATYPES, Datatype
+
+_PIECE = 65_536  # bytes that are looked at together
+
+
+def check(name: str, datatype: str, n_elements: int, raw: bytes | memoryview) -> None:
+    """Raises InvalidTensor unless `raw` holds exactly `n_elements` well-formed elements. Gives way in long BYTES."""
+    size = DATATYPES[datatype].size
+    if not size:
+        byte_elements.check(name, n_elements, raw)
+    elif len(raw) != n_elements * size:
+        raise InvalidTensor(name, f"has {len(raw)} bytes, where its shape needs {n_elements * size}")
+    elif datatype == "BOOL" and not _are_bools(raw):
+        raise InvalidTensor(name, "has a BOOL element that is neither 0 nor 1")
+
+
+def _are_bools(raw: bytes | memoryview) -> bool:
+    pieces = (bytes(raw[begin : begin + _PIECE]) for begin in range(0, len(raw), _PIECE))
+    return not any(piece.translate(None, b"\x00\x01") for piece in pieces)
+
+
+def pack(name: str, datatype: str, data: Sequence[Any]) -> bytes:
+    """Returns the raw form of a flat list. Raises InvalidTensor for an element of a wrong type or out of range.
+
+    Numbers of numpy count as Python's. Floats are rounded to the nearest number of the datatype.
+    """
+    if datatype == "BYTES":
+        return byte_elements.pack(name, data)
+    kind = DATATYPES[datatype]
+    _check_types(name, kind, data)
+    if datatype == "BOOL":
+        return _bools(data)
+    return _integers(name, kind, data) if kind.is_integer else _floats(name, kind, data)
+
+
+def _check_types(name: str, kind: Datatype, data: Sequence[Any]) -> None:
+    # The types of all elements in one pass of C code: there are few, and each is judged once.
+    for element_type in set(map(type, data)):
+        if not _is_fit(kind, element_type):
+            element = next(element for element in data if type(element) is element_type)
+            raise _unfit(name, kind, element)
+
+
+def _is_fit(kind: Datatype, element_type: type) -> bool:
+    if element_type is bool or element_type.__name__ in ("bool", "bool_"):  # the names of numpy's
+        return kind.name == "BOOL"
+    if kind.name == "BOOL":
+        return False
+    return issubclass(element_type, numbers.Integral if kind.is_integer else numbers.Real)
+
+
+def _unfit(name: str, kind: Datatype, element: object) -> InvalidTensor:
+    return InvalidTensor(name, f"has the element {reprlib.repr(element)}, which is no {kind.name}")
+
+
+def _bools(data: Sequence[Any]) -> bytes:
+    try:
+        return bytes(data)
+    except TypeError:  # numpy's are no integers
+        return bytes(map(bool, data))
+
+
+def _integers(name: str, kind: Datatype, data: Sequence[Any]) -> bytes:
+    try:
+        return _little_endian(array(kind.format, data))
+    except OverflowError:
+        element = next(element for element in data if not kind.least <= element <= kind.most)
+        raise _unfit(name, kind, element) from None
+
+
+def _floats(name: str, kind: Datatype, data: Sequence[Any]) -> bytes:
+    try:
+        if kind.name == "BF16":
+            return bfloat16.pack(data)
+        if kind.name == "FP16":
+            return struct.pack(f"<{len(data)}e", *data)
+        values = array(kind.format, data)
+        if _has_infinite(values) and any(map(_is_rounded_away, data, values)):
+            raise OverflowError
+        return _little_endian(values)
+    except OverflowError:
+        raise InvalidTensor(name, f"has an element that is too large for {kind.name}") from None
+
+
+def _has_infinite(values: array[float]) -> bool:
+    # The sum is finite if all numbers are, which most are, and is the fastest look at them.
+    return not math.isfinite(sum(values)) and (math.inf in values or -math.inf in values)
+
+
+def _is_rounded_away(number: float, stored: float) -> bool:
+    return math.isinf(stored) and not math.isinf(number)
+
+
+def _little_endian(values: array[Any]) -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def unpack(datatype: str, raw: bytes | memoryview) -> list[Any]:
+    """Returns the elements of well-formed content as a flat list; those of BYTES are `bytes`."""
+    if datatype == "BYTES":
+        return byte_elements.unpack(raw)
+    if datatype == "BOOL":
+        return memoryview(raw).cast("?").tolist() if raw else []
+    if datatype == "BF16":
+        return bfloat16.unpack(raw)
+    kind = DATATYPES[datatype]
+    if datatype == "FP16":
+        return list(struct.unpack(f"<{len(raw) // kind.size}e", raw))
+    values = array(kind.format)
+    values.frombytes(raw)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()

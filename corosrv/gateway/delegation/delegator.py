@@ -1,0 +1,166 @@
+"""Hands the request at hand to a peer, if this server could not serve it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from flask import Request, Response, g, request
+
+from corosrv.base.errors import CorosrvError
+from corosrv.contracts.jobs.forward import ForwardRequest
+from corosrv.dialects.anthropic import routes as anthropic
+from corosrv.dialects.generation.events import event
+from corosrv.fleet.upstreams.exchange import ExchangeLimits
+from corosrv.gateway.delegation.call import DelegatedCall, PeerRefusal, PeerRequest
+from corosrv.gateway.delegation.guard import current_trip, note_visited
+from corosrv.gateway.delegation.headers import SERVED_BY, onward_headers
+from corosrv.gateway.delegation.peer import Peer
+from corosrv.gateway.delegation.reasons import is_for_peers, is_refused_body
+from corosrv.gateway.delegation.request_targets import RequestBody, TargetFinder
+from corosrv.gateway.delegation.roster import Roster
+from corosrv.gateway.delegation.stats import DelegationStats, Result
+from corosrv.gateway.delegation.targets import ModelOfDialect, PeerTarget, dialect_path
+from corosrv.gateway.delegation.trip import Trip
+from corosrv.gateway.forwarding.answers import AnswerPassing
+from corosrv.gateway.forwarding.dialects import error_event
+from corosrv.gateway.forwarding.headers import answer_headers
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.callers import caller
+from corosrv.web.http.lean_flask import current
+from corosrv.web.http.metrics import HttpStats
+from corosrv.web.http.terms import arrival, request_terms
+
+_UNQUOTED = "/:@!$&'()*+,;=~"  # in a path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelegationOptions:
+    """Options of delegation; see the settings of the same names."""
+
+    token: str
+    max_body_bytes: int
+    write_timeout: float
+    passes_keys: bool  # clients' keys go on: this server asks for none
+    delegate_max: int = 64
+    delegate_on_full: bool = False
+    limits: ExchangeLimits = field(default_factory=ExchangeLimits)
+
+
+class Delegator:
+    """Delegates requests. Belongs to the hub's thread."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        peers: tuple[Peer, ...],
+        bodies: BodyReader,
+        http_stats: HttpStats,
+        stats: DelegationStats,
+        options: DelegationOptions,
+        error_body: Callable[[CorosrvError, str], Any],
+        own_models: Callable[[], Iterable[str]],
+    ) -> None:
+        """`error_body`: makes the body of an error, in the form that a path asks for. `own_models`: names the models of
+        generating dialects that are served here."""
+        self._roster = roster
+        self._peers = {peer.record: peer for peer in peers}
+        self._bodies = bodies
+        self._targets = TargetFinder(bodies, options.max_body_bytes)
+        self._http_stats = http_stats
+        self._stats = stats
+        self._options = options
+        self._error_body = error_body
+        self._own_models = own_models
+
+    def answer(self, own_error: CorosrvError, body: bytes | None) -> Response | None:
+        """Returns a peer's answer to the request at hand; None if this server's own error stands. Waits.
+
+        `body`: of the request, as it was sent; None if nobody has read it. Raises what ends a call that a peer had.
+        """
+        incoming = current(request)
+        is_plain = is_for_peers(own_error, on_full=self._options.delegate_on_full)
+        may_be_foreign = is_refused_body(own_error) and dialect_path(incoming.method, incoming.path) is not None
+        if not self._peers or not (is_plain or may_be_foreign):
+            return None
+        request_body = RequestBody(incoming, body)
+        target = self._targets.find(request_body)
+        if target is None or not (is_plain or self._is_foreign(target)):
+            return None
+        trip = (current_trip() or Trip()).visit((self._roster.own_id,))
+        key = incoming.environ.get("HTTP_IDEMPOTENCY_KEY", "")
+        if (obstacle := self._obstacle(target, trip)) is not None:
+            self._stats.results[obstacle] += 1
+            return None
+        wanted = PeerRequest(
+            target=target,
+            request=self._onward(incoming, self._targets.body_of(request_body)),
+            arrived=arrival(),
+            deadline=request_terms().deadline,
+            key=key,
+        )
+        call = DelegatedCall(
+            self._roster, self._peers, wanted, trip, own_error, self._options.limits, self._stats
+        )  # fmt: skip
+        return self._pass_on(incoming, call, own_error)
+
+    def _is_foreign(self, target: PeerTarget) -> bool:
+        """Tells whether a body that was refused here names a model of others, who may read it otherwise."""
+        return isinstance(target, ModelOfDialect) and target.name not in set(self._own_models())
+
+    def _obstacle(self, target: PeerTarget, trip: Trip) -> Result | None:
+        """Returns why no peer is to be asked; None if one is."""
+        if trip.is_at_limit:
+            return Result.HOP_LIMIT
+        if not self._roster.has_match(target, trip.visited, time.monotonic()):
+            return Result.NO_PEER
+        return Result.FULL if self._stats.in_flight >= self._options.delegate_max else None
+
+    def _onward(self, incoming: Request, body: bytes) -> ForwardRequest:
+        environ, options = incoming.environ, self._options
+        path, query = quote(incoming.path, safe=_UNQUOTED), environ.get("QUERY_STRING", "")
+        request_id = current(g).get("corosrv_request_id", "")
+        return ForwardRequest(
+            method=incoming.method,
+            path=f"{path}?{query}" if query else path,
+            headers=onward_headers(environ, request_id, caller(), options.token, passes_keys=options.passes_keys),
+            body=body,
+        )
+
+    def _pass_on(self, incoming: Request, call: DelegatedCall, own_error: CorosrvError) -> Response | None:
+        make_error = _event_maker(incoming.path, current(g).get("corosrv_request_id", ""), self._error_body)
+        call.start()
+        hold = partial(self._bodies.hold, incoming)
+        passing = AnswerPassing(incoming, call.reader, make_error, self._options.write_timeout, self._http_stats, hold)
+        try:
+            response = passing.response()
+        except CorosrvError as error:
+            if error is not own_error:
+                raise
+            return None if call.refusal is None else _of_refusal(call.refusal)
+        finally:
+            note_visited(call.trip)
+        response.headers[SERVED_BY] = call.served_by
+        return response
+
+
+def _event_maker(
+    path: str, request_id: str, error_body: Callable[[CorosrvError, str], Any]
+) -> Callable[[CorosrvError], bytes]:
+    """Returns what makes the event of an error that ends a stream; it needs no request."""
+    if anthropic.has_path(path):
+        return partial(error_event, is_anthropic=True, request_id=request_id)
+    return lambda error: event(error_body(error, path))
+
+
+def _of_refusal(refusal: PeerRefusal) -> Response:
+    """Makes the answer of a peer that is busy, or not ready."""
+    response = Response(refusal.body, refusal.head.status)
+    for name, value in answer_headers(refusal.head.headers):
+        response.headers[name] = value
+    response.headers[SERVED_BY] = refusal.replica
+    return response

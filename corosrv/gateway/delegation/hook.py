@@ -1,0 +1,83 @@
+"""Looks at each answer before it is sent: errors of this server may become answers of its peers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from flask import Response, request
+from flask.sansio.scaffold import Scaffold
+
+from corosrv.base.errors import CorosrvError
+from corosrv.gateway.delegation.delegator import Delegator
+from corosrv.gateway.delegation.guard import current_trip, visited_trip
+from corosrv.gateway.delegation.headers import SERVED_BY
+from corosrv.gateway.delegation.listing import models_of_peers, with_peers
+from corosrv.gateway.delegation.roster import Roster
+from corosrv.gateway.delegation.trip import PATH, path_text
+from corosrv.gateway.forwarding.paths import MODELS
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.lean_flask import current
+from corosrv.web.http.reply import error_response, json_response, take_error
+
+log = logging.getLogger("corosrv.delegation")
+
+
+class DelegationHook:
+    """Looks at the answers of all routes, whatever their protocol, and of paths that have none."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        delegator: Delegator,
+        bodies: BodyReader,
+        error_body: Callable[[CorosrvError, str], Any],
+    ) -> None:
+        """`error_body`: makes the body of an error, in the form that a path asks for."""
+        self._roster = roster
+        self._delegator = delegator
+        self._bodies = bodies
+        self._error_body = error_body
+        self._created = int(time.time())
+        bodies.keeps_bodies = True
+
+    def add(self, scaffold: Scaffold) -> None:
+        """Adds the hook to an app or a blueprint, whose hooks that were added before see its answers."""
+        scaffold.after_request(self._look)
+
+    def _look(self, response: Response) -> Response:
+        """Returns the answer that is sent. Waits for that of a peer."""
+        incoming = current(request)
+        own_error, body = take_error(), self._bodies.take_kept(incoming)
+        if incoming.method == "GET" and incoming.path in MODELS:
+            response = self._list(response, own_error)
+        elif own_error is not None:
+            response = self._answer(own_error, body) or response
+        if SERVED_BY not in response.headers:
+            response.headers[SERVED_BY] = self._roster.own_id
+        if current_trip() is not None:
+            visited = visited_trip().visit((self._roster.own_id,)).visited
+            response.headers[PATH] = path_text(visited)
+        return response
+
+    def _answer(self, own_error: CorosrvError, body: bytes | None) -> Response | None:
+        try:
+            return self._delegator.answer(own_error, body)
+        except CorosrvError as error:
+            return error_response(error, self._error_body(error, current(request).path))
+        except Exception:
+            log.exception("a request could not be delegated by a bug")
+            return None
+
+    def _list(self, response: Response, own_error: CorosrvError | None) -> Response:
+        """Adds the models of peers to the list; none while this server cannot say which it has."""
+        if own_error is not None and own_error.status != 404:
+            return response
+        models = models_of_peers(self._roster.ready(time.monotonic()))
+        if own_error is None and not models:
+            return response
+        local = msgspec.json.decode(response.get_data()) if own_error is None else None
+        return json_response(with_peers(local, models, self._created))

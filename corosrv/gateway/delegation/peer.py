@@ -1,0 +1,106 @@
+"""Reaches one peer: its connections, and the calls that it runs for this server."""
+
+from __future__ import annotations
+
+from typing import Protocol
+from urllib.parse import parse_qsl, urlsplit
+
+import gevent
+
+from corosrv.base.errors import CorosrvError, Refused, SettingsError
+from corosrv.contracts.jobs.forward import ForwardRequest, Headers
+from corosrv.contracts.settings.peers import REPLICA_ID
+from corosrv.fleet.upstreams.connections import UpstreamConnections
+from corosrv.fleet.upstreams.exchange import Exchange, ExchangeLimits
+from corosrv.fleet.upstreams.failures import UpstreamDown, UpstreamLost
+from corosrv.fleet.upstreams.spec import UpstreamSpec
+from corosrv.gateway.delegation.announcement import MAX_BYTES, PATH, Announcement, BadAnnouncement, parse_announcement
+from corosrv.gateway.delegation.headers import TOKEN
+from corosrv.gateway.delegation.roster import PeerRecord
+
+ASK_TIMEOUT = 4.0  # seconds that one announcement may take
+MAX_IDLE = 16  # connections
+
+_NOT_KNOWN = frozenset({401, 403})
+
+
+class PeerCall(Protocol):
+    """A call that a peer runs."""
+
+    def fail(self, error: CorosrvError) -> None:
+        """Ends the call. Never waits."""
+
+
+class Peer:
+    """Holds one peer. Belongs to the hub's thread."""
+
+    def __init__(self, url: str, expected_id: str = "") -> None:
+        """Raises Refused for a wrong URL."""
+        self.record = PeerRecord(UpstreamSpec(url=url).url, expected_id)
+        self.calls: dict[PeerCall, None] = {}  # in the order of their starts
+        self._base_path = urlsplit(self.record.url).path
+        self.connections = UpstreamConnections(self.record.url, MAX_IDLE)
+        # Apart from those of calls: one that is kept while a peer hangs would tell nothing.
+        self._asking = UpstreamConnections(self.record.url, 0)
+
+    def path(self, path: str) -> str:
+        """Returns the path of a request there, which may lie below a path of its own."""
+        return self._base_path + path
+
+    def ask(self, token: str) -> Announcement:
+        """Returns what the peer announces. Waits, ASK_TIMEOUT at most.
+
+        Raises CorosrvError in words for a log, UpstreamDown where there is no connection.
+        """
+        headers: Headers = (("Accept", "application/json"), (TOKEN, token))
+        late = CorosrvError(f"it did not answer within {ASK_TIMEOUT:g} s")
+        exchange = Exchange(self._asking, ExchangeLimits(ASK_TIMEOUT, ASK_TIMEOUT))
+        body = bytearray()
+        try:
+            with gevent.Timeout(ASK_TIMEOUT, late):
+                head = exchange.ask(self.path(PATH), ForwardRequest(method="GET"), headers)
+                if head.status != 200:
+                    raise CorosrvError(_words_of(head.status))
+                for piece in exchange.pieces():
+                    body += piece
+                    if len(body) > MAX_BYTES:
+                        raise CorosrvError(f"its announcement is longer than {MAX_BYTES >> 20} MiB")
+            return parse_announcement(bytes(body))
+        except UpstreamDown as error:
+            raise UpstreamDown(str(error).replace("the upstream", "it")) from None
+        except UpstreamLost as error:
+            raise CorosrvError(str(error).replace("the upstream", "it")) from None
+        except BadAnnouncement as error:
+            raise CorosrvError(str(error)) from None
+        finally:
+            exchange.close(is_whole=False)
+
+    def abort(self, error: CorosrvError) -> None:
+        """Ends all its calls."""
+        for call in list(self.calls):
+            call.fail(error)
+
+    def close(self) -> None:
+        """Closes what is idle, and keeps nothing from now on. Twice is harmless."""
+        self.connections.close()
+        self._asking.close()
+
+
+def _words_of(status: int) -> str:
+    if status in _NOT_KNOWN:
+        return f"it answered {status}: its COROSRV_PEER_TOKEN is another"
+    return f"it answered {status}, as no replica does that has a COROSRV_PEER_TOKEN"
+
+
+def parse_peer(text: str) -> Peer:
+    """Reads a peer as the command line has it: `http://host:8080?id=NAME`. Raises SettingsError."""
+    url, _, query = text.strip().partition("?")
+    expected_id = ""
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name != "id" or not REPLICA_ID.fullmatch(value):
+            raise SettingsError("COROSRV_PEERS: the only option of a peer is its id, as in http://host:8080?id=NAME")
+        expected_id = value
+    try:
+        return Peer(url, expected_id)
+    except Refused as error:  # without the URL itself, which may hold a password
+        raise SettingsError(f"COROSRV_PEERS: {error}") from None

@@ -1,0 +1,67 @@
+"""Follows a request from replica to replica, so that it visits none of them twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from corosrv.base.errors import InvalidTrip, LoopDetected
+from corosrv.contracts.settings.peers import REPLICA_ID
+
+HOPS = "X-Corosrv-Hops"
+PATH = "X-Corosrv-Path"
+HOP_LIMIT = 2  # times that a request may go on to another replica
+MAX_VISITS = 32  # replicas in a path
+
+_MAX_HOPS_DIGITS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """Says how often a request has gone on to another replica, and which ones have seen it.
+
+    Those are more than the hops where one of them could not answer, and another was asked.
+    """
+
+    n_hops: int = 0
+    visited: tuple[str, ...] = ()
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Returns True if the request must be answered where it is."""
+        return self.n_hops >= HOP_LIMIT or len(self.visited) >= MAX_VISITS
+
+    def check(self, own_id: str) -> None:
+        """Raises LoopDetected if this replica has seen the request before."""
+        if own_id in self.visited:
+            raise LoopDetected(f"the request has passed the replica {own_id} before: {' > '.join(self.visited)}")
+
+    def visit(self, replicas: Iterable[str]) -> Trip:
+        """Returns the trip of a request that these replicas have seen as well."""
+        return Trip(self.n_hops, tuple(dict.fromkeys((*self.visited, *replicas))))
+
+    def onward(self) -> tuple[tuple[str, str], ...]:
+        """Returns the headers with which the request goes on to the next replica."""
+        return ((HOPS, str(self.n_hops + 1)), (PATH, path_text(self.visited)))
+
+
+def parse_trip(hops: str | None, path: str | None) -> Trip:
+    """Reads the headers of a request from a peer. Raises InvalidTrip, which names the header."""
+    digits = (hops or "0").strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MAX_HOPS_DIGITS):
+        raise InvalidTrip(f"{HOPS}: must be a number of replicas, not {digits[:40]!r}", HOPS)
+    visited = parse_path(path or "")
+    return Trip(max(int(digits), 1 if visited else 0), visited)
+
+
+def parse_path(text: str) -> tuple[str, ...]:
+    """Reads the ids of replicas, separated by commas. Raises InvalidTrip."""
+    names = tuple(name.strip() for name in text.split(",")) if text.strip() else ()
+    if len(names) > MAX_VISITS or not all(map(REPLICA_ID.fullmatch, names)):
+        raise InvalidTrip(f"{PATH}: must be up to {MAX_VISITS} ids of replicas, separated by commas", PATH)
+    return names
+
+
+def path_text(replicas: Iterable[str]) -> str:
+    """Writes the ids of replicas as X-Corosrv-Path has them."""
+    return ",".join(replicas)

@@ -1,0 +1,163 @@
+"""Passes the answer of an upstream on: an event stream piece by piece, anything else in one piece."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from flask import Request, Response
+
+from corosrv.base.errors import ClientGone, CorosrvError, WorkerLost
+from corosrv.contracts.jobs.forward import AnswerBody, AnswerHead
+from corosrv.contracts.jobs.infer import InferEnd, InferItem, InferReader
+from corosrv.gateway.forwarding.event_buffer import EventBuffer
+from corosrv.gateway.forwarding.headers import answer_headers, media_type
+from corosrv.web.http import sse
+from corosrv.web.http.client import ClientWatch
+from corosrv.web.http.keyed_answers import is_keyed, keep_if
+from corosrv.web.http.metrics import HttpStats
+
+MAX_ANSWER = 64 << 20  # bytes of an answer that is no stream
+EVENT_STREAM = "text/event-stream"
+_NO_PINGS = -1.0  # the upstream's own come through
+_ERROR = re.compile(rb'"error"\s*:(?!\s*null)')  # what an upstream says of an error, under whatever status
+
+
+class ForwardedEvents:
+    """Makes events of what an upstream sends: its own, as they came, and one for an error that ends the stream."""
+
+    __slots__ = ("_buffer", "_looks", "_make_error", "failure", "has_error")
+
+    def __init__(self, make_error: Callable[[CorosrvError], bytes], *, looks_for_errors: bool = False) -> None:
+        """`make_error`: makes an event in the form of the path's dialect. `looks_for_errors`: `has_error` is wanted."""
+        self.failure: CorosrvError | None = None
+        self.has_error = False  # the upstream has told of one, in an event of its own
+        self._looks = looks_for_errors
+        self._buffer = EventBuffer()
+        self._make_error = make_error
+
+    def encode(self, items: list[InferItem]) -> bytes:
+        events = b"".join(map(self._encode, items))
+        if self._looks and _ERROR.search(events):
+            self.has_error = True
+        return events
+
+    def _encode(self, item: InferItem) -> bytes:
+        if isinstance(item, AnswerBody):
+            return self._buffer.add(item.data)
+        if not isinstance(item, InferEnd):
+            return b""
+        if item.error is None:
+            return self._buffer.drain()
+        self.failure = item.error
+        return self._make_error(item.error)
+
+    def encode_error(self, error: CorosrvError) -> bytes:
+        return self._make_error(error)
+
+    def close(self) -> None:
+        pass
+
+
+class AnswerPassing:
+    """Passes one answer on. Owns the reader of the call."""
+
+    def __init__(
+        self,
+        request: Request,
+        reader: InferReader,
+        make_error: Callable[[CorosrvError], bytes],
+        write_timeout: float,
+        stats: HttpStats,
+        hold: Callable[[int], None],
+    ) -> None:
+        """`hold`: counts bytes that are kept until the request is over; raises TooManyBodies."""
+        self._request = request
+        self._reader = reader
+        self._make_error = make_error
+        self._write_timeout = write_timeout
+        self._stats = stats
+        self._hold = hold
+
+    def response(self) -> Response:
+        """Returns the answer once it has begun, or is there as a whole where it is no stream. Waits.
+
+        A client that leaves meanwhile cancels the call. Raises ClientGone, the error that has ended the call,
+        WorkerLost for an answer that cannot be passed on, and TooManyBodies.
+        """
+        watch = ClientWatch(self._request.environ, self._reader.cancel)
+        try:
+            head, items = self._begin(watch)
+            is_stream = media_type(head.headers) == EVENT_STREAM
+            headers = answer_headers(head.headers)
+            body = b"" if is_stream else self._collect(items, watch)
+        except BaseException:
+            self._reader.close()
+            raise
+        finally:
+            watch.close()
+        if is_stream:
+            return self._stream(head, headers, items)
+        self._reader.close()
+        if is_keyed(self._request) and _ERROR.search(body):
+            keep_if(lambda: False)
+        return Response(body, head.status, headers)
+
+    def _begin(self, watch: ClientWatch) -> tuple[AnswerHead, list[InferItem]]:
+        """Returns the head of the answer, and what came along with it."""
+        first, *others = self._reader.take()
+        if watch.is_gone:
+            raise ClientGone("the client left before an upstream answered")
+        if isinstance(first, AnswerHead):
+            return first, others
+        error = first.error if isinstance(first, InferEnd) else None
+        error = error or WorkerLost("the upstream gave no answer")
+        try:
+            raise error
+        finally:
+            del error, first  # which would hold this frame, and the request, until garbage is collected
+
+    def _collect(self, items: list[InferItem], watch: ClientWatch) -> bytes:
+        pieces: list[bytes] = []
+        n_bytes = 0
+        while True:
+            for piece in _pieces(items):
+                self._hold(len(piece))
+                pieces.append(piece)
+                n_bytes += len(piece)
+            if n_bytes > MAX_ANSWER:
+                raise WorkerLost(f"the upstream's answer is over the {MAX_ANSWER} bytes that are passed on at once")
+            if self._reader.is_finished:
+                return b"".join(pieces)
+            items = self._reader.take()
+            if watch.is_gone:
+                raise ClientGone("the client left before its answer was whole")
+
+    def _stream(self, head: AnswerHead, headers: list[tuple[str, str]], items: list[InferItem]) -> Response:
+        events = ForwardedEvents(self._make_error, looks_for_errors=is_keyed(self._request))
+        if is_keyed(self._request):
+            keep_if(lambda: not events.has_error)
+        first = events.encode(items)
+        stream = sse.EventStream(
+            self._request.environ, self._reader, first, events, _NO_PINGS, self._write_timeout, self._stats
+        )
+        answer = sse.response(stream)
+        answer.status_code = head.status
+        return _with_headers(answer, headers)
+
+
+def _pieces(items: Iterable[InferItem]) -> Iterable[bytes]:
+    """Yields the body's pieces. Raises the error that ends the call."""
+    for item in items:
+        if isinstance(item, AnswerBody):
+            yield item.data
+        elif isinstance(item, InferEnd) and item.error is not None:
+            raise item.error
+
+
+def _with_headers(answer: Response, headers: list[tuple[str, str]]) -> Response:
+    """Adds headers to an answer, in place of those that it has by itself; several of one name stay several."""
+    for name in {name for name, _ in headers}:
+        answer.headers.remove(name)
+    answer.headers.extend(headers)
+    return answer

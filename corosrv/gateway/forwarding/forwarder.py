@@ -1,0 +1,124 @@
+"""Forwards requests to upstreams: looks into their bodies, queues them, and passes the answers on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from flask import Response, g, request
+
+from corosrv.contracts.jobs.forward import ForwardRequest
+from corosrv.contracts.jobs.infer import InferReader
+from corosrv.contracts.jobs.terms import FIRST_PRIORITY, Terms
+from corosrv.fleet.upstreams.pool import UpstreamPool
+from corosrv.gateway.forwarding.answers import AnswerPassing
+from corosrv.gateway.forwarding.dialects import error_event
+from corosrv.gateway.forwarding.event_join import EventJoin
+from corosrv.gateway.forwarding.grouped import GroupedReader
+from corosrv.gateway.forwarding.headers import request_headers
+from corosrv.gateway.forwarding.paths import ForwardedPath
+from corosrv.gateway.forwarding.peek import MAX_SESSION, Peeked, peek
+from corosrv.gateway.forwarding.streamed_body import as_stream
+from corosrv.web.groups.headers import join_group
+from corosrv.web.groups.member import GroupMember
+from corosrv.web.groups.table import GroupTable
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.lean_flask import current
+from corosrv.web.http.metrics import HttpStats
+from corosrv.web.http.terms import request_terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOptions:
+    """Options of forwarding; see the settings of the same names."""
+
+    max_body_bytes: int
+    write_timeout: float
+    passes_keys: bool  # clients' keys go on: this server asks for none
+    keeps_answers: bool = True  # repeated requests are answered here, so their idempotency keys do not go on
+    reads_prompts: bool = False  # upstreams are found by the beginning of the prompt
+    reads_sessions: bool = False  # a body may name its session, not the header alone
+
+
+class Forwarder:
+    """Forwards the request at hand."""
+
+    def __init__(
+        self,
+        pool: UpstreamPool,
+        bodies: BodyReader,
+        stats: HttpStats,
+        options: ForwardOptions,
+        groups: GroupTable | None = None,
+    ) -> None:
+        """`groups`: those that requests are in."""
+        self._pool = pool
+        self._groups = GroupTable() if groups is None else groups
+        self._bodies = bodies
+        self._stats = stats
+        self._options = options
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._options.max_body_bytes
+
+    def read(self) -> tuple[bytes, Peeked]:
+        """Reads the request's body ahead of whoever answers it, and looks into it.
+
+        Waits; raises Refused for one that is no JSON object.
+        """
+        body = self._bodies.read_ahead(current(request), self._options.max_body_bytes)
+        return body, peek(body, reads_prompt=self._options.reads_prompts)
+
+    def forward_question(self, path: ForwardedPath, model: str | None) -> Response:
+        """Sends a GET on, before requests that generate. Waits; see AnswerPassing and UpstreamPool.submit."""
+        return self.forward(path, b"", Peeked(model, FIRST_PRIORITY, ""), "GET")
+
+    def forward(self, path: ForwardedPath, body: bytes, peeked: Peeked, method: str = "POST") -> Response:
+        """Sends the request on and answers with what comes back. Waits; see AnswerPassing and UpstreamPool.submit."""
+        incoming, options = current(request), self._options
+        environ = incoming.environ
+        terms = request_terms(peeked.priority)
+        session = environ.get("HTTP_X_SESSION_ID", "")[:MAX_SESSION]
+        if not session and options.reads_sessions:
+            session = peeked.session
+        member = join_group(self._groups)
+        if member is not None:
+            session = session or f"group {member.name}"  # its answers come from one upstream where that can be
+        join = None if member is None else as_stream(path.path, body)
+        query = environ.get("QUERY_STRING", "")
+        forwarded = ForwardRequest(
+            method=method,
+            path=f"{path.path}?{query}" if query else path.path,
+            headers=request_headers(
+                environ,
+                terms.request_id,
+                passes_keys=options.passes_keys,
+                passes_idempotency=not options.keeps_answers,
+            ),
+            body=body if join is None else join[0],
+            prompt=peeked.prompt,
+        )
+        reader = self._submit(peeked.model, forwarded, replace(terms, session=session), member, join and join[1])
+        make_error = partial(error_event, is_anthropic=path.is_anthropic, request_id=terms.request_id)
+        hold = partial(self._bodies.hold, incoming)
+        answer = AnswerPassing(incoming, reader, make_error, options.write_timeout, self._stats, hold).response()
+        if path.is_anthropic:
+            answer.headers["Request-Id"] = str(current(g).get("corosrv_request_id", ""))
+        return answer
+
+    def _submit(
+        self,
+        model: str | None,
+        forwarded: ForwardRequest,
+        terms: Terms,
+        member: GroupMember | None,
+        join: EventJoin | None,
+    ) -> InferReader:
+        if member is None:
+            return self._pool.submit(model, forwarded, terms)
+        try:
+            return GroupedReader(self._pool.submit(model, forwarded, terms), member, join)
+        except BaseException:
+            member.leave()
+            raise

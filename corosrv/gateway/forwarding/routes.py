@@ -1,0 +1,169 @@
+"""Routes of requests that are forwarded to upstreams, and the list of models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flask import Blueprint, Response, current_app, request
+from flask.sansio.scaffold import Scaffold
+
+from corosrv.base.errors import ModelNotFound, NotOffered
+from corosrv.dialects.anthropic.answer_types import MessagesError
+from corosrv.dialects.openai import api_docs
+from corosrv.fleet.upstreams.pool import UpstreamPool
+from corosrv.gateway.forwarding import listing
+from corosrv.gateway.forwarding.forwarder import Forwarder
+from corosrv.gateway.forwarding.local import Choice, LocalModels
+from corosrv.gateway.forwarding.paths import BY_PATH, FORWARDED, MODELS, OF_ONE_SERVER, PROPS, ForwardedPath
+from corosrv.web.groups.headers import GenerateHeaders
+from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.web.http.lean_flask import current
+from corosrv.web.http.operation import GENERATES, operation
+from corosrv.web.http.reply import json_response
+from corosrv.web.http.terms import QueueHeaders
+
+_TEXT = "The request goes on to an upstream as it was sent, and its answer comes back as it was given."
+_HEALTH = "health.health"  # the endpoint that tells what stands before each path
+
+
+class ForwardingRoutes:
+    """Makes the routes; beside models that are served here, looks at their requests before they are answered."""
+
+    def __init__(
+        self,
+        pool: UpstreamPool,
+        forwarder: Forwarder,
+        answers: KeyedAnswers,
+        local: LocalModels | None = None,
+        *,
+        is_strict: bool = False,
+    ) -> None:
+        """`answers`: those that are kept under idempotency keys, also of models that are served here."""
+        self._pool = pool
+        self._forwarder = forwarder
+        self._answers = answers
+        self._local = local
+        self._choice = None if local is None else Choice(pool, local, is_strict=is_strict)
+        self._created = int(time.time())
+        self._paths: dict[str, str] = {}  # by the rule of a request, which may have a prefix
+
+    def blueprint(self) -> Blueprint:
+        """Makes the routes that no model served here has."""
+        routes = Blueprint("forwarding", __name__)
+        for path in FORWARDED:
+            if self._local is None or not path.is_local:
+                routes.add_url_rule(path.path, path.path.replace(".", "_"), self._view(path), methods=["POST"])
+        if self._local is None:
+            self._add_models(routes)
+            self._add_props(routes)
+            _add_refusals(routes)
+        return routes
+
+    def _view(self, path: ForwardedPath) -> Callable[[], Response]:
+        @operation(
+            path.tag,
+            path.summary,
+            _TEXT,
+            body=dict[str, Any],
+            answer=dict[str, Any],
+            error=MessagesError if path.is_anthropic else None,
+            headers=GenerateHeaders,
+            statuses=(*GENERATES, 502),
+        )
+        def forward() -> Response:
+            return self._forwarder.forward(path, *self._forwarder.read())
+
+        return self._once(forward)
+
+    def _once(self, view: Callable[[], Response]) -> Callable[[], Response]:
+        """Lets a view answer a request once, however often it is repeated with its Idempotency-Key."""
+        return self._answers.once(self._forwarder.max_body_bytes)(view)
+
+    def _add_props(self, routes: Blueprint) -> None:
+        @routes.get(PROPS.path)
+        @operation(
+            PROPS.tag, PROPS.summary, _TEXT, answer=dict[str, Any], headers=QueueHeaders, statuses=(404, 502, 503)
+        )
+        def props() -> Response:
+            return self._forwarder.forward_question(PROPS, current(request).args.get("model"))
+
+    def _add_models(self, routes: Blueprint) -> None:
+        @routes.get("/v1/models")
+        @routes.get("/models", endpoint="models_short")
+        @api_docs.models
+        def list_models() -> Response:
+            return json_response(self._listing())
+
+        @routes.get("/v1/models/<path:name>")
+        @api_docs.model
+        def one_model(name: str) -> Response:
+            if name not in self._pool.models():
+                raise ModelNotFound(name)
+            return json_response(listing.describe(name, self._created))
+
+    def _listing(self) -> dict[str, Any]:
+        names = self._pool.models()
+        if self._local is not None:
+            return listing.listing(names, self._created, self._local.listing())
+        if not names:
+            self._pool.check()  # says why
+        return listing.listing(names, self._created)
+
+    # Beside models that are served here.
+
+    def add_hook(self, scaffold: Scaffold) -> None:
+        """Has requests looked at that a model served here could answer, before it does. Adds it after other checks."""
+        if self._local is not None:
+            scaffold.before_request(self._look)
+
+    def _look(self) -> Response | None:
+        """Answers a request that is for upstreams, or for the list of all models; None for any other."""
+        incoming = current(request)
+        path = self._path_of(incoming.url_rule.rule) if incoming.url_rule else ""
+        if incoming.method == "POST" and (forwarded := BY_PATH.get(path)) is not None and forwarded.is_local:
+            return self._forward_or_keep(forwarded)
+        if incoming.method == "GET" and path in MODELS:
+            return json_response(self._listing())
+        if incoming.method == "GET" and path == "/v1/models/<path:name>":
+            return self._describe((incoming.view_args or {})["name"])
+        return None
+
+    def _path_of(self, rule: str) -> str:
+        """Returns a rule without the prefix that this server's routes have in somebody else's app."""
+        path = self._paths.get(rule)
+        if path is None:
+            root = current(request).blueprints[-1:] or [""]
+            (health, *_) = current_app.url_map.iter_rules(f"{root[0]}.{_HEALTH}")
+            path = self._paths[rule] = rule.removeprefix(health.rule.removesuffix("/health").removesuffix("/v1"))
+        return path
+
+    def _forward_or_keep(self, path: ForwardedPath) -> Response | None:
+        assert self._choice is not None
+        body, peeked = self._forwarder.read()
+        if self._choice.stays(peeked.model):
+            return None
+        return self._once(lambda: self._forwarder.forward(path, body, peeked))()
+
+    def _describe(self, name: str) -> Response | None:
+        assert self._local is not None
+        if name in self._local.names() or name not in self._pool.models():
+            return None
+        return json_response(listing.describe(name, self._created))
+
+
+def _add_refusals(routes: Blueprint) -> None:
+    """Adds the paths of llama-server that are not forwarded, so that their answer says why."""
+
+    @operation(
+        "Server", "Is refused", "Slots and adapters are of one server: ask the upstream itself.", statuses=(501,)
+    )
+    def refuse(slot: str = "") -> Response:
+        path = current(request).path
+        raise NotOffered(
+            f"{path} is of one server, and is not forwarded to upstreams: ask the one that you mean itself"
+        )
+
+    for path, method in OF_ONE_SERVER:
+        routes.add_url_rule(path, f"refuse_{method} {path}", refuse, methods=[method])

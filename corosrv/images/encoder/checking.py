@@ -1,0 +1,47 @@
+"""Checks a projector file from another process, which does not end with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from corosrv.base.errors import LoadError
+from corosrv.contracts.settings import child_environment
+from corosrv.images.encoder.reports import describe_end
+from corosrv.workers.worker.parent.process import Exit
+
+_TIMEOUT = 300.0  # seconds
+
+
+class ProjectorReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Describes a projector that was opened and tried; or says why that failed, and nothing else."""
+
+    error: str = ""
+    kind: str = ""
+    n_embd: int = 0  # numbers of a row, which are the model's
+    is_mrope: bool = False
+    is_non_causal: bool = False
+    n_rows: int = 0  # that a small image became
+    seconds: float = 0.0  # that it took
+
+
+def check_projector(model: str, mmproj: str, n_threads: int, supports: Sequence[str] = ()) -> ProjectorReport:
+    """Opens both files in a child process and encodes an image. Waits for it.
+
+    `supports`: what the decode loop does for rows. Raises LoadError where the files do not work together, also when
+    the child dies of them.
+    """
+    command = [sys.executable, "-m", "corosrv.images.encoder.check", model, mmproj, str(n_threads), *supports]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=False, env=child_environment())
+    except subprocess.TimeoutExpired:
+        raise LoadError(f"the projector {mmproj} did not encode a small image within {_TIMEOUT:g} s") from None
+    if done.returncode:
+        raise LoadError(describe_end(str(Exit(done.returncode)), "", False, model, mmproj))
+    report = msgspec.json.decode(done.stdout.splitlines()[-1], type=ProjectorReport)
+    if report.error:
+        raise LoadError(report.error)
+    return report

@@ -1,0 +1,252 @@
+"""Encodes images for requests: each once, however many requests have it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+
+import gevent
+
+from corosrv.base.errors import CorosrvError, EncoderUnavailable, EncodeTimedOut, Refused, ShuttingDown
+from corosrv.base.waits import call_in_thread
+from corosrv.contracts.jobs import Image
+from corosrv.images.transfer.core import TransferCore, TransferOutcome
+from corosrv.images.transfer.layout import pool_geometry
+from corosrv.images.transfer.limits import TransferLimits
+from corosrv.images.transfer.messages import ImagePixels
+from corosrv.images.transfer.pool import SharedPool
+from corosrv.images.transfer.states import TransferResult
+from corosrv.images.transfer.stats import TransferStats
+from corosrv.images.vision.cache import ImageCache
+from corosrv.images.vision.link import EncoderCommand
+from corosrv.images.vision.pump import TransferPump
+from corosrv.images.vision.stability import RECOVERY
+from corosrv.images.vision.supervisor import EncoderSupervisor
+from corosrv.images.vision.suspects import CrashSuspects
+from corosrv.images.vision.task import ImageTask, Wake, read_pieces
+from corosrv.images.vision.turns import EncoderTurns
+
+log = logging.getLogger("corosrv.vision")
+
+BLOCK_ROWS = 16
+_LARGE = 1 << 20  # bytes of rows that are copied and hashed in a thread
+MOST_STANDSTILLS = 2  # of the encoder, at one image
+_SMALLER = (
+    "send a smaller one, or one with detail low; the operator can allow an encode more time (COROSRV_ENCODE_TIMEOUT_S)"
+)
+_UNSTABLE = "the encoder of images was restarted too often; try again in a minute"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderOptions:
+    """Says how images are encoded; sizes are bytes, times seconds."""
+
+    command: EncoderCommand
+    n_blocks: int
+    cache_bytes: int
+    encode_limit: float
+    limits: TransferLimits
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderStats:
+    """Holds a snapshot of an encoder's counters."""
+
+    transfers: TransferStats
+    n_restarts: int
+    n_kills: int  # of the process, because it answered nothing or an encode did not end
+    n_cache_hits: int
+    cache_bytes: int
+    is_degraded: bool
+
+
+class ImageEncoder:
+    """Owns the pool of rows, the encoder process and the images that were encoded last.
+
+    Belongs to the thread of one hub, but for `close`.
+    """
+
+    def __init__(self, options: EncoderOptions, n_embd: int, turns: EncoderTurns | None = None) -> None:
+        """Makes the pool; `n_embd` is the width of a row. Raises OSError if there is no memory for it.
+
+        `turns`: that the process takes with a decode loop; None for none.
+        """
+        self._options = options
+        self._width = n_embd
+        geometry = pool_geometry(options.n_blocks, BLOCK_ROWS, n_embd)
+        self._pool = SharedPool(geometry)
+        self._core = TransferCore(geometry, options.limits, self._pool)
+        self._pump = TransferPump(self._core, self._find_image, self._look, options.encode_limit, self._on_late, turns)
+        self._supervisor = EncoderSupervisor(options.command, self._pool, self._pump, self._on_crash)
+        self._suspects = CrashSuspects()
+        self._cache = ImageCache(options.cache_bytes)
+        self._tasks: dict[tuple[str, str], ImageTask] = {}  # that are not over, by caller and image
+        self._running: dict[int, ImageTask] = {}  # by the rid of their transfer
+        self._refusal: CorosrvError | None = None  # of a server that ends
+
+    def start(self) -> None:
+        """Starts the process; waits until it serves. Raises LoadError where it cannot, and ShuttingDown."""
+        self._pump.start()
+        self._supervisor.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._supervisor.pid
+
+    @property
+    def is_degraded(self) -> bool:
+        """Returns whether images are refused because the process died too often."""
+        return self._supervisor.is_unstable
+
+    def stats(self) -> EncoderStats:
+        """Returns the counters."""
+        self._pump.set_time()
+        transfers = self._core.stats()
+        return EncoderStats(
+            transfers,
+            self._supervisor.n_restarts,
+            transfers.n_kills + self._pump.n_kills,
+            self._cache.n_hits,
+            self._cache.n_bytes,
+            self.is_degraded,
+        )
+
+    # Requests.
+
+    def n_tokens(self, image: Image, wake: Wake) -> int | None:
+        """Returns how many tokens an image becomes, before it is encoded; see ImageSizes.n_tokens."""
+        return self._pump.sizes.n_tokens(image, wake)
+
+    def join(self, image: Image, caller: str, wake: Wake) -> ImageTask:
+        """Begins to encode an image, unless it is there already or being encoded; `wake` is called at the end.
+
+        To be ended by `leave`. Never waits. Raises EncoderBusy if too many wait, EncoderUnavailable, ShuttingDown, and
+        Refused for an image that the encoder died of.
+        """
+        key = caller, image.sha256
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._begin(ImageTask(key, image, time.monotonic() + self._options.limits.deadline))
+        task.join(wake)
+        return task
+
+    def leave(self, task: ImageTask, wake: Wake) -> None:
+        """Ends a wait. An image that nobody waits for is encoded no more."""
+        task.leave(wake)
+        if not task.is_awaited and task.rid:
+            self._drop(task)
+
+    def _begin(self, task: ImageTask) -> ImageTask:
+        if self._refusal is not None:
+            raise self._refusal.fresh()
+        if (encoded := self._cache.get(task.key)) is not None:
+            task.end(encoded)
+            return task
+        self._submit(task)
+        self._tasks[task.key] = task
+        return task
+
+    def _submit(self, task: ImageTask) -> None:
+        """Begins a transfer. Raises EncoderBusy, EncoderUnavailable and Refused."""
+        now = self._pump.set_time()
+        if self._suspects.is_refused(task.image.sha256, now):
+            raise Refused("the encoder ended twice while it encoded this image", None, "image_refused")
+        if self.is_degraded:
+            raise EncoderUnavailable(_UNSTABLE, math.ceil(RECOVERY))
+        image = ImagePixels(task.image.width, task.image.height)
+        task.rid = self._core.submit(image, task.ends_at - now)
+        self._running[task.rid] = task
+        self._pump.wake()
+
+    def _drop(self, task: ImageTask) -> None:
+        """Forgets a task and its transfer."""
+        self._pump.set_time()
+        self._core.forget(task.rid)
+        self._running.pop(task.rid, None)
+        self._tasks.pop(task.key, None)
+        self._pump.wake()
+
+    def _fail(self, task: ImageTask, error: CorosrvError) -> None:
+        self._drop(task)
+        task.end(error=error)
+
+    # Transfers.
+
+    def _find_image(self, rid: int) -> Image | None:
+        task = self._running.get(rid)
+        return None if task is None else task.image
+
+    def _on_crash(self, sha256: str | None) -> None:
+        if sha256 is not None:
+            log.warning("the encoder ended while it encoded the image %s", sha256)
+            self._suspects.add(sha256, time.monotonic())
+
+    def _on_late(self, rid: int, is_still: bool) -> None:
+        """Ends an image that takes too long. One whose encode stands still is tried once more."""
+        task = self._running.get(rid)
+        if task is None:
+            return
+        task.n_standstills += is_still
+        if is_still and task.n_standstills < MOST_STANDSTILLS:
+            return  # with its process, it is lost, and submitted again
+        limit = self._options.encode_limit
+        words = "the encoder stood still twice" if is_still else f"it took longer than {limit:g} s"
+        self._fail(task, EncodeTimedOut(f"the image was not encoded: {words}; {_SMALLER}"))
+
+    def _look(self) -> None:
+        """Takes what transfers have ended in."""
+        for rid, task in list(self._running.items()):
+            if self.is_degraded:
+                self._fail(task, EncoderUnavailable(_UNSTABLE, math.ceil(RECOVERY)))
+            elif (outcome := self._core.result(rid)) is not None:
+                self._core.forget(rid)
+                del self._running[rid]
+                task.rid = 0
+                self._take(task, outcome)
+
+    def _take(self, task: ImageTask, outcome: TransferOutcome) -> None:
+        match outcome.result:
+            case TransferResult.SUCCESS:
+                gevent.spawn(self._read, task, outcome)
+            case TransferResult.LOST:  # nobody has seen anything of it yet
+                self._submit_again(task)
+            case TransferResult.ENCODER | TransferResult.TOO_LARGE:
+                self._fail(task, Refused(f"the image has no rows: {outcome.reason}", None, "image_not_encoded"))
+            case _:
+                self._fail(task, EncoderUnavailable(f"the image could not be encoded: {outcome.reason}"))
+
+    def _submit_again(self, task: ImageTask) -> None:
+        try:
+            self._submit(task)
+        except CorosrvError as error:
+            self._fail(task, error)
+
+    def _read(self, task: ImageTask, outcome: TransferOutcome) -> None:
+        is_large = outcome.rows is not None and len(outcome.rows) > _LARGE
+        try:
+            arguments = outcome, self._width
+            encoded = call_in_thread(read_pieces, *arguments) if is_large else read_pieces(*arguments)
+        except Exception:
+            log.exception("the rows of an image cannot be read")
+            self._fail(task, EncoderUnavailable("the image could not be encoded; the server's log says why"))
+            return
+        self._tasks.pop(task.key, None)
+        self._cache.put(task.key, encoded)
+        task.end(encoded)
+
+    # The end.
+
+    def drain(self, message: str) -> None:
+        """Refuses images from now on, also to those who wait."""
+        self._refusal = ShuttingDown(message)
+        for task in list(self._tasks.values()):
+            self._fail(task, self._refusal)
+
+    def close(self) -> None:
+        """Ends the process and frees the pool. Waits for its end. Only the hub's thread may call it, once."""
+        self.drain("the model is being unloaded")
+        self._supervisor.stop()
+        self._pump.stop()
+        self._pool.close()

@@ -1,0 +1,81 @@
+"""The native end of one job's reader, and its chunks as values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corosrv.contracts.jobs import Chunk, Finish, TokenInfo
+from corosrv.models.engine.binding.library import FLOAT_BYTES, check, fail, ffi, lib, text_of
+from corosrv.models.engine.likelihoods import token_infos
+
+_FINISH = (None, Finish.STOP, Finish.LENGTH, Finish.CANCELLED, Finish.ERROR)
+_LIKELIHOOD_BYTES = ffi.sizeof("corosrv_likelihood")
+# Looked up once: these are needed for every chunk.
+_UNFINISHED = lib.COROSRV_UNFINISHED
+_reader_take = lib.corosrv_reader_take
+_unpack = ffi.unpack
+_buffer = ffi.buffer
+
+
+class NativeReader:
+    """Handle of a corosrv_reader. Closed when dropped, if nobody did it before."""
+
+    __slots__ = ("_batch", "_handle", "fd")
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = ffi.gc(handle, lib.corosrv_reader_close)
+        # Negative where the process had no descriptor left: has_chunks() is to be asked again and again then.
+        self.fd: int = lib.corosrv_reader_fd(handle)
+        self._batch = ffi.new("corosrv_batch *")
+
+    def take(self, clear: bool = True) -> list[Chunk]:
+        """All unread chunks, perhaps none. Clears the descriptor; whoever watches its edges may save that."""
+        batch = self._batch
+        if code := _reader_take(self._handle, clear, batch):
+            fail(code)
+        n_chunks, chunks = batch.n_chunks, batch.chunks
+        if n_chunks == 1:
+            return [_chunk(chunks[0])]
+        return [_chunk(chunks[i]) for i in range(n_chunks)]
+
+    def has_chunks(self) -> bool:
+        """Returns whether take() would return chunks. Never waits."""
+        return bool(lib.corosrv_reader_has_chunks(self._handle))
+
+    def cancel(self) -> None:
+        check(lib.corosrv_reader_cancel(self._handle))
+
+    def close(self) -> None:
+        ffi.release(self._handle)
+
+
+def _chunk(chunk: Any) -> Chunk:
+    text = _unpack(chunk.text, chunk.text_size).decode()
+    finish = chunk.finish
+    tokens = _token_infos(chunk.tokens) if chunk.tokens.n_entries else ()
+    prompt_info = _token_infos(chunk.prompt_info) if chunk.prompt_info.n_entries else ()
+    if finish == _UNFINISHED and not tokens and not prompt_info and chunk.read_tokens < 0:
+        return Chunk(chunk.index, text, chunk.n_tokens)
+    return Chunk(
+        chunk.index,
+        text,
+        chunk.n_tokens,
+        _FINISH[finish],
+        chunk.prompt_tokens,
+        chunk.cached_tokens,
+        chunk.prompt_ms,
+        chunk.decode_ms,
+        _unpack(chunk.stopping_word.data, chunk.stopping_word.size).decode(),
+        text_of(chunk.code),
+        chunk.slot,
+        chunk.n_dropped,
+        tokens=tokens,
+        prompt_info=prompt_info,
+        read_tokens=chunk.read_tokens,
+        vector=bytes(_buffer(chunk.vector, FLOAT_BYTES * chunk.n_vector)) if chunk.n_vector else b"",
+    )
+
+
+def _token_infos(tokens: Any) -> tuple[TokenInfo, ...]:
+    size = tokens.n_entries * _LIKELIHOOD_BYTES
+    return token_infos(bytes(_buffer(tokens.entries, size)), bytes(_unpack(tokens.pieces, tokens.pieces_size)))

@@ -1,0 +1,253 @@
+"""The engine as a Worker: opens the decode loop, turns prompts into tokens, submits jobs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from corosrv.base import errors, waits
+from corosrv.contracts.jobs import Adapter, AnyJob, Job, ModelCard, SlotFile, SlotState, State
+from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.settings import ModelSettings, Settings
+from corosrv.models.engine.adapters import Adapters
+from corosrv.models.engine.binding import ModelInfo, NativeEngine
+from corosrv.models.engine.card import model_card
+from corosrv.models.engine.memory import fit_model
+from corosrv.models.engine.options import native_options, with_verdict
+from corosrv.models.engine.probe import Verdict, verdict
+from corosrv.models.engine.reader import Reader
+from corosrv.models.engine.shortage import DescriptorShortage
+from corosrv.models.engine.slot_keeper import SlotKeeper
+from corosrv.models.engine.slots import TaskNotes
+from corosrv.models.engine.tasks import TaskMaker, owner_of
+from corosrv.models.engine.vocabulary import EngineVocabulary
+
+log = logging.getLogger("corosrv.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """The parts of an engine whose model is ready."""
+
+    native: NativeEngine
+    info: ModelInfo
+    vocabulary: EngineVocabulary
+    card: ModelCard
+    keeper: SlotKeeper
+    maker: TaskMaker
+
+
+class Engine:
+    """One model, decoded in a native thread of this process.
+
+    `open` loads it and may be called from a greenlet, which lets others run, or a plain thread. Jobs may be submitted
+    from any thread; each reader belongs to the thread that submitted. Not to be used across a fork.
+    """
+
+    def __init__(self, settings: ModelSettings | Settings) -> None:
+        """Stores the settings, of which those of the first model count; nothing starts before `open`."""
+        self._settings = settings = settings if isinstance(settings, ModelSettings) else settings.models[0]
+        self._pid = os.getpid()
+        self._native: NativeEngine | None = None
+        self._loaded: _Loaded | None = None
+        self._adapters = Adapters(settings.adapters)
+        self._notes = TaskNotes(settings.queue)
+        self._shortage = DescriptorShortage()
+        self._failure: str | None = None
+        self.verdict = Verdict.FAST  # of the trial that `open` has made
+        self._is_closed = False
+        self._is_draining = False
+
+    def open(self) -> None:
+        """Loads the model; waits until it is ready. Raises ModelFailed, and `state` is FAILED from then on."""
+        try:
+            self._open()
+        except errors.CorosrvError as error:
+            self._failure = str(error)
+            # Clients are not told where models lie; whoever reads the log has to be.
+            log.error("the model cannot be served: %s (%s)", error, os.path.abspath(self._settings.model))
+            raise errors.ModelFailed(self._failure) from error
+        except BaseException as error:  # also a greenlet that is killed while it loads: the state has to tell
+            self._failure = f"the engine could not start: {type(error).__name__}"
+            raise
+
+    def _open(self) -> None:
+        began = time.monotonic()
+        self._check_alive()
+        asked = self._settings.ctx
+        fitted = fit_model(self._settings)
+        settings = self._settings = fitted.settings
+        self._notes = TaskNotes(settings.queue + settings.slots)
+        if fitted.words:
+            log.info("memory for %s: %s", settings.names[0], fitted.words)
+        options = native_options(settings, fitted.copy_bytes)
+        self.verdict = verdict(options)
+        self._check_alive()  # closed while libllama was tried
+        native = self._native = NativeEngine(with_verdict(options, self.verdict))
+        # A copy of its own: close() takes the engine's away, and this wait has to hear of it.
+        loaded = os.dup(native.fd)
+        try:
+            waits.wait_readable(loaded)
+        finally:
+            os.close(loaded)
+        state, reason = native.state()
+        if state != "ready":
+            raise errors.ModelFailed(reason)
+        model = self._look_at(native)
+        self._check_alive()  # closed while the template was tried
+        self._loaded = model
+        log.info(
+            "engine ready in %.1f s, in process %d alone: %s, %d slots %s, %s",
+            time.monotonic() - began, os.getpid(), self._loaded.card.id, self._settings.slots,
+            self._loaded.info.room, self._loaded.info.kernels,
+        )  # fmt: skip
+        info = self._loaded.info
+        if info.context <= info.context_train < asked:
+            log.warning(
+                "a context of %d tokens was asked for, and %s was trained for %d: its slots have %d "
+                "(lower --ctx, or scale positions with --rope-scaling)",
+                asked, self._loaded.card.id, info.context_train, info.context,
+            )  # fmt: skip
+
+    def _look_at(self, native: NativeEngine) -> _Loaded:
+        settings, info = self._settings, native.info()
+        vocabulary = EngineVocabulary(
+            native, info, settings.template, settings.reasoning != "off", has_safe_template=settings.is_synthetic
+        )
+        card = model_card(settings, info, vocabulary.traits)
+        return _Loaded(
+            native,
+            info,
+            vocabulary,
+            card,
+            SlotKeeper(native, settings, info, card.fingerprint),
+            TaskMaker(vocabulary, self._adapters, self._notes, settings.slots, settings.context_shift),
+        )
+
+    @property
+    def state(self) -> State:
+        if self._failure is not None or os.getpid() != self._pid:
+            return State.FAILED
+        if self._is_draining or self._is_closed:
+            return State.DRAINING
+        return State.READY if self._loaded is not None else State.STARTING
+
+    def check(self) -> None:
+        """Raises the Unavailable that a job would meet now."""
+        self._check_alive()
+        if self._failure is not None:
+            raise errors.ModelFailed(f"the model could not be loaded: {self._failure}")
+        if self._is_draining:
+            raise errors.ShuttingDown("the server is shutting down")
+        if self._loaded is None:
+            raise errors.Starting("the model is still loading")
+
+    def _model(self) -> _Loaded:
+        """Raises as `check` does."""
+        self.check()
+        assert self._loaded is not None
+        return self._loaded
+
+    def _check_alive(self) -> None:
+        if os.getpid() != self._pid:
+            raise errors.UsedAfterFork(
+                "this engine was made before a fork() and serves the parent process only; make one in each process "
+                "after forking (gunicorn: do not use --preload)"
+            )
+        if self._is_closed:
+            raise errors.UsedAfterClose("the engine is closed; open another one")
+
+    def models(self) -> tuple[ModelCard, ...]:
+        return () if self._loaded is None else (self._loaded.card,)
+
+    def card(self, model: str | None) -> ModelCard:
+        return self._model().card
+
+    def vocabulary(self, model: str | None) -> EngineVocabulary:
+        return self._model().vocabulary
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's properties. Raises Starting before it is loaded."""
+        return self._model().info
+
+    def submit(self, job: AnyJob) -> Reader:
+        """Renders, tokenises and queues; a long prompt is read in the thread pool meanwhile.
+
+        Raises Refused for what cannot be served, Unavailable for what cannot be served now.
+        """
+        model = self._model()
+        tasks = model.maker.make(job)
+        try:
+            native = model.native.submit(tasks)
+        except errors.InvalidGrammar as error:
+            raise error.for_field(job.sampling.grammar_param) if isinstance(job, Job) else error from None
+        if native.fd < 0:
+            self._shortage.count()
+        return Reader(native, len(tasks))
+
+    def stats(self) -> DecodeStats | None:
+        """Returns the counters as of the last step; None before the engine is open and after it is closed."""
+        if self._native is None or self._is_closed or os.getpid() != self._pid:
+            return None
+        return self._native.stats()
+
+    def slots(self) -> tuple[SlotState, ...]:
+        """Returns what each slot does, or did last, as of the last step; never waits for one. Raises as `check` does.
+
+        A slot is a lane of the KV cache while something runs in it. Afterwards it shows its last task, and what that
+        left lies in the prefix cache, which all slots share.
+        """
+        return self._notes.describe(self._model().native.slots(self._settings.slots))
+
+    def save_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
+        """Writes what the slot's last task left; see corosrv.contracts.jobs.HasSlots."""
+        return self._model().keeper.save(slot, path, owner_of(caller))
+
+    def restore_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
+        """Reads a file back into this slot and the prefix cache."""
+        return self._model().keeper.restore(slot, path, owner_of(caller))
+
+    def erase_slot(self, slot: int, caller: str = "") -> int:
+        """Forgets what the slot's last task left, and returns how many tokens that was."""
+        return self._model().keeper.erase(slot, owner_of(caller))
+
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Returns the LoRA adapters that were loaded with the model."""
+        return self._adapters.list()
+
+    def set_adapters(self, scales: Mapping[int, float]) -> None:
+        """Sets the scales for jobs that name no adapters; adapters not listed are off.
+
+        Raises Refused for an adapter that does not exist.
+        """
+        self._adapters.set(scales)
+
+    def set_side_process(self, pidfd: int, share: float, itl_s: float, usual_s: float) -> None:
+        """Stops a process while a step is computed; see NativeEngine.set_side_process. Raises as `check` does."""
+        self._model().native.set_side_process(pidfd, share, itl_s, usual_s)
+
+    def side_process_held(self) -> float:
+        """Returns the seconds for which such processes were stopped. Raises as `check` does."""
+        return self._model().native.side_process_held()
+
+    def stop_accepting(self) -> None:
+        """Refuses new jobs; those that were accepted go on."""
+        self._is_draining = True
+
+    def drain(self, message: str = "the server is shutting down") -> None:
+        """Ends every job, waiting or running, with an error chunk of this message."""
+        self.stop_accepting()
+        if self._native is not None and not self._is_closed and os.getpid() == self._pid:
+            self._native.drain(message)
+
+    def close(self) -> None:
+        """Ends every job and the decode thread; waits for the step in progress. Twice is harmless."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        if self._native is not None:
+            self._native.close()

@@ -1,0 +1,94 @@
+"""Finds libllama and opens it before the extension is imported, so that the process holds one copy of it.
+
+llama-cpp-python opens `llama_cpp/lib/libllama.so`; a linker records `libllama.so.0`, which in a wheel is another file.
+Whoever is opened first under the SONAME that both share is the one that everybody gets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from corosrv.base.errors import LibllamaError
+
+REBUILD = "rebuild corosrv against it: pip install --force-reinstall --no-deps corosrv (in a clone: make install)"
+
+_PROCESSOR_TYPES = (0, 3)  # of ggml_backend_dev_type: the processor, and what helps it with the memory of the machine
+
+
+def folder() -> Path:
+    """Returns libllama's folder; `LLAMA_CPP_LIB_PATH` overrides the installed llama-cpp-python, as it does there."""
+    if override := os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return Path(override)
+    # find_spec does not import the package, which would cost 0.3 s and numpy.
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or not spec.submodule_search_locations:
+        raise LibllamaError(
+            "llama-cpp-python is not installed: pip install corosrv brings it (in a clone: make install)"
+        )
+    return Path(spec.submodule_search_locations[0]) / "lib"
+
+
+def headers() -> tuple[Path, Path] | None:
+    """Returns the llama.h and ggml.h that came with the library, if they did."""
+    places = folder().parent.parent / "include", folder().parent / "include"
+    pairs = ((place / "llama.h", place / "ggml.h") for place in places)
+    return next((pair for pair in pairs if all(header.is_file() for header in pair)), None)
+
+
+def open_library() -> None:
+    """Loads libllama into the process; later loads of the same SONAME get this copy."""
+    library = folder() / "libllama.so"
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        raise LibllamaError(f"libllama cannot be loaded from {library.name}: {error}") from error
+
+
+class Device(NamedTuple):
+    """A device that libllama can compute on."""
+
+    name: str  # as settings name it, CUDA0 or CPU
+    description: str
+    is_processor: bool
+    free: int = 0  # bytes of its memory
+
+
+def devices() -> list[Device]:
+    """Returns the devices that libllama sees, the processor among them."""
+    # libllama's own ggml, found through libllama: another file of the same name would be a second copy in the process.
+    library = ctypes.CDLL(str(folder() / "libllama.so"))
+    library.ggml_backend_dev_count.restype = ctypes.c_size_t
+    library.ggml_backend_dev_get.argtypes, library.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
+    functions = {}
+    for name, result in (("name", ctypes.c_char_p), ("description", ctypes.c_char_p), ("type", ctypes.c_int)):
+        functions[name] = function = getattr(library, f"ggml_backend_dev_{name}")
+        function.argtypes, function.restype = [ctypes.c_void_p], result
+    size = ctypes.POINTER(ctypes.c_size_t)
+    memory = library.ggml_backend_dev_memory
+    memory.argtypes, memory.restype = [ctypes.c_void_p, size, size], None
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    seen = []
+    for number in range(library.ggml_backend_dev_count()):
+        device = library.ggml_backend_dev_get(number)
+        name, description = functions["name"](device), functions["description"](device)
+        is_processor = functions["type"](device) in _PROCESSOR_TYPES
+        memory(device, ctypes.byref(free), ctypes.byref(total))
+        seen.append(Device(name.decode(), description.decode(), is_processor, free.value))
+    return seen
+
+
+def check_fingerprint(built_with: str) -> None:
+    """Refuses a libllama whose headers are not those that the extension was built with.
+
+    Struct layouts change between versions and the SONAME does not: a mismatch would be memory corruption.
+    """
+    installed = headers()
+    if installed is None or not built_with:
+        return
+    if hashlib.sha256(b"".join(header.read_bytes() for header in installed)).hexdigest() != built_with:
+        raise LibllamaError(f"the installed llama-cpp-python is not the one corosrv was built with; {REBUILD}")

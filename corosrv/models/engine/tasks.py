@@ -1,0 +1,196 @@
+"""Jobs to the tasks of the decode loop."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from corosrv.base.errors import NotSupported, Refused
+from corosrv.base.processor import Turns
+from corosrv.contracts.jobs import AnyJob, EmbedJob, Job, Pieces, RerankJob, Rows, Terms, ThoughtBudget
+from corosrv.models.engine.adapters import Adapters
+from corosrv.models.engine.binding import Task, TaskKind
+from corosrv.models.engine.marks import Piece
+from corosrv.models.engine.row_ids import RowIds
+from corosrv.models.engine.slots import TaskNote, TaskNotes
+from corosrv.models.engine.vocabulary import ROW_ID, EngineVocabulary
+
+MAX_STOP_BYTES = 256
+MAX_BIASED_CHARS = 256
+MAX_BIASES = 2048  # once texts are tokens
+
+
+class TaskMaker:
+    """Any thread may call. Prompts are tokenised here, which waits for long ones; all methods raise Refused."""
+
+    def __init__(
+        self,
+        vocabulary: EngineVocabulary,
+        adapters: Adapters,
+        notes: TaskNotes,
+        slots: int,
+        shifts_context: bool = False,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._adapters = adapters
+        self._notes = notes
+        self._slots = slots
+        self._shifts_context = shifts_context
+        self._row_ids = RowIds()
+
+    def make(self, job: AnyJob) -> list[Task]:
+        """Makes a task for each answer."""
+        if isinstance(job, RerankJob):
+            return self._scores(job)
+        if isinstance(job, EmbedJob):
+            return self._vectors(job)
+        return self._generations(job)
+
+    def _scores(self, job: RerankJob) -> list[Task]:
+        prompts = self._vocabulary.encode_pairs(job.query, job.documents)
+        scales = self._adapters.scales(None)
+        place = _place(job.terms)
+        return [
+            Task(tokens, kind=TaskKind.RANK, adapter_scales=scales, id=self._notes.number(), **place)
+            for tokens in prompts
+        ]
+
+    def _vectors(self, job: EmbedJob) -> list[Task]:
+        if any(isinstance(prompt, Pieces) for prompt in job.prompts):
+            raise NotSupported("input: embedding rows cannot be embedded", "input")
+        prompts = self._vocabulary.encode_inputs(job.prompts)
+        scales, place = self._adapters.scales(None), _place(job.terms)
+        return [
+            Task(
+                tokens,
+                kind=TaskKind.EMBED,
+                pools=job.pooling,
+                normalize=job.normalize,
+                adapter_scales=scales,
+                id=self._notes.number(),
+                **place,
+            )
+            for tokens in prompts
+        ]
+
+    def _generations(self, job: Job) -> list[Task]:
+        self._check(job)
+        prompts = [self._read(job, number) for number in range(len(job.prompts))]
+        stops = _stops(job)
+        seed = job.sampling.seed if job.sampling.seed is not None else random.getrandbits(32)
+        sampling = job.sampling
+        if sampling.logit_bias:
+            sampling = replace(sampling, logit_bias=self._biases(sampling.logit_bias))
+        if sampling.thoughts is not None:
+            sampling = replace(sampling, thoughts=self._with_ending(sampling.thoughts))
+        scales = self._adapters.scales(job.lora)
+        note, place = TaskNote.of_job(job), _place(job.terms)
+        is_shifted = self._shifts_context and _may_go_on(job)
+        return [
+            Task(
+                tokens,
+                max_tokens=-1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1),
+                sampling=sampling,
+                seed=_seed_of(seed, answer),
+                stops=stops,
+                share_prefix=shares_prefix,
+                max_ms=job.max_ms,
+                scores_prompt=job.scores_prompt,
+                adapter_scales=scales,
+                tells_progress=job.tells_progress,
+                id=self._notes.number(note),
+                slot=job.slot,
+                context_shift=is_shifted and not rows,
+                n_keep=job.n_keep,
+                n_discard=job.n_discard,
+                rows=rows,
+                **place,
+            )
+            for tokens, rows, shares_prefix in prompts
+            for answer in range(job.n)
+        ]
+
+    def _read(self, job: Job, number: int) -> tuple[Sequence[int], Sequence[Rows], bool]:
+        """Returns a prompt's ids, its embedding rows, and whether it may share what is computed."""
+        prompt = job.prompts[number]
+        tokens = self._vocabulary.encode(prompt, number, len(job.prompts))
+        if not isinstance(prompt, Pieces):
+            return tokens, (), job.share_prefix
+        rows = tuple(piece for piece in prompt.pieces if isinstance(piece, Rows))
+        if job.scores_prompt and rows:
+            raise NotSupported("logprobs of a prompt: embedding rows have none, for they are no tokens", "logprobs")
+        ids: list[int] = []
+        has_ids = True
+        for piece in prompt.pieces:
+            if isinstance(piece, Rows):
+                row_id = self._row_ids.of_rows(piece, job.terms.caller)
+                has_ids = has_ids and row_id is not None
+                ids += [ROW_ID if row_id is None else row_id] * piece.n
+            else:
+                ids += piece.ids
+        return ids or tokens, rows, job.share_prefix and has_ids
+
+    def _check(self, job: Job) -> None:
+        if not -1 <= job.slot < self._slots:
+            there_are = f"they are numbered from 0 to {self._slots - 1}"
+            raise Refused(f"id_slot: there is no slot {job.slot}: {there_are}", "id_slot")
+
+    def _with_ending(self, budget: ThoughtBudget) -> ThoughtBudget:
+        """Returns the budget with the tokens that end the thoughts; those of a client's words are no control tokens."""
+        pieces = [Piece(budget.message, True), Piece(budget.closing + budget.rest, False)]
+        return replace(budget, ending=tuple(self._vocabulary.tokens_of(pieces, False, "reasoning_budget_message")))
+
+    def _biases(self, biases: Sequence[tuple[int | str, float]]) -> tuple[tuple[int, float], ...]:
+        """The same with texts turned into their tokens. Raises Refused for ids that the model does not have."""
+        vocabulary = self._vocabulary
+        token_biases: list[tuple[int, float]] = []
+        turns = Turns()
+        for key, bias in biases:
+            turns.give_way()
+            if isinstance(key, str) and len(key) > MAX_BIASED_CHARS:
+                raise Refused(f"logit_bias: a text has at most {MAX_BIASED_CHARS} characters", "logit_bias")
+            tokens = [key] if isinstance(key, int) else vocabulary.tokens_of([Piece(key, True)], False, "logit_bias")
+            for token in tokens:
+                vocabulary.check(token, "logit_bias")
+                token_biases.append((token, bias))
+            # Each of them is looked at for each token of each answer.
+            if len(token_biases) > MAX_BIASES:
+                raise Refused(f"logit_bias: its texts have more than {MAX_BIASES} tokens", "logit_bias")
+        return tuple(token_biases)
+
+
+def _stops(job: Job) -> list[bytes]:
+    stops = [stop.encode() for stop in job.stop]
+    if any(len(stop) > MAX_STOP_BYTES for stop in stops):
+        raise Refused(f"a stop string has at most {MAX_STOP_BYTES} bytes", "stop")
+    return stops
+
+
+def _may_go_on(job: Job) -> bool:
+    """Returns whether an answer may outgrow its context: one sent whole without a limit would never be sent."""
+    return job.stream or job.max_tokens is not None or job.max_ms > 0
+
+
+def _place(terms: Terms) -> dict[str, Any]:
+    """Returns the members of a task that decide its place in the queue."""
+    return {"owner": owner_of(terms.caller), "priority": terms.priority, "deadline": terms.deadline or 0.0}
+
+
+def owner_of(caller: str) -> int:
+    """Returns a number for a caller: prefixes are shared within it, and places in the queue are counted for it."""
+    return int.from_bytes(hashlib.sha256(caller.encode()).digest()[:8], "little") if caller else 0
+
+
+def _seed_of(seed: int, answer: int) -> int:
+    """Mixes a job's seed with the number of the answer, the first of which has the job's own.
+
+    Sums would not do: the second answer for seed 5 would be the first for seed 6.
+    """
+    if answer == 0:
+        return seed
+    digest = hashlib.blake2b(struct.pack("<II", seed, answer), digest_size=4)
+    return int.from_bytes(digest.digest(), "little")

@@ -1,0 +1,111 @@
+"""Asks a hub: which files a repository has, and for their bytes. Blocks; made for a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
+
+from corosrv.base.errors import HubError
+from corosrv.contracts.settings.hub_name import HubName
+from corosrv.models.hub import failures, library
+from corosrv.models.hub.blob import BlobSource, HashedFile, Report, fetch
+from corosrv.models.hub.cache import RepoCache
+from corosrv.models.hub.choice import RepoFile
+
+_TIMEOUT = 30.0  # seconds in which the hub must begin to answer
+
+
+@dataclass(frozen=True, slots=True)
+class RepoListing:
+    """The files of a repository at one commit; `is_offline`: those that are in the cache, for the hub was not asked."""
+
+    commit: str
+    files: Sequence[RepoFile]
+    is_offline: bool = False
+    reason: str = ""  # why the hub was not asked
+
+
+class HubClient:
+    """One repository of a hub, and its place in the cache. The library's settings count: HF_ENDPOINT, HF_HOME ..."""
+
+    def __init__(self, name: HubName, token: str = "", why_offline: str = "") -> None:
+        """`token`: instead of the library's own; `why_offline`: why the hub is not asked, if so. Raises HubMissing."""
+        self._library = library.load()
+        self._why_offline = why_offline or ("HF_HUB_OFFLINE is set" if self._library.constants.HF_HUB_OFFLINE else "")
+        self.name = name
+        self._token = token or None
+        self._api = self._library.HfApi(token=self._token, library_name="corosrv")
+        self.endpoint: str = self._api.endpoint
+        self.folder = Path(self._library.constants.HF_HUB_CACHE)
+        self.cache = RepoCache(self.folder, name.repo)
+
+    def list(self) -> RepoListing:
+        """Lists the files, of the hub or, where that cannot be reached, of the cache. Raises HubError."""
+        if self._why_offline:
+            return self._list_cached(self._why_offline)
+        try:
+            info = self._api.model_info(
+                self.name.repo, revision=self.name.revision, files_metadata=True, timeout=_TIMEOUT
+            )
+        except Exception as error:  # of the library, and of the three below it
+            words = failures.words(error, self.name, self.endpoint)
+            if not failures.is_unreachable(error):
+                raise HubError(words) from error
+            return self._list_cached(words)
+        return RepoListing(str(info.sha), [_repo_file(sibling) for sibling in info.siblings or ()])
+
+    def _list_cached(self, reason: str) -> RepoListing:
+        commit = self.cache.commit_of(self.name.revision)
+        files = self.cache.files(commit) if commit else []
+        if commit is None or not files:
+            advice = ": unset it to download the model" if self._why_offline else ""
+            raise HubError(f"{self.name.repo} is not in the cache {self.folder}, and {reason}{advice}")
+        return RepoListing(commit, files, is_offline=True, reason=reason)
+
+    def fetch(self, commit: str, file: RepoFile, report: Report) -> Path:
+        """Downloads one file unless it is in the cache; returns where it is. Waits. Raises HubError."""
+        place = self.cache.file(commit, file.path)
+        if place.is_file() and file.size in (0, place.stat().st_size):
+            report(place.stat().st_size)
+            return place
+        try:
+            return self._fetch(commit, file, report)
+        except HubError:
+            raise
+        except Exception as error:  # of the library, of the three below it, and of the disk
+            raise HubError(failures.words(error, self.name, self.endpoint)) from error
+
+    def _fetch(self, commit: str, file: RepoFile, report: Report) -> Path:
+        url = self._library.hf_hub_url(self.name.repo, file.path, revision=commit, endpoint=self.endpoint)
+        found = self._library.get_hf_file_metadata(url, token=self._token, library_name="corosrv")
+        if found.etag is None:
+            raise HubError(f"the hub tells no ETag of {file.path}, so that it cannot be checked")
+        headers = self._headers(url, found.location)
+        source = BlobSource(file.path, found.etag, found.size)
+        if found.size is not None and file.sha256 and found.etag != file.sha256:
+            raise HubError(f"{file.path} has two checksums on the hub: {file.sha256} and {found.etag}")
+
+        def transfer(blob: HashedFile, offset: int) -> None:
+            from huggingface_hub.file_download import http_get
+
+            content = cast(BinaryIO, blob)
+            http_get(found.location, content, resume_size=offset, headers=headers, expected_size=found.size)
+
+        blob = self.cache.blob(found.etag)
+        fetch(source, blob, self.cache.lock(found.etag), transfer, report)
+        return self.cache.link(commit, file.path, blob)
+
+    def _headers(self, url: str, location: str) -> dict[str, str]:
+        """Makes the headers of a download; the token is for the hub alone, not for where it keeps its files."""
+        headers: dict[str, Any] = self._library.utils.build_hf_headers(token=self._token, library_name="corosrv")
+        if urlsplit(url)[:2] != urlsplit(location)[:2]:
+            headers.pop("authorization", None)
+        return headers
+
+
+def _repo_file(sibling: Any) -> RepoFile:
+    sha256 = sibling.lfs.sha256 if sibling.lfs is not None else ""
+    return RepoFile(str(sibling.rfilename), int(sibling.size or 0), str(sha256))

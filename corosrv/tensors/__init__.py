@@ -1,8 +1,0 @@
-"""Defines tensors of KServe's v2 protocol: datatypes, values and declarations. Knows no JSON, gRPC or process."""
-
-from corosrv.tensors.datatypes import DATATYPES, Datatype
-from corosrv.tensors.declared import check_inputs
-from corosrv.tensors.spec import TensorSpec
-from corosrv.tensors.tensor import Parameter, Tensor
-
-__all__ = ["DATATYPES", "Datatype", "Parameter", "Tensor", "TensorSpec", "check_inputs"]

@@ -1,0 +1,180 @@
+"""Answers at the places where people look first: `/`, `/favicon.ico`, and the paths of Ollama's API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+
+import msgspec
+from flask import Blueprint, Response, current_app, request
+from flask.blueprints import BlueprintSetupState
+
+import corosrv
+from corosrv.base.errors import HttpError
+from corosrv.web.docs.routes import page_file, page_response
+from corosrv.web.http.operation import without_key
+from corosrv.web.http.reply import json_response, register_errors
+
+# Where OpenAI's API has what Ollama's clients ask for.
+_INSTEAD = {
+    "chat": "POST {}/v1/chat/completions",
+    "generate": "POST {}/v1/completions",
+    "embed": "POST {}/v1/embeddings",
+    "embeddings": "POST {}/v1/embeddings",
+    "tags": "GET {}/v1/models",
+    "ps": "GET {}/v1/models",
+    "show": "GET {}/v1/models/NAME",
+    "version": "GET {}/health",
+}
+_METHODS = ("GET", "POST", "PUT", "DELETE")
+_LINKS = {
+    "docs": "every endpoint, and a form to try it",
+    "v1/models": "the models, as OpenAI's clients see them",
+    "health": "whether requests are taken",
+    "metrics": "counters for Prometheus",
+}
+_NOTHING = "Nothing. Start a server with a model: <code>corosrv serve --model hf:OWNER/REPO:Q4_K_M</code>"
+_CHAT = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
+_EXAMPLES = {  # by kind: a path, and a body
+    "model": ("/v1/chat/completions", _CHAT),
+    "handler": ("/v2/models/NAME", ""),
+    "predictor": ("/openapi.json", ""),
+}
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+  <meta charset="utf-8">
+  <meta name="viewport" content="width=device-width, initial-scale=1">
+  <meta name="color-scheme" content="light dark">
+  <title>corosrv</title>
+  <link rel="icon" href="docs/icon.svg" type="image/svg+xml">
+  <link rel="stylesheet" href="docs/home.css">
+</head>
+<body>
+  <h1><img src="docs/icon.svg" alt="" width="30" height="30"> corosrv <small>{version}</small></h1>
+  <p class="state {state}">{state}</p>
+  <h2>Served here</h2>
+{served}
+  <h2>Try it</h2>
+  <pre>{curl}</pre>
+  <p>Clients of OpenAI's API take <code>{base}/v1</code> as their base URL, Anthropic's <code>{base}</code>.</p>
+  <h2>Where</h2>
+  <ul>
+{links}
+  </ul>
+</body>
+</html>
+"""
+
+
+class Served(msgspec.Struct):
+    """One thing that is served: a model, a handler or a predictor."""
+
+    name: str
+    kind: str
+    state: str
+
+
+class Home:
+    """Answers `/` with what a server serves at that moment, and where."""
+
+    def __init__(self, served: Callable[[], list[Served]], state: Callable[[], str], needs_key: bool) -> None:
+        """`needs_key`: the server has API keys; then names are left out, and everybody may see the rest."""
+        self._served = served
+        self._state = state
+        self._needs_key = needs_key
+
+    def blueprint(self, is_mounted: bool) -> Blueprint:
+        """Makes the routes. Somebody's own app has them only under a prefix: without one, `/` is the app's."""
+        routes = Blueprint("home", __name__)
+
+        def home() -> Response:
+            return self._show()
+
+        def favicon() -> Response:
+            return page_file("icon.svg")
+
+        def add(setup: BlueprintSetupState) -> None:
+            if is_mounted and not setup.url_prefix:
+                return
+            # Without keys the host name and the page that asks are checked: names are not for other sites.
+            setup.add_url_rule("/", "home", without_key(home) if self._needs_key else home)
+            setup.add_url_rule("/favicon.ico", "favicon", without_key(favicon))
+
+        routes.record(add)
+        return routes
+
+    def _show(self) -> Response:
+        served, state = self._served(), self._state()
+        accepted = request.accept_mimetypes
+        if accepted["text/html"] > accepted["application/json"]:
+            answer = page_response(self._page(served, state).encode(), "text/html")
+        else:
+            shown = {} if self._needs_key else {"version": corosrv.__version__, "served": served}
+            answer = json_response({"server": "corosrv", "state": state, **shown, "paths": list(_links())})
+        answer.headers["Cache-Control"] = "no-store"
+        answer.vary.add("Accept")
+        return answer
+
+    def _page(self, served: list[Served], state: str) -> str:
+        base = request.root_url.rstrip("/") + _prefix()
+        return _PAGE.format(
+            version="" if self._needs_key else corosrv.__version__,
+            state=escape(state),
+            served=self._list(served),
+            curl=escape(_curl(served, base, self._needs_key)),
+            base=escape(base),
+            links="\n".join(f'    <li><a href="{path}">/{path}</a> {words}</li>' for path, words in _links().items()),
+        )
+
+    def _list(self, served: list[Served]) -> str:
+        if self._needs_key:
+            return '  <p>Names are told to callers with a key: <a href="docs">/docs</a> has a field for it.</p>'
+        if not served:
+            return f"  <p>{_NOTHING}</p>"
+        rows = [f"    <tr><td>{escape(one.name)}<td>{escape(one.kind)}<td>{escape(one.state)}" for one in served]
+        return "  <table>\n" + "\n".join(rows) + "\n  </table>"
+
+
+def _links() -> dict[str, str]:
+    """Returns those of _LINKS that this server answers."""
+    rules = {rule.rule for rule in current_app.url_map.iter_rules()}
+    return {path: words for path, words in _LINKS.items() if f"{_prefix()}/{path}" in rules}
+
+
+def _prefix() -> str:
+    assert request.url_rule is not None
+    return request.url_rule.rule.rstrip("/")
+
+
+def _curl(served: list[Served], base: str, needs_key: bool) -> str:
+    """Returns a command that calls the first thing that is served."""
+    first = next(iter(served), Served("", "model", ""))
+    path, body = _EXAMPLES[first.kind]
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
+    name = "NAME" if needs_key else first.name
+    body_option = f" \\\n  -H 'Content-Type: application/json' -d '{body}'" if body else ""
+    return f"curl {base}{path.replace('NAME', name)}{key}{body_option}"
+
+
+def ollama_refusals(is_mounted: bool) -> Blueprint:
+    """Answers Ollama's paths with 404 in Ollama's shape, and says where OpenAI's API has the same.
+
+    Somebody's own app has them only under a prefix.
+    """
+    routes = Blueprint("ollama", __name__)
+
+    def refuse(path: str = "") -> Response:
+        prefix = request.script_root + request.url_rule.rule.partition("/api")[0] if request.url_rule else ""
+        instead = _INSTEAD.get(path.strip("/"), "GET {}/v1/models").format(prefix)
+        raise HttpError(404, f"this server has no API of Ollama's but OpenAI's, at {prefix}/v1: here {instead}")
+
+    def add(setup: BlueprintSetupState) -> None:
+        if is_mounted and not setup.url_prefix:
+            return
+        for number, rule in enumerate(("/api", "/api/<path:path>")):
+            setup.add_url_rule(rule, f"refuse_{number}", refuse, methods=_METHODS)
+
+    routes.record(add)
+    register_errors(routes, lambda error: {"error": str(error)})
+    return routes

@@ -1,0 +1,65 @@
+"""Knows which requests run in which group, and aborts a group's."""
+
+from __future__ import annotations
+
+from corosrv.base.errors import TooManyMembers
+from corosrv.base.waits import ThreadLock
+from corosrv.web.groups.member import GroupMember
+
+MAX_MEMBERS = 100_000  # requests that may be in groups at once
+
+GroupKey = tuple[str, str]  # caller and name
+
+
+class GroupTable:
+    """Keeps the members of all groups; a group is there from its first request to the end of its last.
+
+    Usable from any thread. A group belongs to the caller whose requests named it: others have groups of that name of
+    their own, and cannot see this one.
+    """
+
+    def __init__(self, max_members: int = MAX_MEMBERS) -> None:
+        self._max_members = max_members
+        self._members: dict[GroupKey, dict[GroupMember, None]] = {}  # in the order of their arrivals
+        self._n_members = 0
+        self._lock = ThreadLock()
+
+    @property
+    def n_groups(self) -> int:
+        return len(self._members)
+
+    @property
+    def n_members(self) -> int:
+        return self._n_members
+
+    def join(self, caller: str, name: str) -> GroupMember:
+        """Adds a request to a group, whose `leave` has to be called. Raises TooManyMembers."""
+        key = (caller, name)
+        member = GroupMember(name, lambda member: self._remove(key, member))
+        with self._lock:
+            if self._n_members >= self._max_members:
+                raise TooManyMembers(self._max_members)
+            self._members.setdefault(key, {})[member] = None
+            self._n_members += 1
+        return member
+
+    def _remove(self, key: GroupKey, member: GroupMember) -> None:
+        with self._lock:
+            members = self._members.get(key)
+            if members is None or member not in members:
+                return
+            del members[member]
+            self._n_members -= 1
+            if not members:
+                del self._members[key]
+
+    def abort(self, caller: str, name: str, *, keeps_partial: bool) -> int:
+        """Ends the requests of a group, and returns how many of the caller's there were. Never waits.
+
+        With `keeps_partial` those that can answer with what there is so far; the others in GroupAborted.
+        """
+        with self._lock:
+            members = list(self._members.get((caller, name), ()))
+        for member in members:
+            member.abort(keeps_partial=keeps_partial)
+        return len(members)

@@ -1,0 +1,180 @@
+"""Reads request bodies: each whole, in time and within its limit, and all of them within a common budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gevent
+from flask import Request
+from gunicorn.http.errors import ParseException
+from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
+from werkzeug.sansio.utils import get_content_length
+
+from corosrv.base.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, CorosrvError, Refused, UnsupportedMedia
+from corosrv.base.processor import Turns
+from corosrv.base.waits import own_hub
+from corosrv.web.http import compression
+from corosrv.web.http.body_budget import BodyBudget, BodyShare
+
+# In the WSGI environment: the server looks after the pace of the body itself, and does so better.
+PACED = "corosrv.body_is_paced"
+_SHARE = "corosrv.body_share"
+_READ_AHEAD = "corosrv.body_read_ahead"
+_KEPT = "corosrv.body_kept"
+_PIECE = 128 << 10  # bytes
+
+
+class BodyReader:
+    """Reads the bodies of a process's requests. Whoever has it read one lets go of it when the request is over."""
+
+    def __init__(self, seconds: float = 30.0, budget: BodyBudget | None = None) -> None:
+        """`seconds`: how long a body may take where the server does not look after that."""
+        self._seconds = seconds
+        self._budget = budget or BodyBudget(2**62)
+        self.keeps_bodies = False  # as they were sent, for take_kept()
+
+    def read(self, request: Request, limit: int) -> bytes:
+        """Reads the whole body; waits for it.
+
+        Raises BodyTooLarge, before reading where the body says that it is; TooManyBodies; BodyTooSlow; Refused for one
+        that is not whole, and UnsupportedMedia for one that is compressed.
+        """
+        if _encoding(request):
+            raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
+        return self._read(request, limit)
+
+    def read_ahead(self, request: Request, limit: int) -> bytes:
+        """Reads the whole body as `read` does, which returns it once more afterwards. Waits."""
+        body = self.read(request, limit)
+        request.environ[_READ_AHEAD] = body
+        return body
+
+    def read_inflated(self, request: Request, limit: int) -> bytes:
+        """Reads the whole body, which may be compressed, as `read` does; `limit` also holds for what it inflates to.
+
+        Gives way to other greenlets. Raises what `read` does, and Refused for data that are not of their encoding.
+        """
+        encoding = _encoding(request)
+        if encoding and encoding not in compression.ENCODINGS:
+            raise UnsupportedMedia("the body may be compressed with gzip or deflate, and with nothing else")
+        body = self._read(request, limit)
+        return self._inflate(request, body, encoding, limit) if encoding else body
+
+    def take_kept(self, request: Request) -> bytes | None:
+        """Returns the body as it was sent, which is kept no longer; None if nobody has read it, or none is kept."""
+        body: bytes | None = request.environ.pop(_KEPT, None)
+        return body
+
+    def read_again(self, request: Request, body: bytes, limit: int) -> bytes:
+        """Returns a body that was kept as `read_inflated` does."""
+        request.environ[_READ_AHEAD] = body
+        return self.read_inflated(request, limit)
+
+    def read_as_sent(self, request: Request, limit: int) -> bytes:
+        """Reads the whole body, compressed or not, as `read` does."""
+        return self._read(request, limit)
+
+    def _inflate(self, request: Request, body: bytes, encoding: str, limit: int) -> bytes:
+        share: BodyShare = request.environ[_SHARE]
+        pieces, n_bytes = [], 0
+        for piece in Turns().among(compression.inflate(body, encoding)):
+            n_bytes += len(piece)
+            if n_bytes > limit:
+                raise BodyTooLarge(limit, is_read=True)
+            share.grow(len(piece))
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _read(self, request: Request, limit: int) -> bytes:
+        environ = request.environ  # asked itself, for the request's own headers take longer
+        ahead: bytes | None = environ.pop(_READ_AHEAD, None)
+        if ahead is not None:
+            return ahead
+        body = self._read_whole(request, limit)
+        if self.keeps_bodies:
+            environ[_KEPT] = body
+        return body
+
+    def _read_whole(self, request: Request, limit: int) -> bytes:
+        environ = request.environ
+        length = get_content_length(environ.get("CONTENT_LENGTH"), environ.get("HTTP_TRANSFER_ENCODING"))
+        if (length or 0) > limit:
+            raise BodyTooLarge(limit)
+        # One more than allowed: a chunked body that goes on beyond werkzeug's limit is cut there without a word.
+        request.max_content_length = limit + 1
+        try:
+            body = self._read_in_time(request, length)
+        except RequestEntityTooLarge:
+            raise BodyTooLarge(limit) from None
+        except (ClientDisconnected, OSError, ParseException) as error:
+            if isinstance(error.__context__ or error, TimeoutError):
+                raise BodyTooSlow from None
+            raise BodyIncomplete("the request body could not be read to its end") from error
+        if len(body) > limit:
+            raise BodyTooLarge(limit)
+        if length is not None and len(body) != length:
+            raise _unequal(request, len(body), length)
+        return body
+
+    def _read_in_time(self, request: Request, length: int | None) -> bytes:
+        if PACED in request.environ or own_hub() is None:
+            return self._read_counted(request, length)
+        with gevent.Timeout(self._seconds, BodyTooSlow()):
+            return self._read_counted(request, length)
+
+    def _read_counted(self, request: Request, length: int | None) -> bytes:
+        share = request.environ[_SHARE] = BodyShare(self._budget)
+        if length and length <= _PIECE:
+            share.grow(length)
+            short: bytes = request.environ["wsgi.input"].read(length)
+            return short
+        # A stream of werkzeug's copies each piece twice, to stop at a length that is known.
+        pieces = _pieces(request.environ["wsgi.input"], length) if length else _stream_pieces(request)
+        parts = []
+        # Counted as it comes, not as it is announced: a client that sends nothing takes nothing from others.
+        for piece in pieces:
+            share.grow(len(piece))
+            parts.append(piece)
+        return b"".join(parts)
+
+    def hold(self, request: Request, n_bytes: int) -> None:
+        """Counts bytes of an answer with the request's body, until the request is over. Raises TooManyBodies."""
+        share: BodyShare = request.environ.setdefault(_SHARE, BodyShare(self._budget))
+        share.grow(n_bytes)
+
+    def release(self, request: Request) -> None:
+        """Lets go of the request's body, if it had one. Calling it twice is harmless."""
+        share = self.hand_over(request)
+        if share is not None:
+            share.close()
+
+    def hand_over(self, request: Request) -> BodyShare | None:
+        """Returns the request's share of the budget, which the caller closes instead of releasing the body."""
+        share: BodyShare | None = request.environ.pop(_SHARE, None)
+        return share
+
+
+def _pieces(source: Any, length: int) -> Iterator[bytes]:
+    """Yields the first `length` bytes, or what there is of them. Waits."""
+    n_left = length
+    while n_left and (piece := source.read(min(_PIECE, n_left))):
+        n_left -= len(piece)
+        yield piece
+
+
+def _stream_pieces(request: Request) -> Iterator[bytes]:
+    """Yields a body whose length nobody has announced. Waits."""
+    return iter(lambda: request.stream.read(_PIECE), b"")
+
+
+def _encoding(request: Request) -> str:
+    encoding = request.environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
+    return "" if encoding == "identity" else encoding
+
+
+def _unequal(request: Request, n_bytes: int, length: int) -> CorosrvError:
+    """Makes the error for a body of another length than the request says."""
+    if "form" in vars(request):  # parsed by somebody before us, who has the only copy
+        return Refused("the body was read as a form: send it with 'Content-Type: application/json'", None, "form_body")
+    return BodyIncomplete(f"the request body has {n_bytes} bytes where Content-Length promised {length}")

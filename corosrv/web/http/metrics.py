@@ -1,0 +1,162 @@
+"""Counters of the HTTP side and of the decode loops, and the text form of every part's for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from corosrv.base.processor import garbage_times
+from corosrv.contracts.jobs.stats import DecodeStats, HasModelStats
+from corosrv.web.http.hub_lag import BLOCKED, HubLag
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class HttpStats:
+    """Counters of the HTTP side. Used from the hub's thread, or from a server's threads."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "corosrv_http_requests", "Answers by route and status", ["route", "status"], registry=self.registry
+        )
+        self._answers: dict[tuple[str, int], Counter] = {}  # as many as there are routes and statuses
+        self._open_streams = Gauge("corosrv_open_streams", "Streams being sent", registry=self.registry)
+        lag = Histogram(
+            "corosrv_hub_lag_seconds",
+            "How late the hub was; looked at four times a second while it has requests",
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+            registry=self.registry,
+        )
+        blocked = Counter(
+            "corosrv_hub_blocked", f"Times that it was more than {BLOCKED:g} s late", registry=self.registry
+        )
+        self._lag = HubLag(lag.observe, blocked.inc)
+        self.registry.register(GarbageCollector())
+        self._n_busy = 0
+
+    def count_answer(self, route: str, status: int) -> None:
+        counter = self._answers.get((route, status))
+        if counter is None:
+            counter = self._answers[route, status] = self._requests.labels(route, str(status))
+        counter.inc()
+
+    def begin_work(self) -> None:
+        """Counts a piece of work for the hub, whose lag is measured until as many have ended."""
+        self._n_busy += 1
+        if self._n_busy == 1:
+            self._lag.start()
+
+    def end_work(self) -> None:
+        self._n_busy -= 1
+        if self._n_busy == 0:
+            self._lag.stop()
+
+    def stream_opened(self) -> None:
+        self._open_streams.inc()
+        self.begin_work()
+
+    def stream_closed(self) -> None:
+        self._open_streams.dec()
+        self.end_work()
+
+
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens computed",
+    "cached_tokens": "Prompt tokens that were known already",
+    "generated_tokens": "Tokens generated",
+    "steps": "Steps of the decode loop",
+    "eventfd_writes": "Wake-ups sent to readers",
+    "readers_polled": "Readers without a file descriptor, looked at every 10 ms instead",
+    "preempted": "Times that a task lost its slot and went on later",
+}
+_GAUGES = {
+    "slots": "Slots in all",
+    "running": "Slots in use",
+    "waiting": "Tasks that wait for a slot",
+    "paused": "Tasks, with or without a slot, that wait for their reader to be read",
+    "readers": "Readers alive",
+    "cache_entries": "Prefixes kept for prompts that begin like them",
+    "cache_bytes": "Bytes that they take",
+}
+_HISTOGRAMS = {
+    "queue_wait": "From submission to a slot",
+    "ttft": "From submission to the first token",
+    "itl": "Between two tokens of a task",
+}
+_OUTCOMES = ("stop", "length", "cancelled", "error", "refused")
+
+
+class GarbageCollector(Collector):
+    """Reads what Python's garbage collector took. It is asked, and not told: it may run while a counter is locked."""
+
+    def collect(self) -> Iterable[Metric]:
+        runs = CounterMetricFamily("corosrv_garbage_collections", "Runs of the collector", labels=["generation"])
+        seconds = CounterMetricFamily("corosrv_garbage_seconds", "Time that it took", labels=["generation"])
+        longest = GaugeMetricFamily("corosrv_garbage_longest_seconds", "Its longest run", labels=["generation"])
+        for generation, totals in garbage_times.totals.items():
+            runs.add_metric([str(generation)], totals.n)
+            seconds.add_metric([str(generation)], totals.seconds)
+            longest.add_metric([str(generation)], totals.longest)
+        return runs, seconds, longest
+
+
+class EngineCollector(Collector):
+    """Reads the decode loops' counters when it is asked; keeps none of its own. Every series says which model."""
+
+    def __init__(self, worker: HasModelStats) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterable[Metric]:
+        states = GaugeMetricFamily("corosrv_model_state", "1: the model is there", labels=["model", "state"])
+        for model, state in self._worker.model_states().items():
+            states.add_metric([model, state], 1)
+        yield states
+        if by_model := self._worker.model_stats():
+            yield from _of_loops(by_model)
+
+
+def _of_loops(by_model: Mapping[str, DecodeStats]) -> Iterator[Metric]:
+    jobs = CounterMetricFamily("corosrv_jobs", "Ended tasks by outcome", labels=["model", "outcome"])
+    for model, stats in by_model.items():
+        for outcome in _OUTCOMES:
+            jobs.add_metric([model, outcome], getattr(stats, f"tasks_{outcome}"))
+    yield jobs
+    for name, text in _COUNTERS.items():
+        yield _numbers(CounterMetricFamily(f"corosrv_{name}", text, labels=["model"]), name, by_model)
+    step = CounterMetricFamily("corosrv_step_seconds", "Time spent in steps", labels=["model"])
+    yield _numbers(step, "step_s", by_model)
+    for name, text in _GAUGES.items():
+        yield _numbers(GaugeMetricFamily(f"corosrv_{name}", text, labels=["model"]), name, by_model)
+    for name, text in _HISTOGRAMS.items():
+        family = HistogramMetricFamily(f"corosrv_{name}_seconds", text, labels=["model"])
+        for model, stats in by_model.items():
+            histogram = getattr(stats, name)
+            family.add_metric([model], list(_cumulative(histogram.buckets)), histogram.sum)
+        yield family
+
+
+_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
+
+
+def _numbers(family: _Family, name: str, by_model: Mapping[str, DecodeStats]) -> _Family:
+    for model, stats in by_model.items():
+        family.add_metric([model], getattr(stats, name))
+    return family
+
+
+def _cumulative(buckets: Iterable[int]) -> Iterator[tuple[str, int]]:
+    counts = list(buckets)
+    total = 0
+    for i, count in enumerate(counts):
+        total += count
+        yield ("+Inf" if i == len(counts) - 1 else f"{0.001 * 2**i:g}"), total
+
+
+def exposition(stats: HttpStats) -> bytes:
+    """Writes everything in the registry in Prometheus' text form."""
+    return generate_latest(stats.registry)

@@ -1,0 +1,250 @@
+"""Chunks, or whatever else a reader gives, to server-sent events, for as long as somebody reads them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from flask import Request, Response
+
+from corosrv.base.errors import ClientGone, CorosrvError, ReadTimeout, Refused
+from corosrv.contracts.jobs import Chunk, Reader
+from corosrv.web.http.client import ClientWatch
+from corosrv.web.http.direct import DirectSender, direct_sender
+from corosrv.web.http.encoder import Encoder, RecordedEncoder, Recording
+from corosrv.web.http.flood import Flood, line
+from corosrv.web.http.metrics import HttpStats
+
+log = logging.getLogger("corosrv.http")
+_failed = Flood(log, "%d more streams ended in an error")
+
+PING = b":\n\n"
+# What the system may keep for a client that reads slower than it is sent to. By itself it keeps megabytes, for each of
+# those who stopped reading, while their jobs run on.
+UNSENT_BYTES = 16_384
+
+# Tokens, and the likely ones in their place, that an answer may hold that is not streamed.
+MOST_LISTED = 1_000_000
+
+Item = TypeVar("Item")
+
+
+class EventStream(Generic[Item]):
+    """A WSGI body: what the encoder makes of the items, one piece for all that were unread.
+
+    Owns the reader and the watch on the client; the server calls close() whatever happens. `first` is sent with the
+    headers, so that a client that waits in the queue sees that it was taken.
+    """
+
+    __slots__ = (
+        "_encoder", "_first", "_is_closed", "_ping", "_ping_interval", "_reader", "_sender", "_socket", "_stats",
+        "_taken", "_timeout_before", "_watch", "_write_timeout"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        environ: dict[str, Any],
+        reader: Reader[Item],
+        first: bytes,
+        encoder: Encoder[Item],
+        ping_interval: float,
+        write_timeout: float,
+        stats: HttpStats,
+        ping: bytes = PING,
+    ) -> None:
+        self._ping = ping
+        self._reader = reader
+        self._first = first
+        self._taken: list[Item] = []  # before the first piece was sent
+        self._encoder = encoder
+        self._ping_interval = ping_interval if ping_interval > 0 else None
+        self._watch = ClientWatch(environ, reader.cancel)
+        self._socket = environ.get("gunicorn.socket")
+        self._timeout_before = None if self._socket is None else self._socket.gettimeout()
+        self._write_timeout = write_timeout
+        self._stats = stats
+        self._is_closed = False
+        self._sender: DirectSender | None = None
+        stats.stream_opened()
+
+    def wait_for_start(self, seconds: float, check: Callable[[list[Item]], None]) -> None:
+        """Waits until there is something to send besides `first`, at most so long; see `check` for what came.
+
+        Raises what `check` does, and what the reader does: nothing was sent yet, so the answer can have its status.
+        The stream is closed then.
+        """
+        try:
+            self._taken = self._reader.take(seconds)
+            check(self._taken)
+        except ReadTimeout:
+            return
+        except BaseException:
+            self.close()
+            raise
+
+    def record(self, recording: Recording) -> None:
+        """Hands a copy of all that is sent, but comments, to a recording. Call it before anything is sent."""
+        recording.add(self._first)
+        self._encoder = RecordedEncoder(self._encoder, self._reader, recording)
+
+    def begin(self, start_response: Any) -> None:
+        """Lets pieces take the short way to the socket, as the headers are on their way."""
+        self._sender = direct_sender(start_response)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yields the pieces, for servers that send them the ordinary way. Waits."""
+        self._begin_sending()
+        yield self._begin_events()
+        while not self._is_over:
+            try:
+                yield self._encoder.encode(self._reader.take(self._ping_interval))
+            except ReadTimeout:
+                yield self._ping
+            except CorosrvError as error:
+                yield self._end_in(error)
+                return
+        self._log_encoders_failure()
+
+    def send_all(self, write: Callable[[bytes], object]) -> None:
+        """Sends the pieces through `write` or past it, where the client's socket can be had. Waits; raises OSError.
+
+        Thousands of streams wait in here. Each keeps its frames and what the calls have on the processor's stack, so
+        no generator is between this and the server, and nothing that was sent has a name.
+        """
+        if self._sender is None:
+            for piece in self:
+                write(piece)
+            return
+        self._begin_sending()
+        write(self._begin_events())
+        while not self._is_over:
+            try:
+                # Sleeps while the chunks pass by, and wakes for what cannot be done in passing: waiting for a slow
+                # client, whose chunks then stay in the reader up to its limit.
+                self._reader.pump(self._pass_on, self._ping_interval)
+                self._sender.flush()
+            except ReadTimeout:
+                write(self._ping)
+            except CorosrvError as error:
+                write(self._end_in(error))
+                return
+        self._log_encoders_failure()
+
+    def _begin_sending(self) -> None:
+        if self._socket is not None:
+            # A client that accepts nothing for that long is as good as gone.
+            self._socket.settimeout(self._write_timeout)
+            _bound_unsent(self._socket)
+
+    def _begin_events(self) -> bytes:
+        taken, self._taken = self._taken, []
+        return self._first + self._encoder.encode(taken) if taken else self._first
+
+    @property
+    def _is_over(self) -> bool:
+        return self._reader.is_finished or self._watch.is_gone or self._encoder.failure is not None
+
+    def _end_in(self, error: CorosrvError) -> bytes:
+        """Makes the last piece of a stream that ends in an error."""
+        self._log_unless_gone(error)
+        return self._encoder.encode_error(error)
+
+    def _log_encoders_failure(self) -> None:
+        if self._encoder.failure is not None:
+            self._log_unless_gone(self._encoder.failure)
+
+    def _log_unless_gone(self, error: CorosrvError) -> None:
+        if not self._watch.is_gone:  # who leaves has the job cancelled: nothing went wrong
+            _log_failure(error)
+
+    def _pass_on(self, items: list[Item]) -> bool:
+        """Sends what fits; True while more may follow."""
+        assert self._sender is not None
+        piece = self._encoder.encode(items)
+        is_last = self._reader.is_finished
+        return (not piece or self._sender.send(piece, is_last=is_last)) and not self._encoder.failure
+
+    def close(self) -> None:
+        """Ends the job if it is unfinished. Twice is harmless."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._watch.close()
+        self._reader.close()
+        self._encoder.close()
+        if self._socket is not None:
+            self._socket.settimeout(self._timeout_before)
+        self._stats.stream_closed()
+
+
+def _log_failure(error: CorosrvError) -> None:
+    _failed.count(functools.partial(log.warning, "a stream ended in an error: %s", line(str(error))))
+
+
+def _bound_unsent(sending: socket.socket) -> None:
+    if sending.family in (socket.AF_INET, socket.AF_INET6):
+        sending.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+class _StreamResponse(Response):
+    """An answer whose body learns which server sends it."""
+
+    response: EventStream[Any]
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        body = super().__call__(environ, start_response)
+        self.response.begin(start_response)
+        return body
+
+
+def response(stream: EventStream[Any]) -> Response:
+    """Returns the stream as an answer; passed through to the server untouched."""
+    answer = _StreamResponse(stream, mimetype="text/event-stream", direct_passthrough=True)
+    answer.headers["Cache-Control"] = "no-cache"
+    answer.headers["X-Accel-Buffering"] = "no"
+    return answer
+
+
+def _n_listed(chunk: Chunk) -> int:
+    return sum(1 + len(info.top) for infos in (chunk.tokens, chunk.prompt_info) for info in infos)
+
+
+def collect(
+    request: Request,
+    reader: Reader[Chunk],
+    failure_of: Callable[[Chunk], CorosrvError | None] = lambda chunk: None,
+    on_chunks: Callable[[list[Chunk]], None] = lambda chunks: None,
+) -> list[Chunk]:
+    """Waits for all chunks of a job that is not streamed, and closes the reader. Tells `on_chunks` of each that comes.
+
+    Raises ClientGone when the client left meanwhile, at once what `failure_of` finds in a chunk, and Refused for an
+    answer that lists more tokens than there is memory for: hundreds of bytes for each.
+    """
+    watch = ClientWatch(request.environ, reader.cancel)
+    chunks: list[Chunk] = []
+    n_listed = 0
+    try:
+        with reader:
+            while not reader.is_finished:
+                arrived = reader.take()
+                on_chunks(arrived)
+                if watch.is_gone:  # whose job was cancelled, which is no failure of its own
+                    raise ClientGone("the client left before its answer was ready")
+                for chunk in arrived:
+                    if chunk.finish is not None and (failure := failure_of(chunk)) is not None:
+                        raise failure
+                chunks += arrived
+                n_listed += sum(map(_n_listed, arrived))
+                if n_listed > MOST_LISTED:
+                    raise Refused(
+                        f"the answer would list over {MOST_LISTED} likely tokens: ask for fewer tokens, answers or "
+                        "likely tokens, or for a stream",
+                        "logprobs",
+                        "answer_too_large",
+                    )
+    finally:
+        watch.close()
+    return chunks

@@ -1,0 +1,238 @@
+"""Implements `corosrv ps`, `drain`, `scale`, `worker` and `upstream` over a server's management API."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from corosrv.base.errors import ManagementError, Refused, SettingsError
+from corosrv.fleet.upstreams.spec import UpstreamSpec
+from corosrv.web.management.client import ManagementClient, find_server, path_of
+from corosrv.web.management.joining import Joiner
+from corosrv.web.management.membership import Membership
+from corosrv.web.management.remote import RemoteClient, token_of
+from corosrv.web.management.tables import duration, pools_table, queues_table, upstreams_table, workers_table
+from corosrv.workers.manager.joined import Joining
+
+_FRONT_TIMEOUT = 5.0  # seconds that each step of a call to a front may take
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+
+_token_option = click.option(
+    "--token-file", default="", help="file with the token of a server named by its URL [COROSRV_MGMT_TOKEN_FILE]"
+)
+
+
+def _server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that say which server is meant, and how the answer is shown."""
+    for option in (
+        click.option("--json", "is_json", is_flag=True, help="print JSON for programs"),
+        click.option(
+            "--server",
+            default="",
+            metavar="PID_OR_URL",
+            help="which server, where several run here; or the URL of its management port, as http://front:8079",
+        ),
+        _token_option,
+        click.option("--run-dir", default="", help="where the server has its socket [COROSRV_RUN_DIR]"),
+    ):
+        command = option(command)
+    return command
+
+
+def _find(run_dir: str, server: str, token_file: str) -> tuple[ManagementClient, dict[str, Any]]:
+    try:
+        if "://" not in server:
+            return find_server(run_dir, server)
+        client = RemoteClient(server, token_of(token_file))
+        return client, client.call("GET", "/v1/server")
+    except OSError as error:
+        raise click.ClickException(f"the server at {server} gave no answer: {error}") from None
+    except (ManagementError, SettingsError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _call(client: ManagementClient, method: str, target: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    try:
+        return client.call(method, target, body)
+    except (ManagementError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@click.command()
+@_server_options
+def ps(run_dir: str, server: str, token_file: str, is_json: bool) -> None:
+    """Show the pools, workers and queues of the server that runs here."""
+    client, about = _find(run_dir, server, token_file)
+    has_workers = "workers" in about["manages"]
+    application: Any = _call(client, "GET", "/v1/pools") if has_workers else {"pools": [], "has_app": False}
+    pools = application["pools"]
+    workers = _call(client, "GET", "/v1/workers")["workers"] if has_workers else []
+    queues = _call(client, "GET", "/v1/queues")["queues"]
+    upstreams = _call(client, "GET", "/workers")["workers"] if "upstreams" in about["manages"] else []
+    if is_json:
+        shown = {"server": about, "pools": pools, "workers": workers, "upstreams": upstreams, "queues": queues}
+        click.echo(json.dumps(shown, indent=2))
+        return
+    click.echo(
+        f"corosrv {about['version']}, process {about['pid']}, up {duration(about['uptime_ms'])}: {about['state']}"
+    )
+    if application["has_app"] and not pools:
+        failure = application["reason"]
+        standing = f"could not be imported yet: {failure}" if failure else "is being imported"
+        click.echo(f"\nno pools yet: the application {standing}")
+    tables = ((pools_table, pools), (workers_table, workers), (upstreams_table, upstreams), (queues_table, queues))
+    for show, rows in tables:
+        if rows:
+            click.echo("\n" + show(rows))
+
+
+@click.command()
+@click.argument("worker")
+@_server_options
+def drain(worker: str, run_dir: str, server: str, token_file: str, is_json: bool) -> None:
+    """Replace a worker, such as default/0: another one starts, then this one ends with its running calls.
+
+    Where the host has no room for both, this one ends first.
+    """
+    client, _ = _find(run_dir, server, token_file)
+    answer = _call(client, "POST", path_of("workers", worker, "drain"))
+    click.echo(json.dumps(answer, indent=2) if is_json else f"{worker} (process {answer['pid']}) is being replaced")
+
+
+@click.command()
+@click.argument("pool")
+@click.argument("least", metavar="MIN", type=click.IntRange(0))
+@click.argument("most", metavar="MAX", type=click.IntRange(0))
+@_server_options
+def scale(pool: str, least: int, most: int, run_dir: str, server: str, token_file: str, is_json: bool) -> None:
+    """Set how many workers a pool may have, until the server is started again."""
+    client, _ = _find(run_dir, server, token_file)
+    answer = _call(client, "PUT", path_of("pools", pool), {"min": least, "max": most})
+    if is_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        n_ready = answer["workers"].get("ready", 0)
+        click.echo(f"the pool {pool} may have from {least} to {most} workers; ready now: {n_ready}")
+
+
+@click.command()
+@click.argument("app")
+@click.option(
+    "--join",
+    "path",
+    required=True,
+    metavar="PATH",
+    help="a server's COROSRV_RUN_DIR, or its management socket in there",
+)
+@click.option("--app-dir", default="", help="folder that the application is imported from; default: this one")
+@click.option("--factory", is_flag=True, help="the application's name is that of a function that makes it")
+@click.option("--pool", default="", help="the pool of the application to run; needed if it has several")
+@click.option(
+    "--shutdown-grace", type=click.FloatRange(0), default=25.0, show_default=True,
+    help="seconds that running calls get after SIGTERM or SIGINT",
+)  # fmt: skip
+def worker(app: str, path: str, app_dir: str, factory: bool, pool: str, shutdown_grace: float) -> None:
+    """Run a worker of APP (MODULE:NAME or FILE.py:NAME) for a server of this machine that somebody else has started.
+
+    It joins again when the server was started anew, and when its process has crashed. SIGTERM and SIGINT end it; calls
+    that run may end.
+    """
+    joining = Joining(app_ref=app, app_dir=app_dir, is_factory=factory, pool=pool)
+    try:
+        Joiner(path, joining, shutdown_grace, lambda words: click.echo(words, err=True)).run()
+    except (ManagementError, SettingsError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@click.group()
+def upstream() -> None:
+    """Add, remove and list the servers that requests are forwarded to."""
+
+
+def _upstream_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds what describes an upstream: its URL, and how much it gets."""
+    for option in (
+        click.option(
+            "--api-key-env", help="the server's environment variable with the key to send: COROSRV_UPSTREAM_KEY_..."
+        ),
+        click.option("--weight", type=float, help="its share of the requests beside others"),
+        click.option("--concurrency", type=click.IntRange(1), help="requests that it gets at once"),
+        click.option("--model", "models", multiple=True, help="a model that it serves; default: those that it lists"),
+        click.argument("url"),
+    ):
+        command = option(command)
+    return command
+
+
+def _upstream_body(url: str, models: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+    return {"url": url, "models": list(models)} | {name: value for name, value in options.items() if value is not None}
+
+
+@upstream.command("add")
+@_upstream_options
+@_server_options
+def add_upstream(
+    url: str, models: tuple[str, ...], run_dir: str, server: str, token_file: str, is_json: bool, **options: Any
+) -> None:
+    """Forward requests to another server, too. One that is there already stays as it is."""
+    client, _ = _find(run_dir, server, token_file)
+    answer = _call(client, "POST", "/workers", _upstream_body(url, models, options))
+    click.echo(json.dumps(answer, indent=2) if is_json else f"{answer['id']} ({answer['url']}) is {answer['state']}")
+
+
+@upstream.command("remove")
+@click.argument("name", metavar="URL_OR_ID")
+@click.option("--abort", "is_abort", is_flag=True, help="end its running requests")
+@_server_options
+def remove_upstream(name: str, is_abort: bool, run_dir: str, server: str, token_file: str, is_json: bool) -> None:
+    """Forward nothing more to a server; running requests end first."""
+    client, _ = _find(run_dir, server, token_file)
+    mode = "abort" if is_abort else "drain"
+    answer = _call(client, "DELETE", f"/workers/{quote(name, safe='')}?mode={mode}")
+    click.echo(json.dumps(answer, indent=2) if is_json else f"{answer['id']} ({answer['url']}) is {answer['state']}")
+
+
+@upstream.command("list")
+@_server_options
+def list_upstreams(run_dir: str, server: str, token_file: str, is_json: bool) -> None:
+    """Show the servers that requests are forwarded to."""
+    client, _ = _find(run_dir, server, token_file)
+    upstreams = _call(client, "GET", "/workers")["workers"]
+    click.echo(json.dumps(upstreams, indent=2) if is_json else upstreams_table(upstreams))
+
+
+@upstream.command("join")
+@_upstream_options
+@click.option(
+    "--server", "fronts", multiple=True, required=True, metavar="URL",
+    help="management port of the fronts, as http://front:8079: each address of the name is one; may be given several "
+    "times",
+)  # fmt: skip
+@_token_option
+@click.option("--every", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="seconds")
+def join_upstreams(
+    url: str, models: tuple[str, ...], fronts: tuple[str, ...], token_file: str, every: float, **options: Any
+) -> None:
+    """Keep a server among the upstreams of fronts, and remove it at the end.
+
+    It is added again every few seconds, in case a front was started anew. SIGTERM and SIGINT end this; what the server
+    runs then may end.
+    """
+    try:
+        token = token_of(token_file)
+        clients = [RemoteClient(front, token, _FRONT_TIMEOUT) for front in fronts]
+        url = UpstreamSpec(url=url).url  # as the fronts will know it
+    except (ManagementError, Refused) as error:
+        raise click.ClickException(str(error)) from None
+    # Blocked, not handled: one that comes in the middle of a call waits for its end.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    membership = Membership(clients, _upstream_body(url, models, options), click.echo)
+    membership.renew()
+    while signal.sigtimedwait(_STOPS, every) is None:
+        membership.renew()
+    membership.leave()

@@ -1,0 +1,212 @@
+"""Runs a worker process that joins a server, and starts another one when it ends: `corosrv worker`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from corosrv.base.errors import ManagementError, Unavailable
+from corosrv.contracts.settings import child_environment
+from corosrv.web.management.client import path_of
+from corosrv.web.management.dialing import JoinedConnection, join
+from corosrv.workers.manager.crashes import CrashRecord
+from corosrv.workers.manager.joined import Joining
+from corosrv.workers.manager.place_state import PlaceState
+
+STOPS = (signal.SIGTERM, signal.SIGINT)
+LOOK = 0.05  # seconds between two looks whether the server has noticed the end
+RETRY = 1.0  # seconds between two tries to join a server that is not there
+LAST_BREATH = 2.0  # seconds that a worker process may take to end by itself once its server is gone
+_COMMAND = (sys.executable, "-m", "corosrv.workers.worker.app")
+_HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+class StopSignals:
+    """Counts signals that ask this process to end, and wakes whoever polls. Belongs to the main thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._wake, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for number in STOPS:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.count += 1
+        with contextlib.suppress(BlockingIOError):  # it is awake already
+            os.write(self._wakeup, b"!")
+
+    def fileno(self) -> int:
+        return self._wake
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for a signal, at most so long; returns whether one has come, now or before."""
+        if not self.count:
+            select.select([self], [], [], seconds)
+        return self.count > 0
+
+    def clear(self) -> None:
+        """Takes note that whoever polls has seen the count."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 64)
+
+
+class WorkerLife:
+    """Owns one worker process, which speaks over the connection that has joined a server. The main thread's.
+
+    The process ends with its server, and with this process: both in the kernel's ways, whatever its code does.
+    """
+
+    def __init__(self, member: JoinedConnection) -> None:
+        """Starts the process. Raises OSError."""
+        self._member = member
+        theirs, self._lifeline = os.pipe()
+        control = member.connection.fileno()
+        try:
+            self._process = subprocess.Popen(
+                [*_COMMAND, "--control", str(control), "--lifeline", str(theirs)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(control, theirs),
+                env=child_environment(),
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self._lifeline)
+            member.connection.close()
+            raise
+        finally:
+            os.close(theirs)
+        self._pidfd = os.pidfd_open(self._process.pid)
+
+    def run(self, stops: StopSignals, patience: float) -> None:
+        """Waits until the process has ended.
+
+        A first stop drains it; it is killed by a second one, `patience` seconds after the first, and when it does not
+        end with its server.
+        """
+        n_seen, give_up_at = 0, None
+        poll = select.poll()
+        poll.register(self._member.connection, _HANG_UP)
+        poll.register(self._pidfd, select.POLLIN)
+        poll.register(stops, select.POLLIN)
+        while True:
+            timeout = None if give_up_at is None else max(0.0, give_up_at - time.monotonic()) * 1000
+            ready = {fd for fd, _ in poll.poll(timeout)} if stops.count == n_seen else set()
+            if self._pidfd in ready:
+                return
+            if stops.count > n_seen:
+                stops.clear()
+                is_first, n_seen = n_seen == 0, stops.count
+                if n_seen > 1 or not self._drain():
+                    return
+                give_up_at = time.monotonic() + patience if is_first else give_up_at
+            elif self._member.connection.fileno() in ready:
+                poll.unregister(self._member.connection)
+                last = time.monotonic() + LAST_BREATH
+                give_up_at = last if give_up_at is None else min(last, give_up_at)
+            elif not ready:
+                return
+
+    def _drain(self) -> bool:
+        """Asks the server to give it no more calls; returns whether it will."""
+        try:
+            self._member.client.call("POST", path_of("workers", self._member.worker_id, "drain"))
+        except (ManagementError, OSError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Kills the process and its group if it runs, reaps it and closes the connection."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._pidfd)
+        os.close(self._lifeline)
+        self._member.connection.close()
+
+    def standing(self) -> dict[str, Any]:
+        """Returns what the server says of the worker that has failed. Waits for it to have noticed.
+
+        Returns nothing where it has ended the worker itself, or is gone.
+        """
+        last = time.monotonic() + LAST_BREATH
+        try:
+            while True:
+                standing = self._member.client.call("GET", path_of("workers", self._member.worker_id))
+                if standing["state"] == PlaceState.FAILED.value or time.monotonic() >= last:
+                    return standing
+                time.sleep(LOOK)
+        except (ManagementError, OSError):
+            return {}
+
+
+class Joiner:
+    """Keeps one worker joined until it is stopped. Its `run` is the life of `corosrv worker`."""
+
+    def __init__(self, path: str, joining: Joining, patience: float, say: Callable[[str], None]) -> None:
+        """`path`: of a server's socket, or of the folder that has it. `patience`: seconds for running calls at a stop.
+
+        `say` is told what has changed.
+        """
+        self._path = path
+        self._joining = joining
+        self._patience = patience
+        self._say = say
+        self._said = ""
+        self._crashes = CrashRecord()
+        self._has_been_ready = False
+
+    def run(self) -> None:
+        """Joins, again and again, until a signal ends it. Raises ManagementError and SettingsError where that is vain.
+
+        It is where the server refuses this worker, or where the first process could not be set up.
+        """
+        stops = StopSignals()
+        while not stops.count:
+            member = self._join()
+            stops.wait(RETRY if member is None else self._live(member, stops))
+
+    def _join(self) -> JoinedConnection | None:
+        """Returns None where no server is ready for it yet."""
+        try:
+            return join(self._path, self._joining)
+        except Unavailable as error:
+            self._tell(f"cannot join yet, and goes on trying: {error}")
+        except OSError as error:
+            self._tell(f"no server answers at {self._path}, and this goes on trying: {error.strerror or error}")
+        return None
+
+    def _live(self, member: JoinedConnection, stops: StopSignals) -> float:
+        """Runs one process to its end; returns how long to wait before the next. Raises ManagementError if in vain."""
+        self._tell(f"joined {member.client.path} as {member.worker_id}")
+        began = time.monotonic()
+        life = WorkerLife(member)
+        try:
+            life.run(stops, self._patience)
+        finally:
+            life.close()
+        if stops.count:
+            return 0.0
+        standing = life.standing()
+        if not standing:
+            self._tell("the server has ended the worker, or is gone; it joins again")
+            return 0.0
+        self._has_been_ready = self._has_been_ready or standing["was_ready"]
+        if not self._has_been_ready:
+            raise ManagementError(f"the worker could not be set up: {standing['reason']}")
+        is_of_handler = bool(standing.get("keys_at_loss"))  # the server keeps calls from it; others need the worker
+        pause = 0.0 if is_of_handler else self._crashes.add(time.monotonic(), began, standing["reason"])
+        self._tell(f"the worker has failed: {standing['reason']}; another one starts in {pause:.1f} s")
+        return pause
+
+    def _tell(self, words: str) -> None:
+        """Says something once, however often it is so."""
+        if words != self._said:
+            self._said = words
+            self._say(words)

@@ -1,0 +1,192 @@
+"""Upstreams over the management API: added, shown and removed while calls wait for them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgspec
+from flask import Blueprint, Response, request
+
+from corosrv.base.errors import Refused
+from corosrv.contracts.settings.sources import UPSTREAM_KEY
+from corosrv.fleet.upstreams.abort import AbortKind
+from corosrv.fleet.upstreams.pool import DRAIN_TIMEOUT, UpstreamPool
+from corosrv.fleet.upstreams.spec import UpstreamSpec, parse
+from corosrv.fleet.upstreams.upstream import Upstream
+from corosrv.web.http.operation import without_key
+from corosrv.web.management.guard import TokenGuard
+from corosrv.web.management.routes import MAX_BODY, decode_body
+from corosrv.web.management.upstream_views import upstream_view
+
+MAX_TIMEOUT = 86_400.0  # seconds
+_MODES = ("drain", "abort")
+
+AddUpstream = Callable[[UpstreamSpec], tuple[Upstream, bool]]
+
+
+class UpstreamBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Holds the body of POST /workers."""
+
+    url: str
+    model: str | None = None
+    models: list[str] = []
+    concurrency: int | None = None
+    weight: float = 1.0
+    api_key_env: str = ""
+    labels: dict[str, str] = {}
+    abort: AbortKind = AbortKind.AUTO
+
+    def spec(self) -> UpstreamSpec:
+        """Returns what the body says. Raises Refused, which names the field."""
+        return UpstreamSpec(
+            url=self.url,
+            models=tuple(self.models if self.model is None else dict.fromkeys([self.model, *self.models])),
+            concurrency=self.concurrency,
+            weight=self.weight,
+            api_key_env=self.api_key_env,
+            labels=self.labels,
+            abort=self.abort,
+        )
+
+
+class AbortBody(msgspec.Struct):
+    """Holds the body of POST /abort_request, of which SGLang's clients may send more."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+def blueprint(pool: UpstreamPool, key_variables: Collection[str] = ()) -> Blueprint:
+    """Makes the routes for the management API, which looks after who may call them.
+
+    `key_variables`: environment variables whose values may be sent to an upstream as its key, beside those that are
+    named as keys of upstreams.
+    """
+    api = Blueprint("upstreams", __name__)
+    _add_routes(api, pool, key_variables)
+    return api
+
+
+def router_blueprint(pool: UpstreamPool, guard: TokenGuard, key_variables: Collection[str]) -> Blueprint:
+    """Makes the same routes for a server's own port, where `guard` lets requests pass, and no API key does."""
+    api = Blueprint("router", __name__)
+
+    @api.before_request
+    def check() -> None:
+        guard.check()
+        request.max_content_length = MAX_BODY
+
+    _add_routes(api, pool, key_variables)
+    return api
+
+
+def _add_routes(api: Blueprint, pool: UpstreamPool, key_variables: Collection[str]) -> None:
+    def add_upstream(spec: UpstreamSpec) -> tuple[Upstream, bool]:
+        _check_key_variable(spec.api_key_env, key_variables)
+        return pool.add(spec)
+
+    _add_workers(api, pool, add_upstream)
+    _add_routers_paths(api, pool, add_upstream)
+
+
+def _check_key_variable(name: str, key_variables: Collection[str]) -> None:
+    """Raises Refused for a variable that holds no key of an upstream: its value would go to whoever is at the URL."""
+    if name and not name.startswith(UPSTREAM_KEY) and name not in key_variables:
+        words = f"must name a variable that begins with {UPSTREAM_KEY}, or one of the upstreams named at the start"
+        raise Refused(f"api_key_env {words}, not {name[:60]!r}", "api_key_env")
+
+
+def _add_workers(api: Blueprint, pool: UpstreamPool, add_upstream: AddUpstream) -> None:
+    @api.post("/workers")
+    @without_key
+    def add() -> tuple[dict[str, Any], int]:
+        upstream, is_new = add_upstream(decode_body(UpstreamBody).spec())
+        return _short_view(upstream), 202 if is_new else 200
+
+    @api.get("/workers")
+    @without_key
+    def all_upstreams() -> dict[str, Any]:
+        now = time.monotonic()
+        return {"workers": [upstream_view(upstream, now) for upstream in pool.upstreams]}
+
+    @api.get("/workers/<path:name>")
+    @without_key
+    def one_upstream(name: str) -> dict[str, Any]:
+        return upstream_view(pool.find(name), time.monotonic())
+
+    @api.delete("/workers/<path:name>")
+    @without_key
+    def remove(name: str) -> tuple[dict[str, Any], int]:
+        upstream = pool.find(name)
+        mode = request.args.get("mode", "drain")
+        if mode not in _MODES:
+            raise Refused(f"mode must be one of {', '.join(_MODES)}, not {mode[:40]!r}", "mode")
+        pool.remove(upstream, abort=mode == "abort", timeout=_timeout())
+        return _short_view(upstream), 202
+
+
+def _add_routers_paths(api: Blueprint, pool: UpstreamPool, add_upstream: AddUpstream) -> None:
+    """Adds the other paths of SGLang's router."""
+
+    @api.post("/add_worker")
+    @without_key
+    def add_worker() -> Response:
+        upstream, is_new = add_upstream(parse(_url()))
+        return _text(f"Successfully added worker: {upstream.spec.url}" if is_new else "Worker is there already")
+
+    @api.post("/remove_worker")
+    @without_key
+    def remove_worker() -> Response:
+        upstream = pool.find(parse(_url()).url)
+        pool.remove(upstream)
+        return _text(f"Successfully removed worker: {upstream.spec.url}")
+
+    @api.get("/list_workers")
+    @without_key
+    def list_workers() -> dict[str, Any]:
+        return {"urls": [upstream.spec.url for upstream in pool.upstreams if not upstream.is_draining]}
+
+    @api.get("/get_loads")
+    @without_key
+    def get_loads() -> dict[str, Any]:
+        loads = [{"worker": upstream.spec.url, "load": upstream.in_flight} for upstream in pool.upstreams]
+        return {"workers": loads}
+
+    @api.post("/abort_request")
+    @without_key
+    def abort_request() -> dict[str, Any]:
+        body = decode_body(AbortBody)
+        if body.abort_all == bool(body.rid):
+            raise Refused("abort_all must be true, or rid the X-Request-Id of a request", "abort_all")
+        return {"aborted": pool.abort(body.rid)}
+
+
+def _short_view(upstream: Upstream) -> dict[str, Any]:
+    return {"id": upstream.id, "url": upstream.spec.url, "state": upstream.state.value}
+
+
+def _timeout() -> float:
+    text = request.args.get("timeout")
+    if text is None:
+        return DRAIN_TIMEOUT
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= MAX_TIMEOUT:
+        raise Refused(f"timeout must be from 0 to {MAX_TIMEOUT:g} seconds, not {text[:40]!r}", "timeout")
+    return seconds
+
+
+def _url() -> str:
+    url = request.args.get("url", "")
+    if not url:
+        raise Refused("url is required, in the query", "url")
+    return url
+
+
+def _text(words: str) -> Response:
+    return Response(words + "\n", mimetype="text/plain")

@@ -1,0 +1,95 @@
+"""The names that authors import: `from corosrv.worker import BasePredictor, Input, Path` for predictors, and
+`from corosrv.worker import App, Worker, Tensor` for handlers.
+
+Each name is imported from its module at its first use: the child that runs user code has to start fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from corosrv.base.errors import AppError, Conflict, HandlerFailed, WorkerLost
+    from corosrv.contracts.jobs.objects import ObjRef
+    from corosrv.formats.tensors import Tensor, TensorSpec
+    from corosrv.workers.worker.app.app import App
+    from corosrv.workers.worker.app.base_worker import Worker
+    from corosrv.workers.worker.app.context import AsyncContext, Context
+    from corosrv.workers.worker.app.errors import Cancelled, DeadlineExceeded, InvalidInput, NotFound, Unavailable
+    from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse
+    from corosrv.workers.worker.predictor import BasePredictor, BaseRunner, CancelationException, concurrent, streaming
+    from corosrv.workers.worker.scope import current_scope
+    from corosrv.workers.worker.types import (
+        AsyncConcatenateIterator,
+        BaseModel,
+        ConcatenateIterator,
+        File,
+        Input,
+        Opaque,
+        Path,
+        Secret,
+    )
+
+__all__ = [
+    "App",
+    "AppError",
+    "AsyncConcatenateIterator",
+    "AsyncContext",
+    "BaseModel",
+    "BasePredictor",
+    "BaseRunner",
+    "CancelationException",
+    "Cancelled",
+    "ConcatenateIterator",
+    "Conflict",
+    "Context",
+    "DeadlineExceeded",
+    "File",
+    "HandlerFailed",
+    "Input",
+    "InvalidInput",
+    "ModelInferRequest",
+    "ModelInferResponse",
+    "NotFound",
+    "ObjRef",
+    "Opaque",
+    "Path",
+    "Secret",
+    "Tensor",
+    "TensorSpec",
+    "Unavailable",
+    "Worker",
+    "WorkerLost",
+    "concurrent",
+    "current_scope",
+    "streaming",
+]
+
+_MODULES = {
+    "corosrv.base.errors": ("AppError", "Conflict", "HandlerFailed", "WorkerLost"),
+    "corosrv.contracts.jobs.objects": ("ObjRef",),
+    "corosrv.formats.tensors": ("Tensor", "TensorSpec"),
+    "corosrv.workers.worker.app.app": ("App",),
+    "corosrv.workers.worker.app.base_worker": ("Worker",),
+    "corosrv.workers.worker.app.context": ("AsyncContext", "Context"),
+    "corosrv.workers.worker.app.errors": ("Cancelled", "DeadlineExceeded", "InvalidInput", "NotFound", "Unavailable"),
+    "corosrv.workers.worker.app.messages": ("ModelInferRequest", "ModelInferResponse"),
+    "corosrv.workers.worker.predictor": (
+        "BasePredictor",
+        "BaseRunner",
+        "CancelationException",
+        "concurrent",
+        "streaming",
+    ),
+    "corosrv.workers.worker.scope": ("current_scope",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "corosrv.workers.worker.types")), name)
+    globals()[name] = value
+    return value

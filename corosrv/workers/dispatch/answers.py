@@ -1,0 +1,93 @@
+"""Makes what a client gets from what its handler sends: the outputs that it wants, once or as they come."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from corosrv.base.errors import CorosrvError, HandlerFailed, NotOffered, Refused
+from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs, InferRequest
+from corosrv.formats.tensors import Tensor
+
+TEXT = "text_output"  # the output whose pieces are joined
+MAX_JOINED = 64 << 20  # bytes
+
+
+def check_answerable(card: HandlerCard, request: InferRequest, is_stream: bool) -> None:
+    """Raises NotOffered for a unary call of a handler that only streams, and Refused for outputs that do not exist."""
+    if card.is_stream and not is_stream and card.unary not in ("join", "last"):
+        raise NotOffered(f"the model '{card.name}' only streams; call it with ModelStreamInfer or generate_stream")
+    if request.outputs is None:
+        return
+    if len(set(request.outputs)) < len(request.outputs):
+        raise Refused("outputs: one is named twice", "outputs")
+    if card.outputs:
+        declared = {spec.name for spec in card.outputs}
+        for name in request.outputs:
+            if name not in declared:
+                raise _unknown(card, name)
+
+
+def _unknown(card: HandlerCard, name: str) -> Refused:
+    return Refused(f"outputs: the model '{card.name}' has no output '{name[:120]}'", "outputs", "unknown_output")
+
+
+def choose(card: HandlerCard, outputs: InferOutputs, names: Sequence[str] | None, is_stream: bool) -> InferOutputs:
+    """Returns the outputs of these names in their order; all without names. A streamed answer may lack some.
+
+    Raises HandlerFailed for an output that was declared and that this answer lacks, whether it was named or, unless it
+    is optional, all were wanted; Refused for any other name that it lacks.
+    """
+    by_name = {tensor.name: tensor for tensor in outputs.outputs}
+    if not is_stream:
+        for name in _required(card) if names is None else names:
+            if name not in by_name:
+                raise _missing(card, name) if card.outputs else _unknown(card, name)
+    if names is None:
+        return outputs
+    return dataclasses.replace(outputs, outputs=tuple(by_name[name] for name in names if name in by_name))
+
+
+def _required(card: HandlerCard) -> list[str]:
+    """Returns the outputs that a whole answer must have. The last piece of a stream may lack what came before it."""
+    return [] if card.is_stream else [spec.name for spec in card.outputs if not spec.optional]
+
+
+def _missing(card: HandlerCard, name: str) -> HandlerFailed:
+    return HandlerFailed(f"the handler of '{card.name}' gave no output '{name}', which it declares")
+
+
+class UnaryAnswer:
+    """Makes one answer of all that a handler sends for a unary call."""
+
+    __slots__ = ("_card", "_last", "_n_bytes", "_pieces")
+
+    def __init__(self, card: HandlerCard) -> None:
+        self._card = card
+        self._last: InferOutputs | None = None
+        self._pieces: list[bytes] | None = [] if card.is_stream and card.unary == "join" else None
+        self._n_bytes = 0
+
+    def add(self, outputs: InferOutputs) -> CorosrvError | None:
+        """Adds an answer; returns why the call cannot go on, or None."""
+        self._last = outputs
+        if self._pieces is not None:
+            for tensor in outputs.outputs:
+                if tensor.name == TEXT and tensor.datatype == "BYTES":
+                    self._pieces += tensor.data
+                    self._n_bytes += tensor.n_bytes
+            if self._n_bytes > MAX_JOINED:
+                return HandlerFailed(f"the joined answer exceeds {MAX_JOINED} bytes")
+        return None
+
+    def result(self, names: Sequence[str] | None) -> InferOutputs:
+        """Returns the answer. Raises HandlerFailed if nothing was sent, and what `choose` raises."""
+        outputs = self._last or InferOutputs(())
+        if self._pieces is not None:
+            text = Tensor(TEXT, "BYTES", [1], [b"".join(self._pieces)])
+            kept = tuple(tensor for tensor in outputs.outputs if tensor.name != TEXT)
+            outputs = dataclasses.replace(outputs, outputs=(text, *kept))
+        elif self._last is None:
+            raise HandlerFailed("the handler ended without an answer")
+        chosen = choose(self._card, outputs, names, False)
+        return InferOutputs(chosen.outputs, chosen.parameters, is_final=True)

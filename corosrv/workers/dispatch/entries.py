@@ -1,0 +1,148 @@
+"""Defines the rows of the registry: a handler's key, the hosts that serve it, and the pools that may."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard
+from corosrv.workers.dispatch.host import HandlerHost, LaneGroup
+from corosrv.workers.dispatch.quarantine import Quarantine
+
+LINGER = 60.0  # seconds for which a handler is known after its last worker and pool have left
+
+QUARANTINED = "its worker processes died while it ran, so it is in quarantine"
+
+
+class HostGroup:
+    """Joins slots of a registered host with the handlers that they serve. Belongs to the hub's thread."""
+
+    __slots__ = ("entries", "group", "host", "is_registered", "looks_at", "permits", "running", "turn")
+
+    def __init__(self, host: HandlerHost, group: LaneGroup) -> None:
+        self.host = host
+        self.group = group
+        self.permits = group.permits
+        self.entries: dict[
+            str, tuple[HandlerEntry, int]
+        ] = {}  # by key: the entry, and the handler's position in the host
+        self.is_registered = True  # False once the host was removed or replaced
+        self.looks_at = math.inf  # when it is looked at next, for a batch that gathers
+        self.running: set[int] = set()  # numbers of the hand-overs that hold its permits
+        self.turn = 0  # when a call was last given to it; the group with the lowest is next among equals
+
+    @property
+    def takes_calls(self) -> bool:
+        return self.is_registered and not self.host.is_draining
+
+    @property
+    def n_permits(self) -> int:
+        """The number of slots that can run calls, now or when what they run has ended; 0 while the host drains."""
+        return self.permits.n_usable if self.takes_calls else 0
+
+    @property
+    def has_free(self) -> bool:
+        """True if a call can be handed over now."""
+        return self.permits.available > 0 and self.takes_calls
+
+    @property
+    def load(self) -> float:
+        """The share of its slots that is in use."""
+        permits = self.permits
+        return permits.in_use / max(permits.in_use + permits.available, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStanding:
+    """Says what is known of a pool that serves a handler. `reason`: why it cannot start a worker."""
+
+    can_start: bool
+    reason: str = ""
+    patience: float | None = None  # seconds that a call waits for its first worker; None: as the dispatcher's settings
+    is_elsewhere: bool = False  # its workers are another front's, which takes calls through the shared queue
+    retry_after: float | None = None  # seconds after which calls may be tried again, if that is known
+
+
+@dataclass(slots=True, eq=False)
+class HandlerEntry:
+    """Keeps what the registry knows of one key. Belongs to the hub's thread."""
+
+    key: str
+    card: HandlerCard
+    groups: list[HostGroup] = field(default_factory=list)
+    pools: dict[str, PoolStanding] = field(default_factory=dict)  # that may start a worker for it, by name
+    left_at: float | None = None  # when the last host or pool left; None while there is one
+    turn: int = 0  # when a call was last given to it; the entry with the lowest is next among equals
+    quarantine: Quarantine = field(default_factory=Quarantine)
+
+    @property
+    def batch_limits(self) -> BatchLimits | None:
+        """The limits by which its calls gather; None if they run one by one."""
+        limits = self.card.batch
+        return limits if limits is not None and limits.max_size > 1 else None
+
+    @property
+    def predicts(self) -> bool:
+        """True if calls that can hardly end in time are refused, and not started."""
+        return self.card.admission == "predict"
+
+    @property
+    def n_permits(self) -> int:
+        return sum(group.n_permits for group in self.groups)
+
+    @property
+    def has_free(self) -> bool:
+        return any(group.has_free for group in self.groups)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if some worker takes its calls, now or when it has ended others."""
+        return any(group.n_permits > 0 for group in self.groups)
+
+    @property
+    def is_startable(self) -> bool:
+        """True if some pool may start a worker for it, so that calls can wait."""
+        return any(pool.can_start for pool in self.pools.values())
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if another front takes its calls through the queue that both share."""
+        return any(pool.is_elsewhere and pool.can_start for pool in self.pools.values())
+
+    @property
+    def is_callable(self) -> bool:
+        """True if a worker takes its calls, or may be started for them, and it is not in quarantine."""
+        return (self.is_ready or self.is_startable) and not self.quarantine.is_closed
+
+    @property
+    def load(self) -> float:
+        return min((group.load for group in self.groups if group.n_permits > 0), default=1.0)
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be called, in words for clients."""
+        if self.quarantine.is_closed:
+            return QUARANTINED
+        return next((pool.reason for pool in self.pools.values() if pool.reason), "no worker is ready")
+
+    @property
+    def retry_after(self) -> float | None:
+        """Returns the seconds after which a refused call may be tried again; None if no pool knows."""
+        seconds = (pool.retry_after for pool in self.pools.values() if pool.retry_after is not None)
+        return min(seconds, default=None)
+
+    def state(self) -> str:
+        """Returns READY, LOADING or UNAVAILABLE."""
+        if self.quarantine.is_closed:
+            return "UNAVAILABLE"
+        if self.is_ready or self.is_elsewhere:
+            return "READY"
+        return "LOADING" if self.is_startable else "UNAVAILABLE"
+
+
+def differs(card: HandlerCard, other: HandlerCard) -> str:
+    """Returns which declaration of two handlers of one key differs, or an empty text if calls may go to either."""
+    for name in ("inputs", "outputs", "is_stream", "unary"):
+        if getattr(card, name) != getattr(other, name):
+            return name
+    return ""

@@ -1,0 +1,136 @@
+"""Passes what a worker sends on to the calls that were handed over to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from corosrv.base.errors import CorosrvError
+from corosrv.contracts.jobs.infer import InferOutputs
+from corosrv.workers.dispatch.call import QueuedCall
+from corosrv.workers.dispatch.host import CallListener, HandedCall, HandedItem, HandlerHost, RunningCall
+
+
+class Outcomes(Protocol):
+    """Receives what becomes of handed-over calls, each of which has not ended yet. Nothing waits."""
+
+    def pass_on(self, call: QueuedCall, outputs: InferOutputs, n_bytes: int) -> None:
+        """Takes an answer of a call."""
+
+    def complete(self, call: QueuedCall) -> None:
+        """Takes the good end of a call."""
+
+    def fail(self, call: QueuedCall, error: CorosrvError, is_batch: bool) -> None:
+        """Takes the failure of a call. `is_batch`: of its whole batch, with that of all others."""
+
+    def finish_attempt(self, attempt: HandOver) -> None:
+        """Takes the end of a hand-over, once, before the failures of its calls."""
+
+
+class HandOver(CallListener):
+    """Follows one call or batch that a worker has. Each call hears of its end once, and an abandoned one of nothing."""
+
+    __slots__ = (
+        "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "entry", "error",
+        "is_abandoned", "is_shared", "number", "running_of", "size", "started_at", "traffic",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        outcomes: Outcomes,
+        host: HandlerHost,
+        calls: Sequence[QueuedCall],
+        now: float,
+        is_shared: bool = False,
+        number: int = 0,
+        running_of: set[int] | None = None,
+    ) -> None:
+        """`is_shared`: it went into a queue that several fronts share, and is counted where it runs.
+
+        `number`: unique where its handler may make calls; `running_of`: those that hold a permit of its group.
+        """
+        self.number = number
+        self.running_of = set() if running_of is None else running_of
+        self.running_of.add(number)
+        self.is_shared = is_shared
+        self._outcomes = outcomes
+        self._host = host
+        self._calls: list[QueuedCall | None] = list(calls)
+        self._running: RunningCall | None = None
+        self._n_running = len(calls)
+        self._n_well = 0
+        self._failures: list[tuple[QueuedCall, CorosrvError]] = []
+        self.entry = calls[0].entry  # of the key that they share
+        self.traffic = calls[0].traffic
+        self.size = len(calls)
+        self.started_at = now
+        self.error: CorosrvError | None = None  # of one of the items
+        self.is_abandoned = False  # some item was
+        for item, call in enumerate(calls):
+            call.begin(self, item, now)
+
+    @property
+    def host(self) -> HandlerHost:
+        return self._host
+
+    def watch(self, running: RunningCall) -> None:
+        """Takes what `start_call` returned."""
+        if self._n_running:
+            self._running = running
+
+    def abandon(self, item: int, is_deadline: bool) -> None:
+        self._calls[item] = None
+        self.is_abandoned = True
+        if self._running is not None and self._n_running:
+            self._running.cancel(item if self.size > 1 else -1, is_deadline=is_deadline)
+
+    def on_outputs(self, item: int, outputs: InferOutputs, n_bytes: int) -> None:
+        if (call := self._calls[item]) is not None:
+            self._outcomes.pass_on(call, outputs, n_bytes)
+
+    def on_end(self, item: int, error: CorosrvError | None) -> None:
+        call, self._calls[item] = self._calls[item], None
+        self._n_running -= 1
+        if error is None:
+            self._n_well += 1
+        else:
+            self.error = error
+        if call is not None and error is None:
+            self._outcomes.complete(call)
+        elif call is not None and error is not None:
+            # Kept until the last item has ended: only then is it known whether the whole batch has failed.
+            self._failures.append((call, error))
+            self._calls[item] = call
+        if self._n_running == 0:
+            self._finish()
+
+    def _finish(self) -> None:
+        # What is held in a circle stays, with the request, until garbage is collected.
+        self._running = None
+        failures, self._failures = self._failures, []
+        self._outcomes.finish_attempt(self)
+        for call, error in failures:
+            if self._calls[call.item] is call:  # not abandoned meanwhile
+                self._calls[call.item] = None
+                self._outcomes.fail(call, error, self.size > 1 and self._n_well == 0)
+
+    def wait_for_room(self) -> None:
+        call = self._calls[0]
+        if call is not None and call.is_stream:
+            call.reader.wait_for_room()
+
+
+def handed_call(calls: Sequence[QueuedCall], handler: int, number: int = 0) -> HandedCall:
+    """Returns what a worker is given for a batch, or for a single call."""
+    items = [
+        HandedItem(
+            call.job.request,
+            call.deadline if call.deadline != float("inf") else None,
+            call.job.terms.request_id,
+            call.job.terms.caller,
+            call.priority,
+        )
+        for call in calls
+    ]
+    chain = max((call.job.terms.waiting_keys for call in calls), key=len)
+    return HandedCall(handler, items, calls[0].n_attempts, calls[0].is_stream, (*chain, calls[0].key), number)

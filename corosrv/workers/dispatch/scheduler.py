@@ -1,0 +1,229 @@
+"""Chooses which worker runs a call, and which call a worker runs next."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+
+from corosrv.base.errors import DeadlinePassed
+from corosrv.workers.dispatch.call import CallState, QueuedCall
+from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
+from corosrv.workers.dispatch.handover import HandOver, handed_call
+from corosrv.workers.dispatch.host import HandlerHost
+from corosrv.workers.dispatch.lives import CallLives
+from corosrv.workers.dispatch.lookup import unavailable
+from corosrv.workers.dispatch.policy import Policy, idleness
+from corosrv.workers.dispatch.registry import Registry
+from corosrv.workers.dispatch.sharing import CallSharing
+from corosrv.workers.dispatch.timetable import AT_ONCE, Timetable
+from corosrv.workers.dispatch.waiting import WaitingCalls
+
+
+def too_late(call: QueuedCall, now: float) -> DeadlinePassed:
+    """Makes the failure of a call that is not started, because it would hardly end in time."""
+    left, median = call.deadline - now, call.traffic.times.median or 0.0
+    return DeadlinePassed(
+        f"the call's deadline could not be met, so it was not started: {1000 * left:.0f} ms were left, and half of the "
+        f"calls of its handler take {1000 * median:.0f} ms or more"
+    )
+
+
+class Scheduler:
+    """Brings waiting calls and free permits together. Belongs to the hub's thread; nothing waits.
+
+    A free permit and a call that it could run do not exist at the same time once a method has returned, but for calls
+    that gather for a batch, and for those that wait up to STEAL_AFTER seconds for the worker that the policy prefers.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        registry: Registry,
+        waiting: WaitingCalls,
+        lives: CallLives,
+        timetable: Timetable,
+        longest_start: float,
+        policy: Policy,
+    ) -> None:
+        self._clock = clock
+        self._registry = registry
+        self._waiting = waiting
+        self._lives = lives
+        self._timetable = timetable
+        self._longest_start = longest_start
+        self._policy = policy
+        self._turns = itertools.count(1)
+        self._changed: dict[HostGroup, None] = {}  # groups that may have a permit for a waiting call, in order
+        self._is_serving = False
+        self.need_listeners: list[Callable[[str], None]] = []
+        self.on_free: Callable[[], None] = lambda: None  # called when permits may be free that no call waits for here
+
+    # Calls.
+
+    def free_group(self, call: QueuedCall, now: float) -> HostGroup | None:
+        """Returns the group that runs a new call at once; None if it has to wait."""
+        queue = self._waiting.queue_of(call.entry)
+        if len(queue):
+            return None
+        if queue.gathers and self._may_wait(call):
+            return None
+        group = self._policy.prefer(call)
+        if group is not None and group.has_free:
+            return group
+        if group is not None and self._waiting.has_local_room(group.host.id) and self._may_wait(call):
+            return None
+        groups = [group for group in call.entry.groups if group.has_free]
+        return self._policy.choose(call, groups) if groups else None
+
+    def _may_wait(self, call: QueuedCall) -> bool:
+        return call.job.terms.waits and self._waiting.has_room(call)
+
+    def enter(self, call: QueuedCall, group: HostGroup | None) -> None:
+        """Takes a new call: hands it to the group that `free_group` returned, or lets it wait."""
+        now = self._clock()
+        self._lives.begin(call)
+        if group is not None:
+            call.traffic.n_admitted += 1
+            self._start([call], group, now)
+            return
+        group = self._policy.prefer(call)
+        if group is not None and self._waiting.has_local_room(group.host.id):
+            self._wait_for(call, group, now)
+            return
+        self._waiting.add(call, now)
+        if not call.entry.is_ready:
+            self._await_start(call, now)
+        elif call.entry.batch_limits is not None:
+            self.serve(call.entry.groups)
+
+    def share(self, call: QueuedCall, sharing: CallSharing) -> None:
+        """Takes a new call, and puts it into the queue that several fronts share."""
+        self._lives.begin(call)
+        attempt = HandOver(self._lives, sharing.host, [call], self._clock(), is_shared=True)
+        attempt.watch(sharing.put(call, attempt))
+
+    def resume(self, call: QueuedCall) -> None:
+        """Lets a call wait once more, for another worker than the last if there is one."""
+        if not call.entry.is_callable:
+            self._lives.stop(call, unavailable(call.entry, self._clock()))
+            return
+        now = self._clock()
+        call.wait_again(now)
+        groups = [group for group in call.entry.groups if group.n_permits and group.host is not call.avoided]
+        best = self._policy.choose(call, groups) if groups else None
+        if best is not None and len(groups) < len(call.entry.groups) and self._waiting.has_local_room(best.host.id):
+            self._wait_for(call, best, now)
+        else:
+            self._waiting.add(call, now)
+            if not call.entry.is_ready:
+                self._await_start(call, now)
+        self.serve(call.entry.groups)
+
+    def _wait_for(self, call: QueuedCall, group: HostGroup, now: float) -> None:
+        """Lets a call wait for one worker, until another may steal it."""
+        self._waiting.add(call, now, self._waiting.local_of(group.host.id))
+        call.appointment = self._timetable.add(call.stealable_at, self._offer, call)
+
+    def _offer(self, call: QueuedCall) -> None:
+        if call.state is not CallState.WAITING:
+            return
+        if groups := [group for group in call.entry.groups if group.has_free]:
+            self.serve([self._policy.choose(call, groups)])
+        self.serve(call.entry.groups)
+
+    # Workers.
+
+    def on_host_change(self, host: HandlerHost) -> None:
+        """Looks at a host whose permits have changed, or which drains."""
+        groups = self._registry.groups_of(host)
+        if host.is_draining or any(group.permits.n_usable == 0 for group in groups):
+            self.return_local(host.id)
+            for group in groups:
+                for entry, _ in list(group.entries.values()):
+                    self.refuse_unservable(entry)
+        self.serve(groups)
+        self.on_free()
+
+    def return_local(self, host_id: str) -> None:
+        """Returns the calls that wait for one worker to their keys, where any may take them."""
+        for entry in self._waiting.return_local(host_id, self._clock()):
+            self.serve(entry.groups)
+
+    def serve(self, groups: Iterable[HostGroup]) -> None:
+        """Hands calls over while these groups have free permits."""
+        if not self._waiting.bounds.n_calls:
+            return
+        groups = [group for group in groups if self._waiting.has_call_for(group) and group.has_free]
+        self._changed.update(dict.fromkeys(sorted(groups, key=idleness)))
+        if self._is_serving:
+            return
+        # A hand-over may fail at once, and change groups while they are served.
+        self._is_serving = True
+        try:
+            while self._changed:
+                group = next(iter(self._changed))
+                del self._changed[group]
+                self._serve(group)
+        finally:
+            self._is_serving = False
+
+    def _serve(self, group: HostGroup) -> None:
+        now = self._clock()
+        while group.has_free and (call := self._waiting.next_for(group, now)) is not None:
+            if call.deadline <= now:
+                self._lives.expire(call)
+            elif not self._waiting.queue_of(call.entry).may_start(call, now):
+                self._lives.stop(call, too_late(call, now))
+            else:
+                self._start(self._waiting.take(call, now), group, now)
+        if group.has_free and (ready_at := self._waiting.next_ready(group)) < group.looks_at:
+            group.looks_at = ready_at
+            self._timetable.add(ready_at, self._look_again, group)
+
+    def _look_again(self, group: HostGroup) -> None:
+        group.looks_at = math.inf
+        self.serve([group])
+
+    def _start(self, calls: list[QueuedCall], group: HostGroup, now: float) -> None:
+        """Hands over a call, or a batch."""
+        permit = group.permits.try_acquire()
+        assert permit is not None
+        first = calls[0]
+        first.traffic.count_start(len(calls), now)
+        group.turn = first.entry.turn = number = next(self._turns)
+        attempt = HandOver(self._lives, group.host, calls, now, number=number, running_of=group.running)
+        for call in calls:
+            self._timetable.cancel(call.appointment)
+            call.traffic.count_wait(now - call.waits_since)
+        self._policy.note(first, group)
+        handler = group.entries[first.key][1]
+        attempt.watch(group.host.start_call(permit, handed_call(calls, handler, number), attempt))
+
+    # Handlers without a worker.
+
+    def refuse_unservable(self, entry: HandlerEntry) -> bool:
+        """Refuses all calls that wait for a handler which no worker serves or may serve soon.
+
+        Of thousands some are refused in later turns of the hub; none of them can run meanwhile.
+        """
+        if entry.is_callable:
+            return False
+        calls = self._waiting.calls_of(entry.key)
+        for call in calls[:AT_ONCE]:
+            self._lives.stop(call, unavailable(entry, self._clock()))
+        if len(calls) > AT_ONCE:
+            self._timetable.add(self._clock(), self.refuse_unservable, entry)
+        return True
+
+    def _await_start(self, call: QueuedCall, now: float) -> None:
+        pools = {name: pool for name, pool in call.entry.pools.items() if pool.can_start and not pool.is_elsewhere}
+        patience = max((pool.patience or self._longest_start for pool in pools.values()), default=0.0)
+        call.appointment = self._timetable.add(now + patience, self._give_up_start, call)
+        for pool in pools:
+            for listener in self.need_listeners:
+                listener(pool)
+
+    def _give_up_start(self, call: QueuedCall) -> None:
+        if call.state is CallState.WAITING and not call.entry.is_ready:
+            self._lives.stop(call, unavailable(call.entry, self._clock()))

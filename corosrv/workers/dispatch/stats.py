@@ -1,0 +1,83 @@
+"""Defines the numbers of a dispatcher's keys, for the management API, the Worker Manager and Prometheus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corosrv.workers.dispatch.key_queue import KeyQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Holds a histogram: how many values did not exceed each bound, and the sum of all."""
+
+    cumulative: tuple[tuple[str, int], ...]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStats:
+    """Holds the numbers of one key. Times are in seconds; None: nothing was measured, or nothing waits."""
+
+    key: str
+    state: str  # READY, LOADING or UNAVAILABLE
+    pools: tuple[str, ...]  # that serve it or may
+    depth: int
+    max_depth: int
+    oldest: float | None  # how long the call has waited that waits longest
+    in_flight: int  # hand-overs: calls or batches
+    permits: int
+    wait_mean: float | None
+    service_mean: float | None
+    arrival_rate: float  # calls per second, over some 10 s
+    slo: float
+    n_admitted: int
+    n_dispatched: int
+    n_left: int
+    outcomes: dict[str, int]
+    retries: dict[str, int]
+    waits: Buckets
+    services: Buckets
+    batch_sizes: Buckets
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchStats:
+    """Holds the numbers of all keys that are known or were called, and those that they share."""
+
+    keys: tuple[KeyStats, ...]
+    n_calls: int  # that have not ended
+    n_waiting: int
+    n_waiting_bytes: int
+    retry_budget: float  # retries that are allowed now
+
+
+def key_stats(queue: KeyQueue, oldest: float | None, now: float, n_shared: int = 0) -> KeyStats:
+    """Takes the numbers of one key. `oldest`: when the call arrived that has waited longest.
+
+    `n_shared`: calls that wait for it in the queue that several fronts share.
+    """
+    entry, traffic = queue.entry, queue.traffic
+    served_by = {group.host.id.rpartition("/")[0] for group in entry.groups}
+    return KeyStats(
+        key=entry.key,
+        state=entry.state(),
+        pools=tuple(sorted(served_by | entry.pools.keys())),
+        depth=queue.depth + n_shared,
+        max_depth=entry.card.max_queue,
+        oldest=None if oldest is None else max(now - oldest, 0.0),
+        in_flight=traffic.n_in_flight,
+        permits=entry.n_permits,
+        wait_mean=traffic.wait.value,
+        service_mean=traffic.service.value,
+        arrival_rate=traffic.rate.value(now),
+        slo=entry.card.slo_ms / 1000,
+        n_admitted=traffic.n_admitted,
+        n_dispatched=traffic.n_dispatched,
+        n_left=traffic.n_left,
+        outcomes=dict(traffic.outcomes),
+        retries=dict(traffic.retries),
+        waits=Buckets(tuple(traffic.waits.cumulative()), traffic.waits.sum),
+        services=Buckets(tuple(traffic.services.cumulative()), traffic.services.sum),
+        batch_sizes=Buckets(tuple(traffic.batch_sizes.cumulative()), traffic.batch_sizes.sum),
+    )

@@ -1,0 +1,204 @@
+"""Keeps the worker processes of one pool: starts them in places, offers them to the dispatcher, ends them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from corosrv.workers.dispatch.stats import KeyStats
+from corosrv.workers.manager.contracts import HostDispatcher, MakeWorker
+from corosrv.workers.manager.demand import group_snapshots
+from corosrv.workers.manager.place import Place
+from corosrv.workers.manager.place_state import HOLDING, PlaceState
+from corosrv.workers.manager.plan import shortage
+from corosrv.workers.manager.pool_memory import PoolMemory, PoolTerms
+from corosrv.workers.manager.snapshot import Claim, PoolSnapshot
+from corosrv.workers.wire.calls import PoolCard
+from corosrv.workers.worker.parent.app_worker import LEASE_EXPIRED, AppWorker
+
+log = logging.getLogger("corosrv.manager")
+
+_HAS_ENDED = (PlaceState.GONE, PlaceState.FAILED)
+
+
+def terms_of(card: PoolCard, n_workers: int) -> PoolTerms:
+    """Returns the terms of a pool; `n_workers` is the size of one whose author leaves it open."""
+    least = n_workers if card.min_workers is None else card.min_workers
+    most = max(least, n_workers if card.min_workers is None else 1) if card.max_workers is None else card.max_workers
+    cold_start = None if card.cold_start_ms is None else card.cold_start_ms / 1000
+    return PoolTerms(card.name, least, max(least, most), claim_of(card), card.priority, cold_start)
+
+
+def claim_of(card: PoolCard) -> Claim:
+    """Returns what each worker of a pool takes of the host."""
+    return Claim(card.gpus, card.memory_mb * 1e6)
+
+
+class WorkerPool:
+    """Owns the places of one pool. Belongs to the hub's thread; nothing waits."""
+
+    def __init__(
+        self,
+        card: PoolCard,
+        terms: PoolTerms,
+        make: MakeWorker,
+        dispatcher: HostDispatcher,
+        budget: Claim,
+        clock: Callable[[], float],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`budget`: the host's. `on_change` is called when a place has changed its state; it must not wait."""
+        self.card = card
+        self.memory = PoolMemory(terms)
+        self.places: list[Place] = []
+        self.restarts: Counter[str] = Counter()  # by what had ended the process before
+        self.reason = ""  # what the planner says
+        self.snapshot: PoolSnapshot | None = None  # of the last look
+        self.n_ready_ever = 0
+        self._adopted: AppWorker | None = None
+        self._make = make
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._on_change = on_change
+        self._expected: tuple[str, float] | None = None
+        self._fatal = "" if terms.claim.fits(budget) else shortage(terms.claim, budget)
+        self._tell()
+
+    @property
+    def name(self) -> str:
+        return self.card.name
+
+    @property
+    def live_places(self) -> list[Place]:
+        """The places that have a process."""
+        return [place for place in self.places if place.state in HOLDING]
+
+    @property
+    def shown_places(self) -> list[Place]:
+        """The places that have a process, or had one that failed."""
+        return [place for place in self.places if place.state is not PlaceState.GONE]
+
+    @property
+    def has_ready(self) -> bool:
+        return any(place.state is PlaceState.READY for place in self.places)
+
+    # Looking.
+
+    def look(self, stats: Mapping[str, KeyStats], now: float) -> PoolSnapshot:
+        """Decides the pool's target, and returns where it stands. `stats`: by key."""
+        ready = [place for place in self.places if place.state is PlaceState.READY]
+        for place in ready:
+            self.memory.crashes.note_well(now, place.ready_at)
+        hosts = [place.worker for place in ready if place.worker is not None]
+        groups = group_snapshots(self.card.handlers, stats, hosts)
+        workers = tuple(place.snapshot(now) for place in self.live_places)
+        self.snapshot = self.memory.stand(workers, groups, now)
+        self._tell()
+        return self.snapshot
+
+    def _tell(self) -> None:
+        """Tells the dispatcher whether calls may wait for a worker."""
+        crashes = self.memory.crashes
+        reason = self._fatal and f"the pool {self.name} can start no worker: {self._fatal}"
+        if self.memory.most == 0:
+            reason = f"the pool {self.name} may have no worker"
+        elif crashes.is_looping:
+            reason = f"the pool {self.name} is crashlooping"
+        patience = float(round(self.memory.patience))
+        if self._expected != (reason, patience):
+            self._expected = (reason, patience)
+            self._dispatcher.expect(
+                self.name, self.card.handlers, can_start=not reason, reason=reason, patience=patience
+            )  # fmt: skip
+
+    # Starting.
+
+    def start_worker(self, reason: str) -> None:
+        """Starts a process in the first place that is free."""
+        place = self._free_place()
+        worker = self._make(self.name, str(place.number), place.incarnation + 1)
+        self._take(place, worker)
+        log.info("pool %s: worker %s starts, incarnation %d: %s", self.name, place.id, place.incarnation, reason)
+        worker.start()
+
+    def adopt(self, worker: AppWorker) -> None:
+        """Takes over a process that has imported the application, and has no pool yet."""
+        self._adopted = worker
+        place = self._free_place()
+        self._take(place, worker)
+        log.info("pool %s: worker %s is the process that imported the application", self.name, place.id)
+        worker.choose(self.name)
+
+    def _take(self, place: Place, worker: AppWorker) -> None:
+        now = self._clock()
+        place.take(worker, now)
+        self.memory.note_start(now)
+        worker.on_change(functools.partial(self._follow, place, worker))
+
+    def _free_place(self) -> Place:
+        free = next((place for place in self.places if place.state in _HAS_ENDED), None)
+        if free is None:
+            free = Place(self.name, len(self.places))
+            self.places.append(free)
+        return free
+
+    # Following.
+
+    def _follow(self, place: Place, worker: AppWorker) -> None:
+        now = self._clock()
+        if place.worker is not worker or not place.follow(now):
+            return
+        if place.state is PlaceState.READY:
+            self._on_ready(place, worker, now)
+        elif place.state in _HAS_ENDED:
+            self._on_end(place, worker, now)
+        self._on_change()
+
+    def _on_ready(self, place: Place, worker: AppWorker, now: float) -> None:
+        if worker is not self._adopted:  # which had imported the application before
+            self.memory.note_ready(now - place.started_at)
+        self.n_ready_ever += 1
+        log.info("%s is ready", place.words(now))
+        self._dispatcher.add_host(worker)
+
+    def _on_end(self, place: Place, worker: AppWorker, now: float) -> None:
+        self._dispatcher.remove_host(worker)
+        if place.state is PlaceState.GONE:
+            log.info("%s has ended: %s", place.words(now), worker.reason)
+            self.restarts["replaced"] += place.is_outgoing
+            return
+        self.restarts[_failure_of(place, worker)] += 1
+        if worker.keys_at_loss:  # the crash is its handler's, and no reason to keep others waiting
+            log.error("%s failed: %s; the pool starts another at once", place.words(now), worker.reason)
+            self._dispatcher.note_crash(worker.keys_at_loss)
+            return
+        pause = self.memory.crashes.add(now, place.ready_at, worker.reason)
+        word = " is crashlooping, and" if self.memory.crashes.is_looping else ""
+        log.error("%s failed: %s; the pool%s starts again in %.1f s", place.words(now), worker.reason, word, pause)
+        self._tell()
+
+    # Ending.
+
+    def drain(self, worker_id: str, reason: str) -> None:
+        """Ends a process when nothing runs on it."""
+        place = self.place(worker_id)
+        if place is not None and place.state in HOLDING:
+            log.info("%s drains: %s", place.words(self._clock()), reason)
+            place.drain(reason)
+
+    def place(self, worker_id: str) -> Place | None:
+        return next((place for place in self.places if place.id == worker_id), None)
+
+    def set_limits(self, least: int, most: int) -> None:
+        """Sets how many workers the pool may have, from the next look on."""
+        self.memory.set_limits(least, most)
+        self._tell()
+
+
+def _failure_of(place: Place, worker: AppWorker) -> str:
+    """Returns a word for how a process failed, of which there are few."""
+    if place.ready_at is None:
+        return "start_failed"
+    return "lease_expired" if worker.reason.startswith(LEASE_EXPIRED) else "lost"

@@ -1,0 +1,100 @@
+"""Defines the messages between server and worker about predictions: JSON objects with a `type`.
+
+A worker inherits one control channel, and gets one channel for each slot when it is set up, so large data in one
+slot delays neither another slot nor a cancel. A slot's channel carries a prediction's answers to the server
+(corosrv.contracts.jobs.answers). The terminal one is the last, and is sent when the slot is idle again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from corosrv.contracts.jobs.answers import Answer
+from corosrv.workers.wire.process_messages import DroppedLogs, Fatal, Lanes, Log, SlotFailed
+
+PROTOCOL = 2  # of these messages; a worker that speaks another one is refused
+MAX_FRAME = 8 << 20  # bytes of one message
+MAX_VALUE = 6 << 20  # bytes of an input or output as JSON; a larger one is written to a file and named
+
+
+class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
+    pass
+
+
+# Control channel, to the worker.
+
+
+class Init(_Message, frozen=True, tag="init"):
+    """Comes first and names the predictor to load. `num_slots`: None if the predictor itself sets the number."""
+
+    predictor_ref: str
+    num_slots: int | None = None
+    protocol: int = PROTOCOL
+
+
+class Cancel(_Message, frozen=True, tag="cancel"):
+    """Cancels this prediction; does nothing once the slot runs another."""
+
+    slot: int
+    id: str
+
+
+class HealthCheck(_Message, frozen=True, tag="healthcheck"):
+    id: str
+
+
+class Shutdown(_Message, frozen=True, tag="shutdown"):
+    """Ends the worker once nothing runs."""
+
+
+# Control channel, to the server.
+
+
+class Ready(_Message, frozen=True, tag="ready"):
+    """Reports that the set-up has succeeded.
+
+    `slots`: their ids, in the order of their channels; `schema`: the OpenAPI document's components and what the
+    predictor declared, as corosrv.workers.worker.signatures.schema makes it; `has_healthcheck`: the predictor has a
+    check of its own.
+    """
+
+    slots: list[int]
+    schema: dict[str, Any]
+    protocol: int = PROTOCOL
+    has_healthcheck: bool = True
+
+
+class HealthCheckResult(_Message, frozen=True, tag="healthcheck_result"):
+    """Answers a HealthCheck. `status`: healthy or unhealthy."""
+
+    id: str
+    status: str
+    error: str = ""
+
+
+class WorkerLeaving(_Message, frozen=True, tag="shutting_down"):
+    pass
+
+
+# Slot channel, to the worker.
+
+
+class Predict(_Message, frozen=True, tag="predict"):
+    """Starts a prediction. `input` is validated and has its defaults; a large one is JSON in `input_file`.
+
+    Output files go to `output_dir`.
+    """
+
+    id: str
+    output_dir: str
+    input: dict[str, Any] | None = None
+    input_file: str | None = None
+    context: dict[str, str] = {}
+
+
+ControlToWorker = Init | Lanes | Cancel | HealthCheck | Shutdown
+ControlToServer = Ready | Log | HealthCheckResult | SlotFailed | Fatal | DroppedLogs | WorkerLeaving
+SlotToWorker = Predict
+SlotToServer = Answer

@@ -1,0 +1,199 @@
+"""Defines the second argument of handlers: what their request is part of, and whether it is still wanted."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from corosrv.base.errors import HandlerFailed, NotOffered
+from corosrv.contracts.jobs.objects import ObjRef
+from corosrv.workers.worker.app.asking import AsyncCaller, Caller, make_call
+from corosrv.workers.worker.app.messages import ModelInferResponse
+from corosrv.workers.worker.app.object_values import input_of
+from corosrv.workers.worker.app.objects import AsyncObjects, Objects
+from corosrv.workers.worker.app.signal import EndSignal
+
+AnyCaller = TypeVar("AnyCaller")
+
+
+class _CallContext(Generic[AnyCaller]):
+    """Describes one running request."""
+
+    def __init__(
+        self,
+        signal: EndSignal,
+        *,
+        request_id: str = "",
+        worker_id: str = "",
+        attempt: int = 1,
+        caller: AnyCaller | None = None,
+    ) -> None:
+        self._signal = signal
+        self._caller = caller
+        self.request_id = request_id
+        self.worker_id = worker_id
+        self.attempt = attempt  # 1, and more where the call was lost with another worker before
+
+    @property
+    def deadline(self) -> float | None:
+        """The time on time.monotonic() after which nobody waits for the answer; None: no limit."""
+        return self._signal.deadline
+
+    def remaining(self) -> float | None:
+        """Returns the seconds until the deadline, at least 0; None without one."""
+        return self._signal.remaining()
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the request must end: the client is gone, or the deadline has passed."""
+        return self._signal.error() is not None
+
+    def check(self) -> None:
+        """Raises Cancelled or DeadlineExceeded if the request must end."""
+        self._signal.check()
+
+    def _caller_or_error(self) -> AnyCaller:
+        if self._caller is None:
+            raise NotOffered("nothing here makes calls for handlers")
+        return self._caller
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose lines have the request's id, and go where its printed text goes."""
+        return _RequestLog(_logger(), {"request_id": self.request_id})
+
+
+class Context(_CallContext[Caller]):
+    """The context of plain functions, generators and functions with a stream.
+
+    `request_id`: the client's name for the call, or one of the server's. `worker_id`: which worker process this is.
+    `attempt`: 1, and more where the call was lost with another worker before.
+    """
+
+    def sleep(self, seconds: float) -> None:
+        """Waits. Raises Cancelled or DeadlineExceeded as soon as the request must end."""
+        self._signal.wait(seconds)
+
+    def call(
+        self,
+        *,
+        model: str | None = None,
+        capability: Mapping[str, object] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        timeout_ms: float | None = None,
+        stream: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Calls another model, or a capability, through the server, and waits for its answer.
+
+        `inputs`: tensors, arrays, lists or references to objects, by their names. `stream`: returns an iterator of
+        the answers as they come, which cancels the call when it is closed. `options`: version, prefer, fuzzy,
+        parameters, outputs and priority, which is that of the request if it is not given. The call ends at the deadline
+        of the request, if not before, and when the request does.
+
+        Raises InvalidInput, NotFound, Unavailable, Conflict (a circle of calls), DeadlineExceeded, Cancelled,
+        WorkerLost and HandlerFailed. One that a handler does not catch is its own.
+        """
+        values = {name: self._resolve(name, content) for name, content in (inputs or {}).items()}
+        call = make_call(
+            model=model, capability=capability, inputs=values, timeout_ms=timeout_ms, stream=stream, **options
+        )
+        answers = self._caller_or_error().call(call)
+        return answers if stream else _only(answers)
+
+    @property
+    def objects(self) -> Objects:
+        """The objects of the server."""
+        return self._caller_or_error().objects
+
+    def _resolve(self, name: str, content: Any) -> Any:
+        return input_of(name, self.objects.get(content)) if isinstance(content, ObjRef) else content
+
+
+class AsyncContext(_CallContext[AsyncCaller]):
+    """Is the context of coroutine functions and async generators, where what waits is awaited.
+
+    A cancel is raised there as asyncio.CancelledError, at the `await` that the handler waits at.
+    """
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits. Raises Cancelled or DeadlineExceeded as soon as the request must end."""
+        import asyncio  # plain handlers do without: it takes longer to import than all the rest
+
+        self.check()
+        remaining = self.remaining()
+        await asyncio.sleep(seconds if remaining is None else min(seconds, remaining))
+        self.check()
+
+    async def call(
+        self,
+        *,
+        model: str | None = None,
+        capability: Mapping[str, object] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        timeout_ms: float | None = None,
+        stream: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Calls another model, or a capability, as Context.call does; with `stream` it returns an async iterator."""
+        values = {name: await self._resolve(name, content) for name, content in (inputs or {}).items()}
+        call = make_call(
+            model=model, capability=capability, inputs=values, timeout_ms=timeout_ms, stream=stream, **options
+        )
+        answers = self._caller_or_error().call(call)
+        return answers if stream else await _only_async(answers)
+
+    @property
+    def objects(self) -> AsyncObjects:
+        """The objects of the server."""
+        return self._caller_or_error().objects
+
+    async def _resolve(self, name: str, content: Any) -> Any:
+        return input_of(name, await self.objects.get(content)) if isinstance(content, ObjRef) else content
+
+
+def _only(answers: Iterator[ModelInferResponse]) -> ModelInferResponse:
+    """Returns the one answer of a call that does not stream, and reads to its end. Raises why it failed."""
+    return _last(list(answers))
+
+
+async def _only_async(answers: AsyncIterator[ModelInferResponse]) -> ModelInferResponse:
+    return _last([answer async for answer in answers])
+
+
+def _last(answers: list[ModelInferResponse]) -> ModelInferResponse:
+    if not answers:
+        raise HandlerFailed("the call ended without an answer")
+    return answers[-1]
+
+
+class _RequestLog(logging.LoggerAdapter[logging.Logger]):
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        request_id: Mapping[str, object] = self.extra or {}
+        return f"[{request_id['request_id']}] {msg}", kwargs
+
+
+class _ErrorStream(logging.Handler):
+    """Writes to what sys.stderr is at that moment, which knows whose text it is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)
+
+
+def _logger() -> logging.Logger:
+    """Returns the logger of all handlers, which no configuration of the author's changes."""
+    global _handler_log
+    if _handler_log is None:
+        handler = _ErrorStream()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        _handler_log = logging.Logger("corosrv.handler", logging.INFO)  # not of the tree of loggers
+        _handler_log.addHandler(handler)
+    return _handler_log
+
+
+_handler_log: logging.Logger | None = None

@@ -1,0 +1,217 @@
+"""Runs an application's handlers in a subprocess: imports it, starts a pool, serves its slots, stops."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec.msgpack
+
+from corosrv.base.errors import BadFrame, LoadError
+from corosrv.workers.wire.calls import (
+    PROTOCOL,
+    CancelCall,
+    ControlFromAppWorker,
+    ControlToAppWorker,
+    Heartbeat,
+    InitApp,
+    Loaded,
+    Registered,
+    StartFailed,
+    StartPool,
+    StopWorker,
+    WorkerStopped,
+)
+from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.wire.process_messages import Lanes, SlotFailed
+from corosrv.workers.worker.app.pools import BoundHandler, HandlerGroup, Pool, stop_method
+from corosrv.workers.worker.child.apps import survived_signals
+from corosrv.workers.worker.child.apps.app_lane import AppLane, make_lane
+from corosrv.workers.worker.child.apps.call_lifecycle import CallLifecycle
+from corosrv.workers.worker.child.apps.load_app import find_pool, load_app
+from corosrv.workers.worker.child.apps.thread_runner import ThreadRunner
+from corosrv.workers.worker.child.runtime import WorkerRuntime
+from corosrv.workers.worker.child.tracebacks import describe, trace
+
+if TYPE_CHECKING:
+    from corosrv.workers.worker.app.base_worker import BaseWorker
+    from corosrv.workers.worker.child.apps.loop_runner import LoopRunner, LoopThread
+
+HEARTBEAT = 1.6  # seconds between two: a lease of 10 s outlives five that are lost
+
+
+class AppChild:
+    """Is a worker process. `main` runs in the main thread; messages of the server are handled in the control thread."""
+
+    def __init__(self, control_fd: int, lifeline_fd: int) -> None:
+        codec: StructCodec[ControlFromAppWorker, ControlToAppWorker] = StructCodec(ControlToAppWorker, msgspec.msgpack)
+        self._runtime: WorkerRuntime[ControlFromAppWorker, ControlToAppWorker] = WorkerRuntime(
+            control_fd, lifeline_fd, codec, contextlib.nullcontext()
+        )
+        self._control = self._runtime.control
+        self._fork = self._runtime.fork
+        self._starts: SimpleQueue[InitApp | StartPool] = SimpleQueue()
+        self._stop: StopWorker | None = None
+        self._is_stopping = threading.Event()
+        self._worker: BaseWorker | None = None  # of a pool that is a class
+        self._slot_groups: list[HandlerGroup] = []  # one for each slot
+        self._lanes: list[AppLane] = []
+        self._is_registered = False
+        self._desk: CallLifecycle
+        self._threads: ThreadRunner
+        self._loop_thread: LoopThread | None = None  # where something is a coroutine
+        self._loop: LoopRunner | None = None
+
+    def main(self) -> NoReturn:
+        """Imports the application, starts the pool that the server names, serves calls and ends the process."""
+        try:
+            self._runtime.install(self._let_go)
+            survived_signals.install()
+            self._control.start(self._on_message, self._beat, HEARTBEAT)
+            self._start(self._starts.get())
+        except BaseException as error:  # also sys.exit() of user code
+            self._fork.leave(error)
+            self._runtime.fail(error, StartFailed(describe(error)))
+        self._is_stopping.wait()
+        self._end()
+
+    # The start, in the main thread.
+
+    def _start(self, init: InitApp | StartPool) -> None:
+        if not isinstance(init, InitApp) or init.protocol != PROTOCOL:
+            raise LoadError(f"the server speaks another protocol than this worker, which speaks {PROTOCOL}")
+        app = load_app(init)
+        self._fork.leave()
+        self._say(Loaded([pool.card() for pool in app.pools()]))
+        start = self._starts.get()
+        assert isinstance(start, StartPool), "the server sends one Init"
+        pool = find_pool(app, start.pool)
+        handlers = self._start_pool(pool)
+        self._serve(pool, handlers, start.worker_id or init.worker_id)
+
+    def _start_pool(self, pool: Pool) -> list[BoundHandler]:
+        if pool.worker_class is not None:
+            self._worker = pool.worker_class()
+            self._complete(self._worker.on_start)
+            self._fork.leave()
+        return pool.bind(self._worker)
+
+    def _serve(self, pool: Pool, handlers: list[BoundHandler], worker_id: str) -> None:
+        """Registers the handlers. Calls come as soon as the server has sent lanes."""
+        self._slot_groups = list(pool.slot_groups())
+        self._desk = CallLifecycle(handlers, self._runtime.capture, self._runtime.server_log, self._fork, worker_id)
+        self._threads = ThreadRunner(self._desk, self._poison)
+        if any(group.signature.kind.is_async for group in pool.groups):
+            from corosrv.workers.worker.child.apps.loop_runner import LoopRunner
+
+            self._loop = LoopRunner(self._make_loop(), self._desk, self._poison)
+        self._is_registered = True
+        self._say(Registered([handler.card for handler in handlers]))
+
+    def _complete(self, method: Any) -> None:
+        """Calls on_start or on_stop, which may be a coroutine function."""
+        result = method()
+        if inspect.iscoroutine(result):
+            self._make_loop().complete(result)
+
+    def _make_loop(self) -> LoopThread:
+        if self._loop_thread is None:
+            # Not for plain functions: asyncio takes longer to import than all the rest.
+            from corosrv.workers.worker.child.apps.loop_runner import LoopThread
+
+            self._loop_thread = LoopThread()
+        return self._loop_thread
+
+    def _say(self, message: ControlFromAppWorker) -> None:
+        """Sends a message behind all that was printed before."""
+        self._runtime.capture.flush()
+        self._control.outbox.post(message)
+
+    # The end, in the main thread.
+
+    def _end(self) -> NoReturn:
+        """Runs on_stop in the time that it has, and ends the process. Waits for no call."""
+        assert self._stop is not None, "it was told to"
+        limit = threading.Timer(self._stop.grace_ms / 1000, self._runtime.leave_at_once, [WorkerStopped()])
+        limit.daemon = True
+        limit.start()
+        try:
+            if self._worker is not None:
+                self._complete(getattr(self._worker, stop_method(type(self._worker))))
+        except BaseException as error:  # it ends anyway
+            self._fork.leave(error)
+            self._runtime.server_log.write("stderr", f"on_stop failed: {trace(error)}".encode("utf-8", "replace"))
+        self._fork.leave()
+        self._runtime.leave(WorkerStopped())
+
+    # What the server says, in the control thread.
+
+    def _on_message(self, message: ControlToAppWorker, fds: Sequence[int]) -> None:
+        if isinstance(message, (InitApp, StartPool)):
+            self._starts.put(message)
+        elif isinstance(message, Lanes):
+            self._add_lanes(fds)
+        elif isinstance(message, CancelCall):
+            if self._is_registered:
+                self._desk.cancels.cancel(message)
+        else:
+            self._shut_down(message)
+
+    def _add_lanes(self, fds: Sequence[int]) -> None:
+        for fd in fds:
+            if len(self._lanes) >= len(self._slot_groups):
+                raise BadFrame(f"more lanes than the {len(self._slot_groups)} slots of the pool")
+            lane = make_lane(len(self._lanes), fd, self._runtime.ferry, self._control.drops)
+            self._lanes.append(lane)
+            self._start_lane(lane)
+
+    def _start_lane(self, lane: AppLane) -> None:
+        if self._slot_groups[lane.id].signature.kind.is_async:
+            assert self._loop is not None, "a pool with coroutines has it"
+            self._loop.start(lane)
+        else:
+            self._control.watch_once(lane.fileno(), lambda: self._threads.start(lane))
+
+    def _shut_down(self, message: StopWorker) -> None:
+        if not self._is_registered:  # nothing runs that would be waited for, and on_stop has nothing to undo
+            self._runtime.leave_at_once(WorkerStopped())
+        for lane in self._lanes:
+            lane.hang_up()
+        self._stop = message
+        self._is_stopping.set()
+
+    def _beat(self) -> None:
+        """Sends a heartbeat: the control thread turns, whatever handlers do."""
+        n_running = self._desk.cancels.n_running if self._is_registered else 0
+        self._control.outbox.post(Heartbeat(n_running, _resident_bytes()))
+
+    def _poison(self, slot: int, reason: str) -> None:
+        self._control.outbox.post(SlotFailed(slot, reason))
+
+    def _let_go(self) -> None:
+        """Closes the lanes in a forked copy, which must not use them."""
+        for lane in self._lanes:
+            lane.let_go()
+        if self._loop_thread is not None:
+            self._loop_thread.let_go(self._fork)
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:  # no descriptor is left
+        return 0
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Runs the worker; the arguments are `--control FD --lifeline FD`."""
+    match arguments:
+        case ["--control", control, "--lifeline", end]:
+            AppChild(int(control), int(end)).main()
+    raise SystemExit("corosrv.workers.worker.app is started by a corosrv server: corosrv serve MODULE:APP")

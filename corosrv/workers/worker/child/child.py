@@ -1,0 +1,190 @@
+"""The subprocess: connect, set up, serve slots, shut down. Knows neither HTTP nor gevent nor any engine."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NoReturn
+
+from corosrv.base.errors import LoadError
+from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.wire.messages import (
+    PROTOCOL,
+    Cancel,
+    ControlToServer,
+    ControlToWorker,
+    HealthCheck,
+    HealthCheckResult,
+    Init,
+    Ready,
+    SlotToServer,
+    SlotToWorker,
+    WorkerLeaving,
+)
+from corosrv.workers.wire.process_messages import Lanes, SlotFailed
+from corosrv.workers.worker.child import cog
+from corosrv.workers.worker.child.cancel import Cancels, Interrupts
+from corosrv.workers.worker.child.load import Predictor, load
+from corosrv.workers.worker.child.predictor_health import HealthcheckRunner
+from corosrv.workers.worker.child.run import PredictionLifecycle, PredictLane
+from corosrv.workers.worker.child.runtime import WorkerRuntime
+from corosrv.workers.worker.child.slot_end import SlotEnd
+from corosrv.workers.worker.child.sync_runner import SyncRunner
+from corosrv.workers.worker.child.tracebacks import describe
+from corosrv.workers.worker.signatures import schema
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+
+class Child:
+    """A worker process. `main` runs in the main thread; messages of the server are handled in the control thread."""
+
+    def __init__(self, control_fd: int, lifeline_fd: int) -> None:
+        self._interrupts = Interrupts()
+        codec: StructCodec[ControlToServer, ControlToWorker] = StructCodec(ControlToWorker)
+        self._runtime: WorkerRuntime[ControlToServer, ControlToWorker] = WorkerRuntime(
+            control_fd, lifeline_fd, codec, self._interrupts
+        )
+        self._control = self._runtime.control
+        self._fork = self._runtime.fork
+        self._init: SimpleQueue[Init] = SimpleQueue()
+        self._slots: list[PredictLane] = []
+        self._n_slots = 0
+        self._has_slots = threading.Event()  # all of them
+        self._cancels = Cancels(lambda slot: slot < len(self._slots) and self._slots[slot].has_mail())
+        self._loop: AbstractEventLoop | None = None  # of async predictors
+        self._health: HealthcheckRunner | None = None  # once it is set up
+        self._is_shutting_down = threading.Event()
+        self._is_loaded = False
+
+    def main(self) -> NoReturn:
+        """Sets the predictor up, serves predictions and ends the process."""
+        try:
+            self._interrupts.install()
+            self._runtime.install(self._let_go)
+            self._control.start(self._on_message)
+            predictor = self._set_up(self._init.get())
+        except BaseException as error:  # also sys.exit() of user code
+            self._fork.leave(error)
+            self._runtime.fail(error, SlotFailed(-1, describe(error), is_unloadable=not self._is_loaded))
+        self._has_slots.wait()
+        self._serve(predictor)
+        self._is_shutting_down.wait()
+        self._runtime.leave(WorkerLeaving())
+
+    # Set-up.
+
+    def _set_up(self, init: Init) -> Predictor:
+        if init.protocol != PROTOCOL:
+            raise LoadError(f"the server speaks protocol {init.protocol}, this worker {PROTOCOL}")
+        cog.stand_in()
+        predictor = load(init.predictor_ref)
+        self._n_slots = _n_slots(init.num_slots, predictor)
+        document = schema.document(predictor.signature)
+        self._is_loaded = True
+        if predictor.signature.is_async or inspect.iscoroutinefunction(predictor.setup):
+            self._make_loop()
+        self._call_setup(predictor)
+        self._health = HealthcheckRunner(
+            predictor.healthcheck, self._answer_health, self._loop if predictor.signature.is_async else None
+        )
+        # What set-up printed comes before the word that it is over.
+        self._runtime.capture.flush()
+        has_healthcheck = predictor.healthcheck is not None
+        self._control.outbox.post(Ready(list(range(self._n_slots)), document, has_healthcheck=has_healthcheck))
+        return predictor
+
+    def _make_loop(self) -> None:
+        import asyncio  # not for sync predictors: it takes longer than all the rest
+
+        self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+
+    def _call_setup(self, predictor: Predictor) -> None:
+        if predictor.setup is None:
+            return
+        takes_weights = predictor.signature.takes_weights
+        arguments = {"weights": os.environ.get("COG_WEIGHTS") or None} if takes_weights else {}
+        result = predictor.setup(**arguments)
+        if inspect.iscoroutine(result) and self._loop is not None:
+            self._loop.run_until_complete(result)
+        self._fork.leave()
+
+    # Serving.
+
+    def _serve(self, predictor: Predictor) -> None:
+        agent = os.environ.get("COROSRV_USER_AGENT") or os.environ.get("COG_USER_AGENT")
+        desk = PredictionLifecycle(
+            self._runtime.capture, self._cancels, self._runtime.server_log, self._interrupts, agent
+        )
+        if predictor.signature.is_async:
+            from corosrv.workers.worker.child.async_runner import AsyncRunner
+
+            assert self._loop is not None, "an async predictor has a loop"
+            AsyncRunner(predictor, self._slots, desk, self._loop, self._fork, self._poison).serve()
+        else:
+            SyncRunner(predictor, self._slots[0], desk, self._interrupts, self._fork, self._poison).serve()
+
+    def _poison(self, slot: int, reason: str) -> None:
+        self._control.outbox.post(SlotFailed(slot, reason))
+
+    # What the server says, in the control thread.
+
+    def _on_message(self, message: ControlToWorker, fds: Sequence[int]) -> None:
+        if isinstance(message, Init):
+            self._init.put(message)
+        elif isinstance(message, Lanes):
+            self._add_slots(fds)
+        elif isinstance(message, Cancel):
+            self._cancels.cancel(message.slot, message.id)
+        elif isinstance(message, HealthCheck):
+            if self._health is not None:
+                self._health.ask(message.id)
+        else:
+            self._shut_down()
+
+    def _add_slots(self, fds: Sequence[int]) -> None:
+        for fd in fds:
+            codec: StructCodec[SlotToServer, SlotToWorker] = StructCodec(SlotToWorker)
+            self._slots.append(SlotEnd(len(self._slots), fd, codec, self._runtime.ferry, self._control.drops))
+        if len(self._slots) >= self._n_slots:
+            self._has_slots.set()
+
+    def _shut_down(self) -> None:
+        if not self._has_slots.is_set():  # nothing runs that would be waited for
+            self._runtime.leave_at_once(WorkerLeaving())
+        for slot in self._slots:
+            slot.hang_up()
+        self._is_shutting_down.set()
+
+    def _answer_health(self, id: str, reason: str | None) -> None:
+        status = "healthy" if reason is None else "unhealthy"
+        self._control.outbox.post(HealthCheckResult(id, status, reason or ""))
+
+    def _let_go(self) -> None:
+        """Closes the slots' channels in a forked copy, which must not use them."""
+        for slot in self._slots:
+            slot.let_go()
+        if self._loop is not None:
+            # A copy that comes back to the loop would run everybody's tasks, with the worker's own epoll.
+            self._loop.call_soon(self._fork.leave)
+
+
+def _n_slots(n_requested: int | None, predictor: Predictor) -> int:
+    signature = predictor.signature
+    n_slots = n_requested or signature.concurrency or 1
+    if n_slots > 1 and not signature.is_async:
+        raise LoadError(f"{n_slots} slots need an async {signature.method}(): a sync one takes one at a time")
+    return n_slots
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """`--control FD --lifeline FD`"""
+    match arguments:
+        case ["--control", control, "--lifeline", end]:
+            Child(int(control), int(end)).main()
+    raise SystemExit("corosrv.worker is started by a corosrv server: corosrv serve --predictor FILE.py:NAME")

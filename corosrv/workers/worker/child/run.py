@@ -1,0 +1,170 @@
+"""One prediction in the worker process, and how predictions begin and end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import AsyncGeneratorType, GeneratorType
+from typing import Any
+
+import msgspec
+
+from corosrv.base.errors import InputFailed
+from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, FileOutput, LogLine, Metric, OutputChunk
+from corosrv.workers.wire.messages import Predict, SlotToServer
+from corosrv.workers.worker.child.cancel import Cancels
+from corosrv.workers.worker.child.outbox import Outbox
+from corosrv.workers.worker.child.slot_end import SlotEnd
+from corosrv.workers.worker.child.tracebacks import describe, trace
+from corosrv.workers.worker.metrics import Metrics
+from corosrv.workers.worker.printing.capture import Capture
+from corosrv.workers.worker.printing.printed import Printed, place
+from corosrv.workers.worker.scope import Scope, scope
+from corosrv.workers.worker.values import outputs
+from corosrv.workers.worker.values.outputs import Draft
+
+PredictLane = SlotEnd[SlotToServer, Predict]
+
+
+class RunningPrediction:
+    """A prediction that was received from its slot's channel. Made and ended by a PredictionLifecycle.
+
+    What it prints, records and yields goes out at once, and nothing does after its terminal message.
+    """
+
+    def __init__(
+        self,
+        predict: Predict,
+        slot: int,
+        outbox: Outbox[SlotToServer],
+        server_log: Printed,
+        cancel_guard: AbstractContextManager[None],
+        agent: str | None,
+    ) -> None:
+        self.id = predict.id
+        self.slot = slot
+        self.predict = predict
+        self.outbox = outbox
+        self.printed = Printed(lambda source, text: outbox.post_log(LogLine(source, text)), successor=server_log)
+        self.scope = Scope(dict(predict.context), Metrics(self._record))
+        self.is_stream = False  # its chunks are members of a list
+        self._is_foreseen = True  # by the annotation's reader
+        self.is_cancelled = False
+        self.is_told = False
+        self.interrupt: Callable[[], None] = lambda: None  # gets a cancel into user code; set by the runner
+        self.agent = agent  # of downloads
+        self._cancel_guard = cancel_guard
+        self._n_chunks = 0
+        self._value: tuple[OutputChunk | FileOutput, ...] = ()
+        self._ending = threading.RLock()  # guards what follows, from threads that record to the last
+        self._is_over = False
+        self._began: float | None = None  # when user code did
+        self._ended: float | None = None
+
+    def on_cancel(self) -> None:
+        self.interrupt()
+        self.outbox.nudge()
+
+    def input(self) -> dict[str, Any]:
+        """Returns the input that the server checked. Raises InputFailed if the file that holds it cannot be read."""
+        if self.predict.input_file is None:
+            return self.predict.input or {}
+        try:
+            with open(self.predict.input_file, "rb") as file:
+                return msgspec.json.decode(file.read(), type=dict[str, Any])
+        except (OSError, msgspec.MsgspecError) as error:
+            raise InputFailed(f"the input cannot be read: {error}") from error
+
+    def enter(self) -> None:
+        """Makes the current context the prediction's."""
+        scope.set(self.scope)
+        place.set(self.printed)
+
+    def start_clock(self) -> None:
+        self._began = time.monotonic()
+
+    def stop_clock(self) -> None:
+        """Stops the clock. Only the first call counts."""
+        self._ended = self._ended or time.monotonic()
+
+    def see(self, result: Any) -> None:
+        """Notes whether the result is a stream of chunks or one value, whatever the annotation says."""
+        if not self.is_stream and isinstance(result, GeneratorType | AsyncGeneratorType):
+            self.is_stream, self._is_foreseen = True, False  # so its chunks have to say it
+        elif self.is_stream and not outputs.is_many(result):
+            self.is_stream = False
+
+    def draft(self, value: Any) -> Draft:
+        """Drafts the next chunk, or the whole result. Raises OutputFailed."""
+        return Draft(value, self._n_chunks, self.predict.output_dir)
+
+    def post_chunk(self, chunk: OutputChunk | FileOutput) -> None:
+        """Sends a chunk. Does not wait for the server."""
+        self.outbox.post(chunk if self._is_foreseen else msgspec.structs.replace(chunk, is_stream=True))
+        self._n_chunks += 1
+
+    def keep_value(self, value: OutputChunk | FileOutput) -> None:
+        """Keeps the whole result for the terminal message: another system call would cost more than all else here."""
+        self._value = (value,)
+
+    def end(self, is_cancelled: bool, error: BaseException | None) -> None:
+        """Sends the terminal message. Whether the prediction was cancelled decides, never the text of `error`."""
+        with self._ending:
+            self._is_over = True
+        try:
+            self.outbox.post(*self._value, self._terminal(is_cancelled, error))
+        except Exception as unsendable:  # no JSON or too large: a prediction must have an end
+            self.outbox.post(self._terminal(is_cancelled, unsendable))
+
+    def _terminal(self, is_cancelled: bool, error: BaseException | None) -> Done | Failed | Cancelled:
+        seconds = self._seconds()
+        if is_cancelled:
+            return Cancelled(self.id, seconds, self.is_stream)
+        if error is not None:
+            return Failed(self.id, seconds, describe(error), self.is_stream)
+        return Done(self.id, seconds, self.is_stream)
+
+    def _record(self, name: str, value: Any, mode: str) -> None:
+        with self._cancel_guard, self._ending:
+            if not self._is_over:
+                self.outbox.post_slowly(Metric(name, value, mode))
+
+    def _seconds(self) -> float:
+        if self._began is None:
+            return 0.0
+        return (self._ended or time.monotonic()) - self._began
+
+
+class PredictionLifecycle:
+    """Begins and ends predictions, of all slots; in the thread that runs them."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        cancels: Cancels,
+        server_log: Printed,
+        cancel_guard: AbstractContextManager[None],
+        agent: str | None = None,
+    ) -> None:
+        self._agent = agent
+        self._capture = capture
+        self._cancels = cancels
+        self._server_log = server_log
+        self._cancel_guard = cancel_guard
+
+    def begin(self, predict: Predict, slot: int, outbox: Outbox[SlotToServer]) -> RunningPrediction:
+        run = RunningPrediction(predict, slot, outbox, self._server_log, self._cancel_guard, self._agent)
+        self._capture.begin(run.printed)
+        self._cancels.begin(slot, run)
+        return run
+
+    def end(self, run: RunningPrediction, error: BaseException | None = None) -> None:
+        """Sends the rest of its printed text, then its terminal message: by then the slot is free."""
+        self._capture.end(run.printed)
+        is_cancelled = self._cancels.end(run.slot)
+        run.printed.close()
+        if error is not None and not is_cancelled:  # for the operator: clients get the error alone
+            self._server_log.write("stderr", f"prediction {run.id} failed: {trace(error)}".encode("utf-8", "replace"))
+        run.end(is_cancelled, error)

@@ -1,0 +1,291 @@
+"""Runs the calls that other processes make through the dispatcher: handlers, and the gRPC front."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import gevent
+import msgspec
+from gevent.event import Event
+
+from corosrv.base.errors import (
+    ChannelClosed,
+    CorosrvError,
+    FrameTooLarge,
+    HandlerFailed,
+    NotOffered,
+    ProtocolError,
+    QueueFull,
+)
+from corosrv.base.waits.elsewhere import call_in_thread
+from corosrv.contracts.jobs.infer import (
+    CapabilityTarget,
+    HandlerCard,
+    InferEnd,
+    InferJob,
+    InferOutputs,
+    InferReader,
+    InferRequest,
+    InferWorker,
+    ModelTarget,
+    Target,
+)
+from corosrv.contracts.jobs.terms import Terms
+from corosrv.formats.tensors import Parameter, Tensor, check_inputs
+from corosrv.workers.wire import descriptors
+from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, ObjectInput
+from corosrv.workers.wire.tensors import TensorPacking, make_tensors, map_attached
+
+log = logging.getLogger("corosrv.worker")
+
+MAX_ASKS = 256  # that one call of a handler may have running at once
+LONG_COPY = 4 << 20  # bytes whose copying would hold the hub for a millisecond or more
+
+Submit = Callable[[InferJob], InferReader]
+FindObject = Callable[[str, str], memoryview]  # of an id and a caller; raises ObjectNotFound and ObjectExpired
+SendAnswer = Callable[[AskOutputs | AskEnd, Sequence[int]], None]  # raises what GeventChannel.send raises
+
+
+def submit_to(worker: InferWorker) -> Submit:
+    """Returns what submits a job to the worker, after a check of its inputs against the declarations."""
+
+    def submit(job: InferJob) -> InferReader:
+        card = worker.find(job.target)
+        check_inputs(card.inputs, job.request.inputs)
+        return worker.submit(replace(job, card=card))
+
+    return submit
+
+
+def no_object(object_id: str, caller: str) -> memoryview:
+    """Refuses an input that is an object, where the server stores none."""
+    raise NotOffered("this server stores no objects: it serves no application")
+
+
+class Asks:
+    """Runs the asks of one lane and sends their answers. Belongs to the thread of one hub.
+
+    Each ask gets its outputs and then exactly one AskEnd, unless the lane is closed before.
+    """
+
+    def __init__(
+        self,
+        submit: Submit,
+        send: SendAnswer,
+        terms: Terms | None = None,
+        *,
+        limit: int = MAX_ASKS,
+        is_trusted: bool = False,
+        find_object: FindObject = no_object,
+    ) -> None:
+        """Takes what runs a call (see submit_to), and what sends a message over the lane.
+
+        `terms`: those of the call that asks; its asks end at its deadline, belong to its caller, and are as urgent as
+        it is unless they say otherwise. `limit`: how many asks may run at once. `is_trusted`: the asking side is ours:
+        it has checked the tensors, and says who calls. `find_object`: returns the content of inputs that are objects.
+        """
+        self._submit = submit
+        self._send = send
+        self._terms = terms or Terms()
+        self._limit = limit
+        self._is_trusted = is_trusted
+        self._find_object = find_object
+        self._running: dict[int, _RunningAsk] = {}
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running)
+
+    def on_message(self, message: Ask | AskCancel | AskTaken, fds: Sequence[int] = ()) -> None:
+        """Handles a message of the asking side; closes the descriptors that came with it. Never waits.
+
+        Raises ProtocolError for an ask whose number is in use, or whose attached tensors are not as announced.
+        """
+        if isinstance(message, Ask):
+            self._begin(message, fds)
+            return
+        descriptors.close_all(fds)
+        running = self._running.get(message.number)
+        if running is None:
+            return  # it has ended meanwhile
+        if isinstance(message, AskCancel):
+            running.cancel()
+        else:
+            running.take(message.count)
+
+    def close(self) -> None:
+        """Cancels all asks, as the lane or the asking call has ended. Nothing is sent any more. Never waits."""
+        running, self._running = self._running, {}
+        for ask in running.values():
+            ask.kill()
+
+    def _begin(self, ask: Ask, fds: Sequence[int]) -> None:
+        if ask.number in self._running:
+            descriptors.close_all(fds)
+            raise ProtocolError(f"the ask {ask.number} is running already")
+        content = map_attached([ask.request.inputs], fds)
+        if len(self._running) >= self._limit:
+            error = QueueFull(f"{self._limit} calls are made at once already; wait for some of them")
+            self._tell(end_of(ask.number, None, error))
+            return
+        make_job = functools.partial(_job, ask, content, self._terms_of(ask), self._is_trusted, self._find_object)
+        running = self._running[ask.number] = _RunningAsk(ask.number, make_job, self._submit, self._send)
+        running.start(self._forget)
+
+    def _terms_of(self, ask: Ask) -> Terms:
+        deadline = self._terms.deadline
+        if ask.budget_us is not None:
+            own_deadline = time.monotonic() + ask.budget_us / 1e6
+            deadline = own_deadline if deadline is None else min(deadline, own_deadline)
+        return replace(
+            self._terms,
+            deadline=deadline,
+            priority=ask.priority or self._terms.priority,
+            request_id=ask.request_id or self._terms.request_id,
+            session=ask.session or self._terms.session,
+            caller=ask.caller if self._is_trusted else self._terms.caller,
+            idempotency_key=ask.idempotency_key if self._is_trusted else "",
+        )
+
+    def _forget(self, ask: _RunningAsk, end: AskEnd) -> None:
+        if self._running.get(ask.number) is ask:
+            del self._running[ask.number]
+            self._tell(end)
+
+    def _tell(self, end: AskEnd) -> None:
+        with contextlib.suppress(ChannelClosed):  # whoever owns the lane hears of it, and closes
+            self._send(end, ())
+
+
+class _RunningAsk:
+    """Follows one ask from its call's submission to its end: a greenlet that passes the reader's items on."""
+
+    def __init__(self, number: int, make_job: Callable[[], InferJob], submit: Submit, send: SendAnswer) -> None:
+        self.number = number
+        self._make_job = make_job
+        self._submit = submit
+        self._send = send
+        self._reader: InferReader | None = None
+        self._greenlet: gevent.Greenlet
+        self._is_cancelled = False
+        self._n_untaken = 0  # outputs that the asking side has not passed on yet
+        self._has_room: Event | None = None  # while it waits for that
+
+    def start(self, on_end: Callable[[_RunningAsk, AskEnd], None]) -> None:
+        self._greenlet = gevent.spawn(self._run, on_end)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self._reader is not None:
+            self._reader.cancel()
+        self._wake()
+
+    def kill(self) -> None:
+        """Ends it without an AskEnd; its reader is closed, which cancels."""
+        self._greenlet.kill(block=False)
+
+    def take(self, count: int) -> None:
+        self._n_untaken -= count
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._has_room is not None:
+            self._has_room.set()
+
+    def _run(self, on_end: Callable[[_RunningAsk, AskEnd], None]) -> None:
+        error: CorosrvError | None
+        card: HandlerCard | None = None
+        try:
+            job = self._make_job()
+            with contextlib.closing(self._submit(job)) as reader:
+                self._reader = reader
+                card = reader.card
+                if self._is_cancelled:
+                    reader.cancel()
+                parameters = _capability_parameter(card) if isinstance(job.target, CapabilityTarget) else {}
+                error = self._pass_on(reader, card, parameters)
+        except FrameTooLarge:
+            error = HandlerFailed("the parameters of the answer are too large")
+        except CorosrvError as failure:
+            error = failure
+        except Exception:
+            log.exception("an ask could not be answered")
+            error = HandlerFailed("the call failed; the server's log says why")
+        is_replayed = self._reader is not None and self._reader.is_replayed
+        on_end(self, end_of(self.number, card, error, is_replayed))
+
+    def _pass_on(
+        self, reader: InferReader, card: HandlerCard, parameters: Mapping[str, Parameter]
+    ) -> CorosrvError | None:
+        """Sends all outputs with these further parameters; returns how the call ended. Waits."""
+        for item in reader:
+            if isinstance(item, InferEnd):
+                return item.error
+            self._wait_for_room()
+            if not self._is_cancelled:
+                self._send_outputs(item, card, parameters)
+        return HandlerFailed("the call ended without an answer")
+
+    def _wait_for_room(self) -> None:
+        while self._n_untaken >= ASK_WINDOW and not self._is_cancelled:
+            self._has_room = Event()
+            self._has_room.wait()
+            self._has_room = None
+
+    def _send_outputs(self, item: InferOutputs, card: HandlerCard, parameters: Mapping[str, Parameter]) -> None:
+        with TensorPacking() as packing:
+            outputs = packing.pack(item.outputs)
+            is_final = item.is_final or not card.is_stream
+            message = AskOutputs(
+                self.number, outputs, {**item.parameters, **parameters}, is_final, card.name, card.version
+            )
+            fds = call_in_thread(packing.fds) if packing.n_attached >= LONG_COPY else packing.fds()
+            self._n_untaken += 1
+            self._send(message, fds)
+
+
+def end_of(number: int, card: HandlerCard | None, error: CorosrvError | None, is_replayed: bool = False) -> AskEnd:
+    """Makes the last message of an ask."""
+    model, version = ("", "") if card is None else (card.name, card.version)
+    if error is None:
+        return AskEnd(number, model, version, is_replayed=is_replayed)
+    return AskEnd(
+        number, model, version, error.status, error.kind.value, error.code, str(error), error.retry_after, is_replayed
+    )
+
+
+def _job(ask: Ask, content: memoryview, terms: Terms, are_checked: bool, find_object: FindObject) -> InferJob:
+    """Makes the job of an ask. Raises InvalidTensor, and what `find_object` raises."""
+    (inputs,) = make_tensors([ask.request.inputs], content, are_checked=are_checked)
+    if ask.object_inputs:
+        inputs = _with_objects(inputs, ask.object_inputs, lambda object_id: find_object(object_id, terms.caller))
+    outputs = None if ask.request.outputs is None else tuple(ask.request.outputs)
+    request = InferRequest(inputs, ask.request.id, ask.request.parameters, outputs)
+    return InferJob(_target_of(ask), request, ask.stream, terms)
+
+
+def _with_objects(
+    inputs: Sequence[Tensor], object_inputs: Sequence[ObjectInput], find: Callable[[str], memoryview]
+) -> tuple[Tensor, ...]:
+    """Returns all inputs in their order, with those that are objects at their places."""
+    joined = list(inputs)
+    for wire in sorted(object_inputs, key=lambda wire: wire.position):
+        raw = find(wire.object_id)
+        joined.insert(wire.position, Tensor(wire.name, wire.datatype, wire.shape, raw=raw, parameters=wire.parameters))
+    return tuple(joined)
+
+
+def _capability_parameter(card: HandlerCard) -> dict[str, Parameter]:
+    """Tells an asker of a capability which one was matched."""
+    return {} if card.capability is None else {"capability": msgspec.json.encode(card.capability).decode()}
+
+
+def _target_of(ask: Ask) -> Target:
+    if ask.capability is not None:
+        return CapabilityTarget(ask.capability, ask.prefer, ask.is_fuzzy)
+    return ModelTarget(ask.model, ask.version)

@@ -1,0 +1,128 @@
+"""Captures what a worker's child processes and C code print, through pipes at descriptors 1 and 2."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import io
+import logging
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from corosrv.workers.worker.printing.printed import Printed
+from corosrv.workers.worker.printing.streams import Stream
+
+_PIPE_SIZE = 1 << 20  # bytes; the most that the kernel allows by default
+_FDS = {"stdout": 1, "stderr": 2}
+_C_BUFFER = 1 << 13  # bytes
+
+
+class Capture:
+    """Captures all printed text and attributes it to the right prediction. Made once, in the main thread.
+
+    Text that is written to the descriptors themselves belongs to the running prediction if exactly one runs. The pipes
+    are emptied whenever one begins or ends, so text that was written before belongs to those that ran then.
+    """
+
+    def __init__(self, server_log: Printed, cancel_guard: AbstractContextManager[None]) -> None:
+        self._server_log = server_log
+        self._running: set[Printed] = set()
+        self._lock = threading.RLock()
+        self._streams = {source: Stream(source, fd, server_log, cancel_guard) for source, fd in _FDS.items()}
+        self._poll = select.poll()
+        self._pipes: dict[int, str] = {}
+        self._flush_c: Callable[[], object] = _line_buffered_c_output()
+
+    def install(self) -> None:
+        """Starts the capture. The worker's own log goes where standard error went before."""
+        _log_to(os.dup(2))
+        for original in (sys.__stdout__, sys.__stderr__):
+            if isinstance(original, io.TextIOWrapper):
+                original.reconfigure(line_buffering=True, errors="replace")
+        for source, fd in _FDS.items():
+            self._pipes[_pipe_into(fd)] = source
+        for pipe in self._pipes:
+            self._poll.register(pipe, select.POLLIN)
+        sys.stdout, sys.stderr = self._streams["stdout"], self._streams["stderr"]
+        for stream in self._streams.values():
+            os.register_at_fork(after_in_child=stream.become_plain)
+        for pipe, source in self._pipes.items():
+            threading.Thread(target=self._read, args=(pipe,), name=f"corosrv-{source}", daemon=True).start()
+
+    def begin(self, printed: Printed) -> None:
+        """Begins a prediction."""
+        # Not under the lock: C code may wait with its own lock held until a pipe is emptied.
+        self._flush_c()
+        with self._lock:
+            self._empty_pipes()
+            self._running.add(printed)
+
+    def end(self, printed: Printed) -> None:
+        self._flush_c()
+        with self._lock:
+            self._empty_pipes()
+            self._running.discard(printed)
+
+    def flush(self) -> None:
+        """Sends text that was printed outside predictions, also an unfinished line."""
+        self._flush_c()
+        with self._lock:
+            self._empty_pipes()
+        for source in _FDS:
+            self._server_log.flush(source)
+
+    def _empty_pipes(self) -> None:
+        for pipe, _ in self._poll.poll(0):
+            # One read takes all that a pipe can hold, so a child that never stops printing does not keep us here.
+            data = os.read(pipe, _PIPE_SIZE)
+            if not data:  # user code has closed the descriptor
+                self._poll.unregister(pipe)
+            printed = next(iter(self._running)) if len(self._running) == 1 else self._server_log
+            printed.write(self._pipes[pipe], data)
+
+    def _read(self, pipe: int) -> None:
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        while not any(event & select.POLLHUP for _, event in poll.poll()):
+            with self._lock:
+                self._empty_pipes()
+
+
+def _pipe_into(fd: int) -> int:
+    """Makes a descriptor write to a pipe, for child processes, too; returns the reading end."""
+    end, mouth = os.pipe()
+    with contextlib.suppress(OSError):  # this user has many pipes already
+        fcntl.fcntl(mouth, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_SIZE)
+    os.dup2(mouth, fd, inheritable=True)
+    os.close(mouth)
+    return end
+
+
+def _log_to(fd: int) -> None:
+    """Makes the package's loggers write to this descriptor, whatever user code does to logging."""
+    handler = logging.StreamHandler(os.fdopen(fd, "w"))
+    handler.setFormatter(logging.Formatter("%(asctime)s [%(process)d] [%(levelname)s] %(message)s"))
+    logger = logging.getLogger("corosrv")
+    logger.addHandler(handler)
+    logger.propagate = False
+
+
+def _line_buffered_c_output() -> Callable[[], object]:
+    """Makes C's stdout write whole lines even to a pipe. Returns a function that writes the rest."""
+    libc = ctypes.CDLL(None)
+    try:
+        stdout = ctypes.c_void_p.in_dll(libc, "stdout")
+    except ValueError:  # a C library that calls it otherwise
+        return lambda: None
+    line_buffered = 1  # _IOLBF
+    # A buffer of its own: with PYTHONUNBUFFERED the stream has one of a single byte, and would go on with that. It
+    # stays for ever, as the stream is flushed when Python is gone.
+    libc.malloc.restype = ctypes.c_void_p
+    buffer = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(_C_BUFFER)))
+    libc.setvbuf(stdout, buffer, line_buffered, ctypes.c_size_t(_C_BUFFER))
+    return lambda: libc.fflush(stdout)

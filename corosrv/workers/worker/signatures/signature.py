@@ -1,0 +1,159 @@
+"""Reads a predictor's inputs and output from the annotations of its method."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from corosrv.base.errors import SignatureError
+from corosrv.workers.worker.signatures import defaults
+from corosrv.workers.worker.signatures.annotations import input_shape
+from corosrv.workers.worker.signatures.declared import concurrency, find_defaults, is_streaming
+from corosrv.workers.worker.signatures.framework import is_framework
+from corosrv.workers.worker.signatures.limits import limited
+from corosrv.workers.worker.signatures.returned import OutputType, is_async, output_type
+from corosrv.workers.worker.signatures.shapes import Hidden, Nullable, Shape, nullable
+from corosrv.workers.worker.types import MISSING, FieldInfo
+
+_METHODS = ("run", "predict")
+_UNSURE = object()  # None, or no default at all
+
+
+@dataclass(frozen=True, slots=True)
+class InputField:
+    """One input. `default` is a JSON value, or MISSING; `info`: the author's description."""
+
+    name: str
+    shape: Shape
+    info: FieldInfo
+    default: Any
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The description of a predictor: its inputs, output and how to call it."""
+
+    method: str  # of the class; the function's name where the target is a function
+    inputs: tuple[InputField, ...]
+    output: OutputType
+    is_async: bool
+    is_streaming: bool  # its author lets clients read along
+    concurrency: int | None  # as its author declared it
+    takes_weights: bool  # in setup()
+
+    @property
+    def is_generator(self) -> bool:
+        """True if it is written with `yield`, or annotated as if it were."""
+        return self.output.is_iterator
+
+
+def read(target: type | Callable[..., Any]) -> Signature:
+    """Reads a predictor's class or function. Raises SignatureError, which names the parameter at fault."""
+    method = _method(target) if isinstance(target, type) else getattr(target, "__name__", "run")
+    function = getattr(target, method) if isinstance(target, type) else target
+    inner = _unwrapped(function)
+    hints = _hints(inner)
+    parameters = list(inspect.signature(inner).parameters.values())
+    if isinstance(target, type) and not isinstance(inspect.getattr_static(target, method), staticmethod | classmethod):
+        del parameters[0]  # self
+    has_default = find_defaults(inner)
+    returned, functions = hints.get("return", Any), (function, inner)
+    return Signature(
+        method=method,
+        inputs=tuple(_input(parameter, hints, has_default) for parameter in parameters),
+        output=output_type(returned, function),
+        is_async=is_async(returned, functions),
+        is_streaming=is_streaming(*functions),
+        concurrency=concurrency(*functions),
+        takes_weights="weights" in inspect.signature(target.setup).parameters if hasattr(target, "setup") else False,
+    )
+
+
+def _method(kind: type) -> str:
+    """Returns the name of the method that the author wrote; base classes of this package and of cog do not count."""
+    methods = [
+        name
+        for name in _METHODS
+        if any(name in base.__dict__ for base in kind.__mro__ if not is_framework(base.__module__))
+    ]
+    if len(methods) == 1:
+        return methods[0]
+    raise SignatureError(
+        f"{kind.__name__} defines both run() and predict(): leave one of them"
+        if methods
+        else f"{kind.__name__} has neither run() nor predict()"
+    )
+
+
+def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the author's own function inside decorators, also inside those without functools.wraps."""
+    inner: Callable[..., Any] = inspect.unwrap(function)
+    kinds = {parameter.kind for parameter in inspect.signature(inner).parameters.values()}
+    if not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        return inner
+    cells = [cell.cell_contents for cell in getattr(inner, "__closure__", None) or ()]
+    functions = [content for content in cells if inspect.isfunction(content)]
+    return _unwrapped(functions[0]) if len(functions) == 1 else inner
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    target = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except Exception as error:  # evaluating annotations runs the author's code, which may raise anything
+        raise SignatureError(f"the annotations cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _input(parameter: inspect.Parameter, hints: dict[str, Any], has_default: dict[str, bool]) -> InputField:
+    name = parameter.name
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise SignatureError(f"{parameter}: every input needs a name of its own")
+    if name not in hints:
+        raise SignatureError(f"{name}: an input needs an annotation")
+    info = _info(parameter.default, hints[name])
+    try:
+        shape = limited(input_shape(hints[name]), info)
+        if info.default is _UNSURE:
+            info = dataclasses.replace(info, default=_cog_default(shape, has_default.get(name)))
+        if info.default is None:
+            shape = nullable(shape)
+        default = defaults.as_json(shape, info)
+    except SignatureError as error:
+        raise SignatureError(f"{name}: {error}") from None
+    is_required = info.default is MISSING and not isinstance(shape, Nullable)
+    return InputField(name, shape, info, default, is_required)
+
+
+def _info(default: Any, annotation: Any) -> FieldInfo:
+    """Returns the Input(...) behind `=` or in Annotated; a plain default counts as Input(default)."""
+    if (info := _as_info(default)) is not None:
+        return info
+    marks = annotation.__metadata__ if typing.get_origin(annotation) is typing.Annotated else ()
+    info = next((info for mark in marks if (info := _as_info(mark)) is not None), FieldInfo())
+    return info if default is inspect.Parameter.empty else dataclasses.replace(info, default=default)
+
+
+def _as_info(value: Any) -> FieldInfo | None:
+    if isinstance(value, FieldInfo):
+        return value
+    if type(value).__name__ != "FieldInfo" or not is_framework(type(value).__module__):
+        return None
+    names = (field.name for field in dataclasses.fields(FieldInfo))
+    info = FieldInfo(**{name: getattr(value, name) for name in names if hasattr(value, name)})
+    return info if info.default is not None else dataclasses.replace(info, default=_UNSURE)
+
+
+def _cog_default(shape: Shape, is_explicit: bool | None) -> Any:
+    """Returns the default of cog's Input, which is None both without one and with `default=None`: None or MISSING.
+
+    `is_explicit`: whether the source names a default, None if unknown. As in Cog, None is a default only of types that
+    accept it, and of secrets, which may be omitted.
+    """
+    if isinstance(shape, Hidden):
+        return MISSING if is_explicit is False else None
+    return None if is_explicit and isinstance(shape, Nullable) else MISSING

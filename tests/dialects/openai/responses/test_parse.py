@@ -1,0 +1,425 @@
+"""Bodies to conversations: items, tools, formats, what is refused by name, and what is gone on from."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from flask import Request
+from werkzeug.test import EnvironBuilder
+
+from corosrv.base.errors import NotFound, NotSupported, Refused
+from corosrv.contracts.jobs import Chunk, Finish, Job, Messages, ModelCard
+from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
+from corosrv.dialects.chat.parser import TextParser
+from corosrv.dialects.generation.fields import Defaults
+from corosrv.dialects.openai.responses import parse, schema
+from corosrv.dialects.openai.responses.store import ResponseStore, Shelf, Stored
+from corosrv.web.http import body
+from tests.support.answers import complete_json, empty_response
+from tests.support.vocabularies import ByteVocabulary
+
+DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
+REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
+CARD = ModelCard("tiny", created=1, capabilities=frozenset({"tools"}))
+LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
+ROOM = {"type": "namespace", "name": "room", "description": "Of the room.", "tools": [LOOK]}
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
+HELLO = [Chunk(0, "Hello", 1), Chunk(0, "", 1, Finish.STOP)]
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "a wall"}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A body's conversation, as it is handed on."""
+    seen: list[Conversation] = []
+
+    def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, TextParser]:
+        seen.append(conversation)
+        return conversation.job, TextParser()
+
+    monkeypatch.setattr(parse, "prepare", prepare)
+
+    def ask(sent: Any = "Hi", shelf: Shelf | None = None, **fields: Any) -> Conversation:
+        call({"input": sent, **fields}, shelf)
+        return seen[-1]
+
+    return ask
+
+
+def call(sent: dict[str, Any], shelf: Shelf | None = None) -> Any:
+    """From the body's bytes to the call, as the routes do it."""
+    raw = json.dumps(sent).encode()
+    fields = body.decode(REQUEST, raw, schema.decoder)
+    return parse.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(""), ByteVocabulary)
+
+
+def turns(conversation: Conversation) -> list[dict[str, Any]]:
+    (prompt,) = conversation.job.prompts
+    assert isinstance(prompt, Messages)
+    return list(prompt.messages)
+
+
+def test_a_string_is_what_the_user_says(asked):
+    assert turns(asked("Hi")) == [{"role": "user", "content": "Hi"}]
+
+
+def test_instructions_come_first(asked):
+    assert turns(asked("Hi", instructions="Be brief."))[0] == {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("item", "turn"),
+    [
+        ({"role": "user", "content": "a"}, {"role": "user", "content": "a"}),
+        ({"type": "message", "role": "system", "content": "a"}, {"role": "system", "content": "a"}),
+        ({"role": "developer", "content": "a"}, {"role": "system", "content": "a"}),
+        ({"role": "assistant", "content": "a"}, {"role": "assistant", "content": "a"}),
+        (
+            {"role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]},
+            {"role": "user", "content": "a\nb"},
+        ),
+        (
+            {
+                "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
+                "content": [{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}],
+            },
+            {"role": "assistant", "content": "a"},
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            {"role": "assistant", "content": "no"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_message_is_a_turn(asked, item, turn):
+    assert turns(asked([item])) == [turn]
+
+
+def test_thoughts_calls_and_what_they_gave_are_turns(asked):
+    reasoning = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "hm"}],
+    }
+    parts = {**OUTPUT, "call_id": "c2", "output": [{"type": "input_text", "text": "a door"}]}
+
+    found = turns(asked([{"role": "user", "content": "?"}, reasoning, CALL, {**CALL, "call_id": "c2"}, OUTPUT, parts]))
+
+    function = {"name": "look", "arguments": {"at": 1}}
+    assert found[1:] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": id, "type": "function", "function": function} for id in ("c1", "c2")],
+        },
+        {"role": "tool", "tool_call_id": "c1", "name": "look", "content": "a wall"},
+        {"role": "tool", "tool_call_id": "c2", "name": "look", "content": "a door"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ([], "input"),
+        (["x"], "input[0]"),
+        ([{"role": "user"}], "input[0].content"),
+        ([{"content": "x"}], "input[0].role"),
+        ([{"role": "pirate", "content": "x"}], "input[0].role"),
+        ([{"role": "user", "content": 5}], "input[0].content"),
+        ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "input_text", "text": 5}]}], "input[0].content[0].text"),
+        ([{"type": "item_reference"}], "input[0].id"),
+        ([{"type": 5}], "input[0].type"),
+        ([{"type": "function_call", "call_id": "x", "name": "y"}], "input[0].arguments"),
+        ([{**CALL, "arguments": 5}], "input[0].arguments"),
+        ([OUTPUT], "input[0].call_id"),
+        ([CALL, {**OUTPUT, "output": 5}], "input[1].output"),
+        ([{"role": "user", "content": "x"}] * 2049, "input"),
+    ],
+)
+def test_an_item_that_cannot_be_read_is_refused_with_its_place(asked, sent, param):
+    with pytest.raises(Refused) as refused:
+        asked(sent)
+
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("background", True),
+        ("conversation", "conv_1"),
+        ("include", ["reasoning.encrypted_content", "message.output_text.logprobs"]),
+        ("max_tool_calls", 3),
+        ("prompt", {"id": "pmpt_1"}),
+        ("stream_options", {"include_obfuscation": True}),
+        ("top_logprobs", 3),
+        ("context_management", [{"type": "compaction"}]),
+    ],
+)
+def test_what_is_not_offered_is_refused_by_name(asked, name, value):
+    with pytest.raises(NotSupported, match=name) as refused:
+        asked(**{name: value})
+
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": 5}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 1.5}, "max_output_tokens"),
+        ({"metadata": {"a": 5}}, "metadata.a"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ({"reasoning": {"effort": "endless"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "rhymed"}}, "reasoning.summary"),
+        ({"store": "yes"}, "store"),
+        ({"temperature": -1}, "temperature"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"truncation": "always"}, "truncation"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [LOOK, {"type": "function"}]}, "tools[1].name"),
+        ({"tools": [LOOK, {"type": "custom", "name": "patch"}]}, "tools[1].type"),
+        ({"tools": [LOOK, {"type": "namespace", "tools": [LOOK]}]}, "tools[1].name"),
+        ({"tools": [{**ROOM, "tools": [LOOK, {"type": "function"}]}]}, "tools[0].tools[1].name"),
+        ({"tools": [{**ROOM, "tools": [{"type": "web_search"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{**LOOK, "parameters": "x"}]}, "tools[0].parameters"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_place(asked, fields, param):
+    with pytest.raises(Refused) as refused:
+        asked(fields.pop("input", "Hi"), **fields)
+
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "name", ["instructions", "max_output_tokens", "metadata", "reasoning", "store", "text", "tools"]
+)
+def test_null_is_an_absent_field(asked, name):
+    assert asked(**{name: None}) == asked()
+
+
+def test_fields_reach_the_job(asked):
+    job = asked(max_output_tokens=7, temperature=0.5, top_p=0.9, top_k=3, model="tiny").job
+
+    assert (job.max_tokens, job.model) == (7, "tiny")
+    assert (job.sampling.temperature, job.sampling.top_p, job.sampling.top_k) == (0.5, 0.9, 3)
+
+
+def test_tools_are_offered_in_the_form_of_templates(asked):
+    conversation = asked(tools=[LOOK], parallel_tool_calls=False)
+
+    function = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+    assert conversation.job.prompts[0].tools == ({"type": "function", "function": function},)
+    assert conversation.parallel_calls is False
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        (None, CallPolicy(CallMode.AUTO)),
+        ("auto", CallPolicy(CallMode.AUTO)),
+        ("none", CallPolicy(CallMode.NONE)),
+        ("required", CallPolicy(CallMode.REQUIRED)),
+        ({"type": "function", "name": "look"}, CallPolicy(CallMode.REQUIRED, "look")),
+    ],
+)
+def test_a_choice_of_tools(asked, sent, meant):
+    assert asked(tools=[LOOK], tool_choice=sent).tool_choice == meant
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, JsonFormat(None, "text.format")),
+        (
+            {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True},
+            JsonFormat({"type": "object"}, "text.format.schema"),
+        ),
+    ],
+)
+def test_a_format_of_the_answer(asked, sent, meant):
+    assert asked(text={"format": sent}).answer_format == meant
+
+
+@pytest.mark.parametrize(("effort", "thinks"), [(None, None), ("none", False), ("minimal", None), ("high", None)])
+def test_an_effort_of_thinking_is_told_to_the_template(asked, effort, thinks):
+    conversation = asked(reasoning={"effort": effort})
+
+    assert conversation.thinks is thinks
+    assert conversation.job.prompts[0].template_arguments.get("reasoning_effort") == effort
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [({**LOOK, "name": "a b"}, "tools[0].name"), ({**LOOK, "parameters": {"type": "x"}}, "tools[0].parameters")],
+)
+def test_a_tool_that_cannot_be_offered_is_refused_with_its_place(tool, param):
+    with pytest.raises(Refused) as refused:
+        call({"input": "Hi", "tools": [tool], "tool_choice": "required"})
+
+    assert refused.value.param == param
+
+
+def test_a_search_that_an_agent_offers_beside_its_functions_is_left_out_and_not_echoed(asked):
+    conversation = asked(tools=[{"type": "web_search", "external_web_access": False}, LOOK])
+    response = complete_json(call({"input": "Hi", "tools": [{"type": "web_search"}, LOOK]}).answer, HELLO)
+
+    assert [tool["function"]["name"] for tool in conversation.job.prompts[0].tools] == ["look"]
+    assert response["tools"] == [LOOK]
+
+
+def test_a_function_of_a_namespace_is_called_by_a_name_of_its_own(asked):
+    conversation = asked([{**CALL, "namespace": "room"}, OUTPUT], tools=[ROOM, LOOK])
+
+    assert [tool["function"]["name"] for tool in conversation.job.prompts[0].tools] == ["room__look", "look"]
+    assert turns(conversation)[0]["tool_calls"][0]["function"]["name"] == "room__look"
+
+
+@pytest.mark.parametrize("names", [[], ["reasoning.encrypted_content", "web_search_call.action.sources"]])
+def test_what_there_is_nothing_of_may_be_included(asked, names):
+    assert asked(include=names) == asked()
+
+
+def test_an_item_of_a_stored_response_may_be_referred_to(asked):
+    shelf = ResponseStore(10_000).shelf("me")
+    (item,) = complete_json(call({"input": "Hi"}, shelf).answer, HELLO)["output"]
+
+    found = turns(asked([{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "And?"}], shelf))
+
+    assert found == [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "And?"}]
+
+
+@pytest.mark.parametrize("id", ["", "msg", "msg_1", "msg_" + 40 * "0" + "0000"])
+def test_a_reference_to_nothing_is_told_what_to_send(asked, id):
+    with pytest.raises(NotFound, match="send the item itself") as missing:
+        asked([{"type": "item_reference", "id": id}])
+
+    assert (missing.value.param, missing.value.code) == ("input[0].id", "item_not_found")
+
+
+def test_a_response_goes_on_from_another_without_its_instructions(asked):
+    shelf = ResponseStore(10_000).shelf("me")
+    before = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"})
+    shelf.put(Stored(empty_response("resp_1"), before))
+
+    found = turns(asked("And?", shelf, previous_response_id="resp_1", instructions="Be brief."))
+
+    assert found == [{"role": "system", "content": "Be brief."}, *before, {"role": "user", "content": "And?"}]
+
+
+def test_what_a_call_gave_may_come_with_the_next_response(asked):
+    shelf = ResponseStore(10_000).shelf("me")
+    called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {}}}
+    shelf.put(Stored(empty_response("resp_1"), ({"role": "assistant", "content": "", "tool_calls": [called]},)))
+
+    assert turns(asked([OUTPUT], shelf, previous_response_id="resp_1"))[-1]["role"] == "tool"
+
+
+def test_an_unknown_previous_response_is_not_found(asked):
+    with pytest.raises(NotFound) as missing:
+        asked(previous_response_id="resp_2")
+
+    assert (missing.value.param, missing.value.code) == ("previous_response_id", "response_not_found")
+
+
+def test_a_conversation_is_truncated_only_where_that_is_asked_for(asked):
+    long = [{"role": role, "content": "x" * 400} for role in ("user", "assistant", "user")]
+
+    assert len(turns(asked(long))) == 3
+    assert len(turns(asked(long, truncation="disabled"))) == 3
+    assert len(turns(asked(long, truncation="auto"))) == 1
+
+
+def test_what_was_truncated_is_stored(asked):
+    shelf = ResponseStore(100_000).shelf("me")
+    long = [{"role": role, "content": "x" * 400} for role in ("user", "assistant", "user")]
+
+    response = complete_json(call({"input": long, "truncation": "auto"}, shelf).answer, HELLO)
+
+    assert response["truncation"] == "auto"
+    assert len(turns(asked("Hi", shelf, previous_response_id=response["id"]))) == 5
+
+
+@pytest.mark.parametrize(("store", "is_kept"), [(None, True), (True, True), (False, False)])
+def test_a_response_is_stored_unless_told_otherwise(store, is_kept):
+    shelf = ResponseStore(10_000).shelf("me")
+
+    response = complete_json(call({"input": "Hi", "store": store}, shelf).answer, HELLO)
+
+    assert response["store"] is is_kept
+    if is_kept:
+        assert msgspec.to_builtins(shelf.get(response["id"]).response) == response
+    else:
+        with pytest.raises(NotFound):
+            shelf.get(response["id"])
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_response_says_what_was_asked():
+    sent = {
+        "instructions": "Be brief.",
+        "metadata": {"a": "b"},
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_output_tokens": 7,
+        "tools": [LOOK],
+        "tool_choice": {"type": "function", "name": "look"},
+        "parallel_tool_calls": False,
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "store": False,
+    }
+
+    response = complete_json(call({"input": "Hi", **sent}).answer, HELLO)
+
+    assert {name: response[name] for name in sent} == sent
+
+
+def test_a_response_says_what_was_taken_for_granted():
+    response = complete_json(call({"input": "Hi"}).answer, HELLO)
+
+    expected = {"temperature": 0.8, "top_p": 0.95, "tools": [], "tool_choice": "auto", "store": True, "metadata": {},
+                "text": {"format": {"type": "text"}}, "instructions": None, "max_output_tokens": None}  # fmt: skip
+    assert {name: response[name] for name in expected} == expected
+
+
+def test_thoughts_after_words_begin_another_turn(asked):
+    reasoning = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+
+    found = turns(asked([{"role": "assistant", "content": "a"}, reasoning]))
+
+    assert found == [
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "", "reasoning_content": "hm"},
+    ]
+
+
+def test_a_stream_may_tell_how_far_it_is():
+    wanted = {"timings_per_token": True, "return_progress": True}
+
+    job = call({"input": "Hi", "stream": True, **wanted}).job
+    assert (job.tells_progress, job.sampling.n_probs) == (True, 0)
+    assert not call({"input": "Hi", **wanted}).job.tells_progress
+
+
+def test_an_error_about_the_prompt_names_the_input():
+    assert call({"input": "Hi"}).job.prompts[0].param == "input"
+
+
+def test_a_budget_of_thoughts_has_the_names_of_chats(asked):
+    conversation = asked(thinking_budget_tokens=7, reasoning_budget_message="So.")
+
+    assert (conversation.thought_tokens, conversation.thought_message) == (7, "So.")
+    assert (asked().thought_tokens, asked(reasoning_budget=-1).thought_message) == (None, None)

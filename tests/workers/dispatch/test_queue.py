@@ -1,0 +1,156 @@
+"""The order of a queue, beside a model that sorts everything each time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from corosrv.workers.dispatch.queue import CallQueue, QueuePlace, level_at
+
+
+class Queues(RuleBasedStateMachine):
+    """Pushes, removes, takes and lets time pass in any order."""
+
+    @initialize()
+    def make(self) -> None:
+        self.queue: CallQueue[int] = CallQueue()
+        self.now = 0.0
+        self.numbers = itertools.count()
+        self.waiting: dict[int, tuple[int, float, float, QueuePlace[int]]] = {}  # priority, due, arrived, place
+        self.gone: list[tuple[int, int, float, float]] = []
+
+    @rule(priority=st.integers(1, 9), seconds=st.integers(0, 60))
+    def push(self, priority: int, seconds: int) -> None:
+        self._push(next(self.numbers), priority, self.now + seconds, self.now)
+
+    def _push(self, number: int, priority: int, due_at: float, arrived: float) -> None:
+        place = self.queue.push(number, priority, due_at, arrived, number, self.now)
+        self.waiting[number] = (priority, due_at, arrived, place)
+
+    @rule(seconds=st.sampled_from([0.5, 3, 10, 45]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        if self.waiting:
+            self._remove(data.draw(st.sampled_from(sorted(self.waiting))))
+
+    @rule()
+    def take(self) -> None:
+        place = self.queue.head(self.now)
+        if place is not None:
+            assert place.item is not None
+            self._remove(place.item)
+
+    def _remove(self, number: int) -> None:
+        priority, due_at, arrived, place = self.waiting.pop(number)
+        self.queue.remove(place)
+        self.queue.remove(place)
+        self.gone.append((number, priority, due_at, arrived))
+
+    @rule(data=st.data())
+    def bring_back(self, data: st.DataObject) -> None:
+        if self.gone:
+            self._push(*self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1))))
+
+    def order(self, number: int) -> tuple[int, float, int]:
+        priority, due_at, arrived, _ = self.waiting[number]
+        return level_at(priority, arrived, self.now), due_at, number
+
+    @invariant()
+    def the_head_is_the_first_of_all(self) -> None:
+        expected = min(self.waiting, key=self.order, default=None)
+
+        head = self.queue.head(self.now)
+
+        assert (head and head.item) == expected
+        if head is not None and expected is not None:
+            assert head.order == self.order(expected)
+
+    @invariant()
+    def the_last_is_the_last_of_the_worst_class(self) -> None:
+        expected = max(self.waiting, key=self.order, default=None)
+
+        last = self.queue.last(self.now)
+
+        assert (last and last.item) == expected
+
+    @invariant()
+    def everything_is_counted(self) -> None:
+        assert len(self.queue) == len(self.waiting)
+        assert set(self.queue) == set(self.waiting)
+        self.queue.head(self.now)
+        for priority in (1, 5, 9):
+            ahead = sum(self.order(number)[0] <= priority for number in self.waiting)
+            assert self.queue.count_ahead(priority) == ahead
+        assert (self.queue.oldest() is None) == (not self.waiting)
+
+
+TestQueues = Queues.TestCase
+TestQueues.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("priority", "waited", "level"), [(5, 0, 5), (5, 9.9, 5), (5, 10, 4), (9, 35, 6), (9, 1000, 1), (1, 50, 1)]
+)
+def test_a_class_is_gained_for_every_ten_seconds(priority: int, waited: float, level: int):
+    assert level_at(priority, 100, 100 + waited) == level
+
+
+def test_the_longest_waiting_is_known_when_one_returns():
+    queue: CallQueue[str] = CallQueue()
+    queue.push("new", 5, 0, arrived=7, number=2, now=7)
+    place = queue.push("old", 5, 0, arrived=3, number=1, now=8)
+
+    assert queue.oldest() == 3
+    queue.remove(place)
+    assert queue.oldest() == 7
+
+
+def test_what_has_left_is_not_kept():
+    queue: CallQueue[int] = CallQueue()
+    first = queue.push(-1, 9, 0, 0, -1, 0)
+    for number in range(10_000):
+        queue.remove(queue.push(number, 9, 1, 0, number, 0))
+
+    assert queue.head(0) is first
+    assert sum(map(len, queue._levels)) + len(queue._rises) + len(queue._arrivals) < 400
+
+
+def test_what_has_left_is_not_kept_by_those_who_ask_for_the_last():
+    queue: CallQueue[int] = CallQueue()
+    for number in range(10_000):
+        place = queue.push(number, 9, 1, 0, number, 0)
+        assert queue.last(0) is place
+        queue.remove(place)
+
+    assert sum(map(len, queue._tails.values())) < 400
+
+
+def test_of_items_that_end_too_soon_the_one_with_the_most_time_is_first():
+    queue: CallQueue[str] = CallQueue()
+    for number, (item, deadline) in enumerate({"little": 1.0, "most": 3.0, "some": 2.0}.items()):
+        queue.push(item, 5, deadline, 0, number, 0, deadline)
+
+    heads = []
+    while (place := queue.head(0, needed=5)) is not None:
+        heads.append(place.item)
+        queue.remove(place)
+
+    assert heads == ["most", "some", "little"]
+
+
+def test_items_that_have_left_are_not_kept_beneath_one_that_ends_too_soon():
+    queue: CallQueue[int] = CallQueue()
+    queue.push(0, 5, 0, 0, 0, 0, 1.0)
+    for number in range(1, 10_000):
+        place = queue.push(number, 5, 0, 0, number, 0, 0.5)
+        queue.head(0, needed=5)
+        queue.remove(place)
+
+    assert sum(map(len, queue._risky)) < 400
