@@ -26,12 +26,12 @@ from corosrv.contracts.settings import (
     ServerSettings,
     Settings,
     effective,
-    hub_name,
+    hub,
     model_list,
     sources,
 )
 from corosrv.contracts.settings.effective import EffectiveSetting, SettingGroup
-from corosrv.contracts.settings.peers import new_replica_id
+from corosrv.contracts.settings.fleet import new_replica_id
 from corosrv.fleet.upstreams.spec import parse_all
 from corosrv.models.fitting.model_file import flaw_of
 from corosrv.models.hub import library
@@ -110,10 +110,10 @@ def _hub_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _hub_model(repo: str, file: str | None) -> str:
     if file is None:
-        return hub_name.HUB + repo.removeprefix(hub_name.HUB)
-    name = hub_name.parse(repo)
+        return hub.HUB + repo.removeprefix(hub.HUB)
+    name = hub.parse(repo)
     revision = "" if name.revision == "main" else f"@{name.revision.replace('/', '%2F')}"
-    return f"{hub_name.HUB}{name.repo}{revision}/{file}"
+    return f"{hub.HUB}{name.repo}{revision}/{file}"
 
 
 def _option(field: Field[Any], kind: type) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from corosrv.base.errors import AppError, Conflict, HandlerFailed, WorkerLost
-    from corosrv.contracts.jobs.objects import ObjRef
+    from corosrv.contracts.jobs.infer import ObjRef
     from corosrv.formats.tensors import Tensor, TensorSpec
     from corosrv.workers.worker.app.app import App
     from corosrv.workers.worker.app.base_worker import Worker
@@ -68,7 +68,7 @@ __all__ = [
 
 _MODULES = {
     "corosrv.base.errors": ("AppError", "Conflict", "HandlerFailed", "WorkerLost"),
-    "corosrv.contracts.jobs.objects": ("ObjRef",),
+    "corosrv.contracts.jobs.infer": ("ObjRef",),
     "corosrv.formats.tensors": ("Tensor", "TensorSpec"),
     "corosrv.workers.worker.app.app": ("App",),
     "corosrv.workers.worker.app.base_worker": ("Worker",),

@@ -43,5 +43,5 @@ def test_a_room_without_io_loads_no_framework_no_hub_and_no_native_core(room: st
 
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
 
-    assert len(modules) > 1
+    assert modules
     assert not loaded.stdout.split()

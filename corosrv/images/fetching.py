@@ -1,7 +1,7 @@
 """Fetches images from the hosts that the operator allows, and from nowhere else.
 
 A URL in a prompt is the client's, and this machine reaches what the client may not. So each host is on a list before it
-is looked up, and the address that was checked is that of the connection: see corosrv.base.outgoing.destinations. An
+is looked up, and the address that was checked is that of the connection: see corosrv.base.outgoing. An
 address that is not public has to be on the list itself: no name leads there.
 """
 
@@ -20,9 +20,7 @@ from gevent.monkey import is_module_patched
 
 import corosrv
 from corosrv.base.errors import DestinationRefused, InvalidImage, NotSupported, RedirectRefused, TooBusy
-from corosrv.base.outgoing.destinations import Destinations
-from corosrv.base.outgoing.redirects import ALL, Redirects
-from corosrv.base.outgoing.urls import is_http_url, origin
+from corosrv.base.outgoing import ALL, Destinations, Redirects, is_http_url, origin
 from corosrv.base.waits.elsewhere import call_in_thread
 
 MAX_URL = 4096  # characters

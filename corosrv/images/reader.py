@@ -10,7 +10,7 @@ from corosrv.base.errors import InvalidImage, NotOffered, TooManyImages
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs import Image, ModelCard
 from corosrv.contracts.settings import ImageSettings
-from corosrv.contracts.settings.images import PIXEL_BYTES
+from corosrv.contracts.settings.server import PIXEL_BYTES
 from corosrv.images.data_url import is_data_url, read_base64, read_data_url
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.decoding import check_dimensions, check_pillow

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown, Starting
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferWorker
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import KserveSettings, ServerSettings
 from corosrv.dialects.kserve import errors, model_docs, object_routes, routes
 from corosrv.dialects.kserve.endpoint import EndpointLimits

@@ -28,7 +28,7 @@ from corosrv.dialects.openai.embeddings import routes as embedding_routes
 from corosrv.dialects.openai.rerank import routes as rerank_routes
 from corosrv.dialects.openai.responses import routes as responses
 from corosrv.dialects.openai.responses.store import ResponseStore
-from corosrv.formats.bodies import json_limits
+from corosrv.formats import bodies as json_limits
 from corosrv.images.reader import ImageReader
 from corosrv.models.engine import Engine
 from corosrv.models.engine.binding import NativeJsonScanner

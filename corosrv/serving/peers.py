@@ -16,7 +16,7 @@ from corosrv.base.errors import CorosrvError, ModelFailed, SettingsError, Shutti
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.settings import PeerSettings, ServerSettings
-from corosrv.contracts.settings.peers import new_replica_id
+from corosrv.contracts.settings.fleet import new_replica_id
 from corosrv.gateway.delegation import announcement, routes
 from corosrv.gateway.delegation.announcement import Announcement, OfferedHandler
 from corosrv.gateway.delegation.asker import PeerAsker

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import PredictionSettings, ServerSettings, child_environment
 from corosrv.dialects.predictions import errors, routes
 from corosrv.dialects.predictions.collector import PredictionCollector

@@ -22,7 +22,7 @@ from corosrv.dialects.llamacpp.metrics import with_token_counter
 from corosrv.dialects.openai import answer_types
 from corosrv.fleet.cluster.front_id import host_name
 from corosrv.fleet.cluster.served import FrontOffer
-from corosrv.formats.bodies import json_limits
+from corosrv.formats import bodies
 from corosrv.serving.part import Part
 from corosrv.serving.readiness import Readiness
 from corosrv.web.docs import routes as docs
@@ -86,8 +86,8 @@ class Server:
         parts = (self.models, self.upstreams, self.predictor, self.app, self.kserve, self.peers)
         self.parts: list[Part] = [part for part in parts if part is not None]
         self.management = self._management(settings)
-        scanner = json_limits.scan if self.models is None else self.models.json_scanner()
-        json_limits.use_scanner(body.scan_in_thread(scanner))
+        scanner = bodies.scan if self.models is None else self.models.json_scanner()
+        bodies.use_scanner(body.scan_in_thread(scanner))
         for collector in chain.from_iterable(part.collectors() for part in self.parts):
             self._stats.registry.register(collector)
         if self.cluster is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from corosrv.formats.bodies.json_limits import LIMITS
+from corosrv.formats.bodies import LIMITS
 
 # What makes an answer short, for the bodies that ask for one.
 _SHORT = {"max_tokens": 1, "n_predict": 1, "max_output_tokens": 16}

@@ -26,7 +26,7 @@ from flask import Flask
 from corosrv import app as corosrv_app
 from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import PredictionSettings, model_list
 from corosrv.dialects.predictions import routes as prediction_routes
 from corosrv.dialects.predictions.service import PredictionService

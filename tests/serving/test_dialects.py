@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 
 from corosrv import app
 from corosrv.contracts import settings
-from corosrv.formats.bodies import json_limits
+from corosrv.formats import bodies
 from tests.support.engines import FAST, TIMEOUT
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
@@ -53,13 +53,13 @@ def client(serving: Flask) -> FlaskClient:
 @pytest.mark.parametrize("path", BODIES)
 def test_a_body_is_decoded_once(client: FlaskClient, monkeypatch: pytest.MonkeyPatch, path: str):
     looked_through: list[bytes] = []
-    check = json_limits.check
+    check = bodies.check
 
     def count(data: bytes) -> None:
         looked_through.append(data)
         check(data)
 
-    monkeypatch.setattr(json_limits, "check", count)
+    monkeypatch.setattr(bodies, "check", count)
 
     answer = client.post(path, json=BODIES[path])
 

@@ -12,10 +12,9 @@ import gevent
 from gevent import Greenlet
 
 from corosrv.base.errors import CorosrvError, ReadTimeout
-from corosrv.base.waits import edges
-from corosrv.contracts.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
-from corosrv.contracts.jobs.infer import InferEnd
-from corosrv.contracts.jobs.terms import Terms
+from corosrv.base.waits import waiters
+from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferEnd
+from corosrv.contracts.jobs.job import Terms
 from corosrv.fleet.upstreams import connection, connections
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
@@ -306,7 +305,7 @@ class PoolWorld(World):
         module = SocketModule(self.net)
         setattr(connection, "_socket", module)  # noqa: B010 - a stand-in for a module
         setattr(connections, "_connected", self.net.connect)  # noqa: B010
-        setattr(edges, "_epoll", lambda: SimEpoll(self.loop))  # noqa: B010
+        setattr(waiters, "_epoll", lambda: SimEpoll(self.loop))  # noqa: B010
         setattr(connections, "socket", SimpleNamespace())  # noqa: B010
         connections._OPTIONS = ()
         self.models = {port: ("m", "n") if port % 2 else ("m",) for port in range(1, N_SERVERS + 1)}

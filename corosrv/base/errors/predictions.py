@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from corosrv.base.errors.base import CorosrvError
-from corosrv.base.errors.refused import Refused
+from corosrv.base.errors.base import CorosrvError, Refused
 from corosrv.base.errors.unavailable import Unavailable
 
 

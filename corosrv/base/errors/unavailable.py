@@ -1,4 +1,11 @@
-"""Defines errors of a server that cannot take a request now."""
+"""Defines errors of a server that cannot take a request now.
+
+Defines errors between two processes.
+
+Defines errors of the Redis server that several fronts share.
+
+Defines errors of models that come from a hub.
+"""
 
 from __future__ import annotations
 
@@ -96,3 +103,53 @@ class EncoderUnavailable(Unavailable):
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class WireError(CorosrvError):
+    """Two processes that share a channel cannot talk to each other."""
+
+
+class BadFrame(WireError):
+    """The received bytes are no message; what follows them cannot be understood either."""
+
+
+class ProtocolError(WireError):
+    """A message arrived that is not allowed, or not allowed now; the sender is broken."""
+
+
+class RowsNotFinite(ProtocolError):
+    """The encoder wrote rows with numbers that are not finite; they must not reach the decode loop."""
+
+
+class FrameTooLarge(WireError):
+    """The message is larger than the channel carries; nothing was sent."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a message of {size} bytes, where {limit} are allowed")
+
+
+class ChannelClosed(WireError):
+    """The other end is closed, or this one is."""
+
+
+class RedisUnavailable(Unavailable):
+    """Redis cannot be reached, or did not answer in time; whether it ran the command is not known."""
+
+
+class RedisRefused(Unavailable):
+    """Redis answered a command with an error; `word` is its first word, as `NOGROUP` or `OOM`."""
+
+    def __init__(self, message: str, word: str) -> None:
+        super().__init__(message)
+        self.word = word
+
+
+class HubError(CorosrvError):
+    """A model of a hub cannot be had; the message says why, and what to do."""
+
+
+class HubMissing(HubError):
+    """The library that speaks to hubs is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("models named hf:... need the library huggingface_hub: pip install 'corosrv[hub]'")

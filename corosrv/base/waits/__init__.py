@@ -1,10 +1,17 @@
 """Lets a greenlet wait for a descriptor, a thread or a process while others run, and a plain thread by blocking."""
 
-from corosrv.base.waits.awake import AwakeClock, awake_clock
-from corosrv.base.waits.elsewhere import call_in_thread, run_process
-from corosrv.base.waits.hubs import ThreadLock, call_later, own_hub, spawn
-from corosrv.base.waits.polling import INTERVAL
+from corosrv.base.waits.elsewhere import (
+    AwakeClock,
+    ThreadLock,
+    awake_clock,
+    call_in_thread,
+    call_later,
+    own_hub,
+    run_process,
+    spawn,
+)
 from corosrv.base.waits.waiters import (
+    INTERVAL,
     HubWaiter,
     PollWaiter,
     SleepWaiter,

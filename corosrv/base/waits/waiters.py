@@ -1,9 +1,16 @@
-"""Waiting for a descriptor: through gevent's hub where the thread has one, by polling it in a plain thread."""
+"""Waiting for a descriptor: through gevent's hub where the thread has one, by polling it in a plain thread.
+
+Looks at intervals at what has no descriptor to wake anybody: in the hub for all of them at once, or in a thread.
+
+One epoll set for all descriptors that a hub's greenlets wait for: one call tells which of thousands were written.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import select
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +19,161 @@ import gevent.hub
 import gevent.monkey
 
 from corosrv.base.errors import Misuse
-from corosrv.base.waits.edges import EdgeSet, edges_of
-from corosrv.base.waits.hubs import own_hub
-from corosrv.base.waits.polling import INTERVAL, IsReadable, PolledSet, polled_of
+from corosrv.base.waits.elsewhere import own_hub
+
+INTERVAL = 0.01  # seconds
+
+IsReadable = Callable[[], bool]
+
+_local = gevent.monkey.get_original("_thread", "_local")
+
+
+class PolledSet:
+    """Calls a function each time that its source is found readable, in the hub. Belongs to the hub's thread.
+
+    One timer serves all members, and runs only while there are some.
+    """
+
+    def __init__(self, hub: Any) -> None:
+        self.hub = hub
+        self._pid = os.getpid()
+        self._members: dict[IsReadable, Callable[[], None]] = {}
+        self._timer: Any = None
+
+    @property
+    def is_inherited(self) -> bool:
+        """Returns whether this process is a fork of the one that made the set."""
+        return os.getpid() != self._pid
+
+    def add(self, is_readable: IsReadable, on_readable: Callable[[], None]) -> None:
+        """Calls `on_readable` at every look that finds the source readable. `is_readable` must not wait."""
+        self._members[is_readable] = on_readable
+        if self._timer is None:
+            self._timer = self.hub.loop.timer(INTERVAL, INTERVAL)
+            self._timer.start(self._look)
+
+    def remove(self, is_readable: IsReadable) -> None:
+        """Looks at this source no more."""
+        if self.is_inherited:
+            return
+        del self._members[is_readable]
+        if not self._members:
+            self._timer.stop()
+            self._timer.close()
+            self._timer = None
+
+    def _look(self) -> None:
+        if self.is_inherited:
+            self._timer.stop()
+            return
+        # Each call may run a greenlet up to its next wait, and that may add and remove.
+        for is_readable, on_readable in list(self._members.items()):
+            if is_readable in self._members and is_readable():
+                try:
+                    on_readable()
+                except BaseException:  # of a bare greenlet that ended: the others are readable as well
+                    self.hub.handle_error(on_readable, *sys.exc_info())
+
+
+class _PolledHere(_local):  # type: ignore[misc,valid-type]
+    polled: PolledSet | None = None
+
+
+_polled_here = _PolledHere()
+
+
+def polled_of(hub: Any) -> PolledSet:
+    """Returns the set of the calling thread, whose hub this is."""
+    polled = _polled_here.polled
+    if polled is None or polled.hub is not hub or polled.is_inherited:
+        polled = _polled_here.polled = PolledSet(hub)
+    return polled
+
+
+# Woken in one go. The hub looks at everything else in between: new connections, timers, clients that left.
+AT_ONCE = 128
+
+_epoll = gevent.monkey.get_original("select", "epoll")
+
+
+class EdgeSet:
+    """Calls a function each time a descriptor is written, in the hub. Belongs to the hub's thread.
+
+    Edge-triggered: a descriptor that was written once is told of once, whether it is read or not, so nobody has to
+    read it; the next write is a new edge. The set itself is level-triggered, and watched by the hub through the one
+    watcher that it has; both are there only while the set has members.
+    """
+
+    def __init__(self, hub: Any) -> None:
+        self.hub = hub
+        self._pid = os.getpid()
+        self._members: dict[int, Callable[[], None]] = {}
+        self._epoll: Any = None
+        self._watcher: Any = None
+
+    @property
+    def is_inherited(self) -> bool:
+        """This process is a fork of the one that made the set, which is still the parent's: hands off."""
+        return os.getpid() != self._pid
+
+    def add(self, fd: int, on_edge: Callable[[], None]) -> None:
+        """Calls `on_edge` at each write from now on, and at once if the descriptor is readable. Raises OSError."""
+        if self._epoll is None:
+            self._open()
+        self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+        self._members[fd] = on_edge
+
+    def remove(self, fd: int) -> None:
+        """Ends the calls; call it before the descriptor is closed.
+
+        An edge already being delivered may still reach the next owner of this descriptor number.
+        """
+        if self.is_inherited:
+            return
+        del self._members[fd]
+        self._epoll.unregister(fd)
+        if not self._members:
+            self._close()
+
+    def _open(self) -> None:
+        self._epoll = _epoll()
+        self._watcher = self.hub.loop.io(self._epoll.fileno(), 1)
+        self._watcher.start(self._on_edges)
+
+    def _close(self) -> None:
+        self._watcher.stop()
+        self._watcher.close()
+        self._epoll.close()
+        self._watcher = self._epoll = None
+
+    def _on_edges(self) -> None:
+        if self.is_inherited:
+            self._watcher.stop()
+            return
+        members = self._members
+        # Each call may run a greenlet up to its next wait, and that may add and remove.
+        for fd, _ in self._epoll.poll(0, AT_ONCE):
+            if on_edge := members.get(fd):
+                try:
+                    on_edge()
+                except BaseException:  # of a bare greenlet that ended: the others were told of as well, and only once
+                    self.hub.handle_error(on_edge, *sys.exc_info())
+
+
+class _EdgesHere(_local):  # type: ignore[misc,valid-type]
+    edges: EdgeSet | None = None
+
+
+_edges_here = _EdgesHere()
+
+
+def edges_of(hub: Any) -> EdgeSet:
+    """Returns the set of the calling thread, whose hub this is."""
+    edges = _edges_here.edges
+    if edges is None or edges.hub is not hub or edges.is_inherited:
+        edges = _edges_here.edges = EdgeSet(hub)
+    return edges
+
 
 # The thread's own identity, clock-free poll and sleep, whatever is monkey-patched.
 thread_id: Callable[[], int] = gevent.monkey.get_original("_thread", "get_ident")

@@ -12,26 +12,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from corosrv.contracts.jobs.chunk import Candidate, Chunk, Finish, TokenInfo
     from corosrv.contracts.jobs.job import (
+        SAMPLERS,
         AnyJob,
         EmbedJob,
+        Image,
         Job,
         Messages,
         MultimodalText,
+        Pieces,
         PredictJob,
         Prompt,
         RerankJob,
+        Rows,
+        Sampling,
+        Terms,
         Text,
+        ThoughtBudget,
+        Tokens,
     )
-    from corosrv.contracts.jobs.model import Adapter, HasAdapters, InfillTokens, ModelCard
-    from corosrv.contracts.jobs.pieces import Image, Pieces, Rows, Tokens
-    from corosrv.contracts.jobs.reader import Reader, Sink
-    from corosrv.contracts.jobs.sampling import SAMPLERS, Sampling, ThoughtBudget
-    from corosrv.contracts.jobs.slots import HasSlots, SlotFile, SlotState
-    from corosrv.contracts.jobs.terms import Terms
-    from corosrv.contracts.jobs.vocabulary import Vocabulary
-    from corosrv.contracts.jobs.worker import State, Worker
+    from corosrv.contracts.jobs.reader import Candidate, Chunk, Finish, Reader, Sink, TokenInfo
+    from corosrv.contracts.jobs.worker import (
+        Adapter,
+        HasAdapters,
+        HasSlots,
+        InfillTokens,
+        ModelCard,
+        SlotFile,
+        SlotState,
+        State,
+        Vocabulary,
+        Worker,
+    )
 
 __all__ = [
     "SAMPLERS",
@@ -70,38 +82,38 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Adapter": "model",
+    "Adapter": "worker",
     "AnyJob": "job",
-    "Candidate": "chunk",
-    "Chunk": "chunk",
+    "Candidate": "reader",
+    "Chunk": "reader",
     "EmbedJob": "job",
-    "Finish": "chunk",
-    "HasAdapters": "model",
-    "HasSlots": "slots",
-    "Image": "pieces",
-    "InfillTokens": "model",
+    "Finish": "reader",
+    "HasAdapters": "worker",
+    "HasSlots": "worker",
+    "Image": "job",
+    "InfillTokens": "worker",
     "Job": "job",
     "Messages": "job",
-    "ModelCard": "model",
+    "ModelCard": "worker",
     "MultimodalText": "job",
-    "Pieces": "pieces",
+    "Pieces": "job",
     "PredictJob": "job",
     "Prompt": "job",
     "Reader": "reader",
     "RerankJob": "job",
-    "Rows": "pieces",
-    "SAMPLERS": "sampling",
-    "Sampling": "sampling",
+    "Rows": "job",
+    "SAMPLERS": "job",
+    "Sampling": "job",
     "Sink": "reader",
-    "SlotFile": "slots",
-    "SlotState": "slots",
+    "SlotFile": "worker",
+    "SlotState": "worker",
     "State": "worker",
-    "Terms": "terms",
+    "Terms": "job",
     "Text": "job",
-    "ThoughtBudget": "sampling",
-    "TokenInfo": "chunk",
-    "Tokens": "pieces",
-    "Vocabulary": "vocabulary",
+    "ThoughtBudget": "job",
+    "TokenInfo": "reader",
+    "Tokens": "job",
+    "Vocabulary": "worker",
     "Worker": "worker",
 }
 

@@ -1,4 +1,9 @@
-"""Inference calls: what KServe's clients and handlers ask of a model or a capability, and what comes back."""
+"""Inference calls: what KServe's clients and handlers ask of a model or a capability, and what comes back.
+
+References to objects: large values that calls pass to each other without copying them.
+
+Requests that go on to another server as they were sent, and the answers that come back as they were given.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,22 @@ from typing import Protocol
 import msgspec
 
 from corosrv.base.errors import CorosrvError
+from corosrv.contracts.jobs.job import Terms
 from corosrv.contracts.jobs.reader import Reader
-from corosrv.contracts.jobs.terms import Terms
 from corosrv.formats.tensors import Parameter, Tensor, TensorSpec
+
+
+class ObjRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Refers to one immutable object. It tells no path: only the store that made it can find the content."""
+
+    id: str
+    size: int  # bytes
+    sha256: str  # of the content, in hexadecimal
+    content_type: str
+    expires_ms: int  # Unix time
+    key: str = ""
+    replica: str = ""  # whose store has it; empty: this one's
+
 
 Scalar = str | int | float | bool
 
@@ -167,3 +185,42 @@ class InferWorker(Protocol):
 
         Inputs are checked against the handler's declarations before; see corosrv.dialects.kserve.
         """
+
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardRequest(InferRequest):
+    """Holds a request that goes on to an upstream as it was sent; it has no tensors.
+
+    `path` has the query in it. `headers` are those that may go on: no hop-by-hop fields, no keys of this server.
+    `prompt`: the beginning of what the model will read, by which upstreams that know it already are found.
+    """
+
+    method: str = "POST"
+    path: str = "/"
+    headers: Headers = ()
+    body: bytes = b""
+    prompt: bytes = b""
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead(InferOutputs):
+    """Holds the status and headers of an upstream's answer: the first item of a forwarded call that reaches one."""
+
+    outputs: tuple[Tensor, ...] = ()
+    status: int = 200
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBody(InferOutputs):
+    """Holds bytes of the body of an upstream's answer, as they came."""
+
+    outputs: tuple[Tensor, ...] = ()
+    data: bytes = b""

@@ -1,14 +1,207 @@
-"""Jobs, which adapters submit: prompts, and what is to be made of them."""
+"""Jobs, which adapters submit: prompts, and what is to be made of them.
+
+Makes the names of requests and answers.
+
+The terms of a job: who asks, how urgent it is, and until when its answer is of use.
+
+Parameters by which the tokens of a generation are drawn.
+
+Prompts that are not text alone: runs of token ids, and embedding rows where an image or a client put them.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from corosrv.contracts.jobs.pieces import Image, Pieces, Tokens
-from corosrv.contracts.jobs.sampling import Sampling
-from corosrv.contracts.jobs.terms import Terms
+
+def new_id(prefix: str) -> str:
+    """Returns a name that no other request or answer has. No secret: who has seen hundreds can tell the next one.
+
+    Python seeds the generator anew in each forked process. The system's own would cost a system call each time.
+    """
+    return f"{prefix}{random.getrandbits(128):032x}"
+
+
+FIRST_PRIORITY = 1
+DEFAULT_PRIORITY = 5
+LAST_PRIORITY = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms on which a job waits and runs; the same for every kind of job."""
+
+    caller: str = ""  # who asks; what is computed for one caller is not shared with another
+    request_id: str = ""
+    priority: int = DEFAULT_PRIORITY  # 1 runs first, 9 last
+    deadline: float | None = None  # of time.monotonic(); None: no limit
+    waits: bool = True  # False: refused with NoCapacity where it would have to queue
+    idempotency_key: str = ""  # asked twice by one caller, a call runs once and its answer is given again; empty: none
+    session: str = ""  # calls of one session prefer the worker that served it last; empty: none
+    waiting_keys: tuple[str, ...] = ()  # of the calls that wait for this one, the outermost first
+    asker: int = 0  # the hand-over whose handler makes this call; 0: no handler of this server does
+
+
+# What `Sampling.samplers` may name, in the order that they are applied by default.
+SAMPLERS = (
+    "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "adaptive_p"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtBudget:
+    """Limits the tokens of an answer's thoughts, and says how the engine ends those that have spent them."""
+
+    tokens: int
+    closing: str  # the text that ends thoughts
+    opening: str = ""  # the text that begins them; empty: the prompt has begun them
+    message: str = ""  # the last words of thoughts that are ended
+    rest: str = ""  # what is written behind the closing then
+    ending: tuple[int, ...] = ()  # the tokens of these three texts, which the engine fills in
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Parameters by which tokens are drawn: bias first, then `samplers` in their order, then temperature 0 or a draw.
+
+    The grammar looks at what top_k leaves. One that allows none of these tokens goes before them, and they are the
+    best of what it allows.
+    """
+
+    temperature: float = 0.8  # 0 is greedy
+    top_k: int = 40  # 0 keeps all
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_last_n: int = 64  # tokens that the penalties look back on; -1 is the context
+    seed: int | None = None  # None is random
+    ignore_eos: bool = False
+    # Token id, or a text for all its tokens; and what is added to the logit: -inf bans it.
+    logit_bias: tuple[tuple[int | str, float], ...] = ()
+    grammar: str = ""  # GBNF that the text follows; empty: any text
+    grammar_param: str = "grammar"  # the client's field that the grammar comes from, for errors
+    grammar_triggers: tuple[str, ...] = ()  # the grammar begins with the first of these in the text; (): at once
+    top_n_sigma: float = -1.0  # -1 is off
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64  # -1 is the context
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0  # 0 is off; 1 and 2 take the place of the samplers behind the penalties
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0  # -1 is off
+    adaptive_decay: float = 0.9
+    min_keep: int = 0
+    samplers: tuple[str, ...] = SAMPLERS
+    thoughts: ThoughtBudget | None = None  # None: as many as the model likes
+    n_probs: int = -1  # how many of the likeliest tokens each TokenInfo lists; -1: chunks carry no TokenInfo
+    post_sampling_probs: bool = False  # of the distribution that was drawn from, not of the model's own
+
+
+FLOAT_BYTES = 4  # of a number in a row: rows are of little-endian float32
+POSITION_BYTES = 16  # of a row's position: four of little-endian int32
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A prompt, or a piece of one, as token ids."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Holds `n` embedding rows, which stand in a prompt in place of as many tokens.
+
+    `data` is n x width numbers of little-endian float32 in C order; `width` is what the model wants
+    (ModelCard.row_width). `sha256`, 64 lower-case hexadecimal digits, is of `data`, and never of an image that the rows
+    were made of: prompts whose rows have the same, and are read alike, share what is computed of them.
+
+    How the model reads the rows: `is_non_causal`, each sees all of them, so that they have to fit into one step;
+    `positions`, of models with M-RoPE, four numbers of little-endian int32 for each row (t, y, x, z: libllama's order),
+    of which t, y and x count from the first position of the rows; `n_positions`, by how much the positions of the
+    sequence move then. Without them rows stand one after another, as tokens do.
+
+    Raises ValueError for a size that is not as `n` and `width` say.
+    """
+
+    sha256: str
+    data: bytes
+    n: int
+    width: int
+    is_non_causal: bool = False
+    n_positions: int = 0
+    positions: bytes = field(default=b"", repr=False)
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.width < 1 or len(self.data) != FLOAT_BYTES * self.n * self.width:
+            raise ValueError(f"{self.n} rows of {self.width} numbers do not have {len(self.data)} bytes")
+        if self.positions and len(self.positions) != POSITION_BYTES * self.n:
+            raise ValueError(f"{self.n} rows do not have positions of {len(self.positions)} bytes")
+
+    @classmethod
+    def of_data(
+        cls, data: bytes, width: int, *, is_non_causal: bool = False, n_positions: int = 0, positions: bytes = b""
+    ) -> Rows:
+        """Counts and hashes the rows in `data`; takes half a millisecond for a megabyte."""
+        n = len(data) // (FLOAT_BYTES * width) if width > 0 else 0
+        return cls(hashlib.sha256(data).hexdigest(), data, n, width, is_non_causal, n_positions, positions)
+
+    @property
+    def is_read_as_tokens(self) -> bool:
+        """Returns whether each row stands behind the one before, and sees what came before it."""
+        return not (self.is_non_causal or self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A prompt of token ids and embedding rows, in order. Nothing is put before, between or behind its pieces."""
+
+    pieces: tuple[Tokens | Rows, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        """Counts the places that the prompt takes in a context: a token or a row each."""
+        return sum(piece.n if isinstance(piece, Rows) else len(piece.ids) for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image in a conversation, decoded: `pixels` are RGB, 3 x width x height bytes, row by row from the top.
+
+    `sha256`, 64 lower-case hexadecimal digits, is of the width and the height as four little-endian bytes each and
+    then of the pixels. Raises ValueError for a size that is not as `width` and `height` say.
+    """
+
+    sha256: str
+    width: int
+    height: int
+    pixels: bytes = field(repr=False)
+    file: bytes = field(default=b"", compare=False, repr=False)  # that was decoded, where it is to be stored
+    lease: object = field(default=None, compare=False, repr=False)  # ends with the image: see corosrv.images.memory
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.height < 1 or len(self.pixels) != 3 * self.width * self.height:
+            raise ValueError(f"an image of {self.width} x {self.height} pixels does not have {len(self.pixels)} bytes")
+
+    @classmethod
+    def of_pixels(cls, width: int, height: int, pixels: bytes) -> Image:
+        """Hashes the pixels; takes half a millisecond for a megabyte."""
+        digest = hashlib.sha256(width.to_bytes(4, "little") + height.to_bytes(4, "little"))
+        digest.update(pixels)
+        return cls(digest.hexdigest(), width, height, pixels)
 
 
 @dataclass(frozen=True, slots=True)

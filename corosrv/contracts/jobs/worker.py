@@ -1,15 +1,175 @@
-"""The protocol of everything that takes jobs."""
+"""The protocol of everything that takes jobs.
+
+Describes models: their names, their abilities, their adapters.
+
+The protocol by which adapters turn texts into a model's tokens and back.
+
+The slots of a worker: what runs in them, and what they leave.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
-from corosrv.contracts.jobs.chunk import Chunk
-from corosrv.contracts.jobs.job import AnyJob
-from corosrv.contracts.jobs.model import ModelCard
-from corosrv.contracts.jobs.reader import Reader
-from corosrv.contracts.jobs.vocabulary import Vocabulary
+from corosrv.contracts.jobs.job import AnyJob, Messages, Prompt, Sampling
+from corosrv.contracts.jobs.reader import Chunk, Reader
+from corosrv.formats.callformats.description import BARE, AnswerFormat, CallFormat
+from corosrv.formats.callformats.known import HERMES
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One model that a worker offers, as `/v1/models` lists it."""
+
+    id: str
+    created: int  # Unix time of the load
+    aliases: tuple[str, ...] = ()  # chosen by the operator, the id among them; none where it is the file's
+    tags: tuple[str, ...] = ()
+    meta: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""  # changes when the same seed may give another text
+    capabilities: frozenset[str] = frozenset()  # of completion, chat, tools, infill, embeddings, rerank
+    call_format: CallFormat = HERMES  # how this model writes calls of tools
+    answer_format: AnswerFormat = BARE  # what it writes around thoughts and text
+    reasons: bool = True  # whether it thinks where a conversation does not say
+    splits_reasoning: bool = True  # thoughts are told apart from the text
+    thought_tokens: int | None = None  # that thoughts may have where a conversation does not say; None: any number
+    thought_message: str = ""  # the last words of thoughts that have spent them, likewise
+    status: str = (
+        "loaded"  # or downloading, loading, unloaded, failed: then the card has only what is known without loading it
+    )
+    progress: dict[str, int] = field(default_factory=dict)  # of a download: bytes, total
+    file: str = ""  # that it was loaded from, without its folders
+    slots: int = 0  # sequences decoded at once
+    row_width: int = 0  # numbers of an embedding row (Rows.width); 0: prompts hold none
+    max_rows: int = 0  # of one prompt
+    # The most that a grammar may have; see the settings of the same names.
+    grammar_bytes: int = 65_536
+    grammar_rules: int = 2_000
+    grammar_repetitions: int = 2_000
+
+    @property
+    def reasoning_tags(self) -> tuple[str, str] | None:
+        """Returns what stands around the model's thoughts."""
+        return self.answer_format.thought_tags
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """Returns whether a prompt ends inside the thoughts, unless it is told not to think."""
+        return self.answer_format.opens_thoughts
+
+
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """The tokens that tell a model where a text has its hole. Those of a repository are -1 where there are none."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int = -1
+    file: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that was loaded with a model, and how much of it jobs get that do not say."""
+
+    id: int
+    name: str  # of its file, without folders
+    scale: float
+
+
+class HasAdapters(Protocol):
+    """A worker whose models may have LoRA adapters."""
+
+    def adapters(self, model: str | None) -> tuple[Adapter, ...]: ...
+
+    def set_adapters(self, model: str | None, scales: Mapping[int, float]) -> None:
+        """Sets the scales for jobs that name no adapters; those not listed are off. Raises Refused for unknown ids."""
+
+
+class Vocabulary(Protocol):
+    """Texts, tokens and templates of one model. Long texts wait while they are read."""
+
+    size: int
+    bos: str  # the token that begins a text, spelled out; "" where the model has none
+    eos: str
+    end_tokens: tuple[int, ...]  # those that end an answer
+    chat_template: str  # "" where there is none
+    infill: InfillTokens | None
+
+    @property
+    def template_abilities(self) -> frozenset[str]:
+        """Abilities of the chat template itself: system, tools, calls, results, reasoning."""
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool, param: str = "content") -> list[int]:
+        """Raises PromptTooLong, which names `param`, for a text that no context could hold."""
+
+    def piece(self, token: int) -> bytes:
+        """Returns what a token prints, control tokens spelled out. Raises Refused for an unknown id."""
+
+    def spell(self, tokens: Iterable[int]) -> bytes:
+        """Returns what tokens print in a row. Raises as `piece` does; gives way to others where they are many."""
+
+    def render(self, prompt: Messages) -> str:
+        """Renders a conversation by the model's chat template."""
+
+    def count(self, prompt: Prompt) -> int:
+        """Tokens of a prompt, as `usage.prompt_tokens` would have them. Raises Refused as `submit` does."""
+
+    def encode(self, prompt: Prompt, number: int = 0, n_prompts: int = 1) -> Sequence[int]:
+        """Returns the tokens that a job of this prompt begins with. Raises Refused as `submit` does.
+
+        `number` of `n_prompts`: which one it is, for the error.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """State of a slot as of the last step: what it does, or did last. It holds no text of a request."""
+
+    id: int
+    is_busy: bool
+    task: int = -1  # counted from 0 over all jobs; -1: the slot was never used, and what follows says nothing
+    prompt_tokens: int = 0
+    computed_tokens: int = 0  # of the prompt
+    cached_tokens: int = 0  # of the prompt, that did not have to be computed
+    generated_tokens: int = 0
+    max_tokens: int | None = None
+    has_new_line: bool = False
+    sampling: Sampling | None = None  # without its texts and biases; None where it is not known any more
+    stream: bool = False
+    caller: str = ""  # whose task it is
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """Counts of what was written to a slot's file, or read from it."""
+
+    n_tokens: int
+    n_bytes: int
+
+
+class HasSlots(Protocol):
+    """A worker whose lanes can be looked at, and their computed prompts be kept in files."""
+
+    def slots(self, model: str | None) -> tuple[SlotState, ...]:
+        """Lists every slot, by its number. Never waits for a step."""
+
+    # These three wait until the slot is idle, and raise SlotBusy when that takes long, Refused for a slot that there is
+    # not. `caller` is a job's: what others' jobs left, and their files, are not found.
+
+    def save_slot(self, model: str | None, slot: int, path: str, caller: str = "") -> SlotFile:
+        """Writes what the slot's last job left. Raises Refused where that is nothing, or is kept no longer."""
+
+    def restore_slot(self, model: str | None, slot: int, path: str, caller: str = "") -> SlotFile:
+        """Reads it back: prompts that begin like it need not compute it again. Raises NotFound, and Refused for a file
+        that is broken or none of this model's."""
+
+    def erase_slot(self, model: str | None, slot: int, caller: str = "") -> int:
+        """Forgets what the slot's last job left; returns how many tokens that was."""
 
 
 class State(str, Enum):

@@ -13,17 +13,12 @@ from typing import Any
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import model_list, sources
-from corosrv.contracts.settings.app import AppSettings, KserveSettings
-from corosrv.contracts.settings.cluster import ClusterSettings
+from corosrv.contracts.settings.fleet import ClusterSettings, PeerSettings, UpstreamSettings
+from corosrv.contracts.settings.handlers import AppSettings, KserveSettings, PredictionSettings
 from corosrv.contracts.settings.hub import HubSettings
-from corosrv.contracts.settings.images import ImageSettings
-from corosrv.contracts.settings.management import OperatorSettings
 from corosrv.contracts.settings.model import ModelSettings, models_of, queue_per_key_of
-from corosrv.contracts.settings.peers import PeerSettings
-from corosrv.contracts.settings.predictor import PredictionSettings
-from corosrv.contracts.settings.server import ServerSettings
+from corosrv.contracts.settings.server import ImageSettings, OperatorSettings, ServerSettings
 from corosrv.contracts.settings.sources import PREFIX, UPSTREAM_KEY
-from corosrv.contracts.settings.upstream import UpstreamSettings
 
 # The one table of all settings: each field of these is a flag, a variable and a line of the settings file.
 PARTS: tuple[type, ...] = (

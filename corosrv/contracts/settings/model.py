@@ -8,11 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.settings import hub_name, model_list, sources
-from corosrv.contracts.settings.checks import DAY, MAX_INT32, between, empty_or, none_or, of_bytes, one_of, or_else
+from corosrv.contracts.settings import hub, model_list, sources
 from corosrv.contracts.settings.model_list import SYNTHETIC
 from corosrv.contracts.settings.placement import PlacementSettings
-from corosrv.contracts.settings.sources import PREFIX, setting
+from corosrv.contracts.settings.sources import (
+    DAY,
+    MAX_INT32,
+    PREFIX,
+    between,
+    empty_or,
+    none_or,
+    of_bytes,
+    one_of,
+    or_else,
+    setting,
+)
 
 LLAMA_MAX_SLOTS = 256
 SYNTHETIC_MAX_SLOTS = 100_000
@@ -200,7 +210,7 @@ class ModelSettings(PlacementSettings):
             words = "must be 0 where COROSRV_DETERMINISTIC is 1: sums over shared cells depend on who else has some"
             raise sources.bad_value("kv_unified", words, "1")
         if self.is_hub:
-            hub_name.parse(self.model)
+            hub.parse(self.model)
         if self.is_synthetic:
             model_list.synthetic_options(self.model)
             if self.mmproj:
@@ -213,7 +223,7 @@ class ModelSettings(PlacementSettings):
     @property
     def is_hub(self) -> bool:
         """Returns whether the model is a name on a hub, whose files have to be found first."""
-        return hub_name.is_hub(self.model)
+        return hub.is_hub(self.model)
 
     @property
     def adapters(self) -> tuple[tuple[str, float], ...]:
@@ -234,7 +244,7 @@ class ModelSettings(PlacementSettings):
     def names(self) -> tuple[str, ...]:
         """The model's id, then its aliases."""
         if self.is_hub and not self.aliases:
-            return (hub_name.parse(self.model).id,)
+            return (hub.parse(self.model).id,)
         return self.aliases or (model_list.stem(self.model),)
 
     @property

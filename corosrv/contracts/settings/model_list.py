@@ -15,13 +15,13 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.settings import hub_name
+from corosrv.contracts.settings import hub
 
 SYNTHETIC = "synthetic:"
 PACKAGED = "smollm2"  # a name of the packaged model, as of the extra that installs it
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]*"
-_NAMED = re.compile(rf"(?!{SYNTHETIC}|{hub_name.HUB})({_NAME})=(.*)", re.DOTALL)
+_NAMED = re.compile(rf"(?!{SYNTHETIC}|{hub.HUB})({_NAME})=(.*)", re.DOTALL)
 _BETWEEN = re.compile(rf",(?=\s*{_NAME}=)")
 
 
@@ -48,8 +48,8 @@ def _entry(text: str) -> Entry:
 
 def stem(path: str) -> str:
     """Returns the name of a model that was given none: its file's stem."""
-    if hub_name.is_hub(path):
-        return hub_name.parse(path).short_id
+    if hub.is_hub(path):
+        return hub.parse(path).short_id
     return "synthetic" if path.startswith(SYNTHETIC) else Path(path).stem
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from corosrv.contracts.settings import sources
-from corosrv.contracts.settings.checks import MAX_INT32, Check, at_least, between, one_of, or_else
-from corosrv.contracts.settings.sources import setting
+from corosrv.contracts.settings.sources import MAX_INT32, Check, at_least, between, one_of, or_else, setting
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 PLAIN_CACHE_TYPES = CACHE_TYPES[:3]

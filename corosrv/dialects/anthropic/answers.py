@@ -9,7 +9,7 @@ import msgspec
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import Chunk, ModelCard
-from corosrv.contracts.jobs.ids import new_id
+from corosrv.contracts.jobs.job import new_id
 from corosrv.dialects.anthropic import errors
 from corosrv.dialects.anthropic.answer_types import (
     AnthropicMessage,

@@ -8,7 +8,7 @@ from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Image
 from corosrv.dialects.anthropic import schema
 from corosrv.dialects.chat.turns import PART_END, Content, Part, Turn, TurnList, join, misplaced_image
-from corosrv.formats.bodies.body import convert
+from corosrv.formats.bodies import convert
 from corosrv.images.intake import ImageIntake
 
 Blocks = Sequence[schema.Block]

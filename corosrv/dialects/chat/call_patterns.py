@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 
 from corosrv.dialects.chat.patterns import Pattern
-from corosrv.formats.callformats.cutting import shared_end
-from corosrv.formats.callformats.description import CallField, CallFormat
+from corosrv.formats.callformats.description import CallField, CallFormat, shared_end
 
 GAP = r"\s*"
 _NAME = r"[\w.-]*"

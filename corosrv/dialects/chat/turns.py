@@ -9,8 +9,8 @@ import msgspec
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Image
-from corosrv.formats.bodies import json_limits
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats import bodies
+from corosrv.formats.bodies import check_text
 
 Turn = dict[str, Any]
 Part = str | Image
@@ -66,7 +66,7 @@ def arguments(value: str | dict[str, Any], param: str) -> dict[str, Any] | str:
         return value
     encoded = check_text(value, param).encode()
     try:
-        json_limits.check(encoded)
+        bodies.check(encoded)
         return _arguments.decode(encoded) if value.strip() else {}
     except (msgspec.MsgspecError, Refused):
         return value

@@ -16,7 +16,7 @@ from msgspec import Meta
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import SAMPLERS, Job, ModelCard, Prompt, Sampling
 from corosrv.dialects.generation.schemas import effort, schema_limits
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text
 from corosrv.formats.structured import grammar_of
 
 MAX_STOPS = 64

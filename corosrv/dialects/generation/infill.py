@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from corosrv.contracts.jobs import InfillTokens, Tokens, Vocabulary
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text
 
 # What the pattern of a repository asks for, and nobody tells us.
 _REPOSITORY_NAME = "myproject"

@@ -8,7 +8,7 @@ from typing import Any
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import Image, MultimodalText, Prompt, Text, Tokens, Vocabulary
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake
 
 # What a field that takes prompts is decoded as; the rest is checked here, because it depends on the values.

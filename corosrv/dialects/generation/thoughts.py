@@ -11,7 +11,7 @@ from msgspec import Meta
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Job, ModelCard, MultimodalText, Prompt, Text, ThoughtBudget, Tokens, Vocabulary
 from corosrv.dialects.generation.fields import GenerationFields
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text
 
 MAX_MESSAGE = 1024  # characters
 MAX_TAG = 256  # characters

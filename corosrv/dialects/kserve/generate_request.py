@@ -12,8 +12,7 @@ from corosrv.base.errors import Refused
 from corosrv.contracts.jobs.infer import HandlerCard, InferRequest
 from corosrv.dialects.kserve import json_data
 from corosrv.dialects.kserve.parameters import FrontParameters, split_parameters
-from corosrv.formats.bodies.body import decode, decode_unscanned
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text, decode, decode_unscanned
 from corosrv.formats.tensors import Parameter, Tensor, TensorSpec
 
 TEXT_INPUT = "text_input"

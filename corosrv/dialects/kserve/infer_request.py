@@ -16,8 +16,8 @@ from corosrv.dialects.kserve.long_body import cut_data
 from corosrv.dialects.kserve.object_inputs import OBJECT_REF, FindObject, no_objects, object_id
 from corosrv.dialects.kserve.parameters import FrontParameters, split_parameters
 from corosrv.dialects.kserve.schema import CapabilityBody, InferBody, InputBody, OutputBody
-from corosrv.formats.bodies import json_limits
-from corosrv.formats.bodies.body import decode_unscanned
+from corosrv.formats import bodies
+from corosrv.formats.bodies import decode_unscanned
 from corosrv.formats.tensors import Tensor
 
 Body = TypeVar("Body", bound=InferBody)
@@ -75,7 +75,7 @@ def _decode(text: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
     if len(text) <= _LONG:
         return decode_unscanned(text, decoder)
     rest, arrays = cut_data(text)
-    json_limits.check(rest)
+    bodies.check(rest)
     decoded = decode_unscanned(rest, decoder)
     for member in decoded.inputs:
         if isinstance(member.data, str):

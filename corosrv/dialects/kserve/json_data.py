@@ -7,7 +7,8 @@ from typing import Any
 
 from corosrv.base.errors import InvalidTensor, Refused
 from corosrv.dialects.kserve.long_data import LongData
-from corosrv.formats.tensors import Tensor, elements, shapes
+from corosrv.formats.tensors import Tensor, elements
+from corosrv.formats.tensors import elements as shapes
 
 BINARY_ONLY = ("FP16", "BF16")  # JSON has no elements for them
 

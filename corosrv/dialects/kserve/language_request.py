@@ -13,8 +13,7 @@ from corosrv.contracts.jobs import Job, Text
 from corosrv.contracts.jobs.infer import InferJob
 from corosrv.dialects.generation.fields import Defaults, GenerationFields, job
 from corosrv.dialects.generation.prompts import with_images
-from corosrv.formats.bodies.body import convert, decode_unscanned
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text, convert, decode_unscanned
 from corosrv.formats.tensors import Parameter, Tensor, TensorSpec
 from corosrv.images.intake import ImageIntake
 

@@ -14,8 +14,8 @@ from typing import Any
 from corosrv.base.errors import InvalidJson, Refused
 from corosrv.base.processor import Turns
 from corosrv.dialects.kserve.json_text import LIST_DECODER, escape_end, mask
-from corosrv.formats.bodies.body import decode_unscanned
-from corosrv.formats.tensors.shapes import MAX_DIMENSIONS
+from corosrv.formats.bodies import decode_unscanned
+from corosrv.formats.tensors.elements import MAX_DIMENSIONS
 
 WINDOW = 65_536  # bytes that are looked at together; decoding as many takes a millisecond or two
 _FIRST_WINDOW = 1024  # most arrays are short

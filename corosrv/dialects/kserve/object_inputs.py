@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from corosrv.base.errors import InvalidTensor, NotOffered
-from corosrv.contracts.jobs.objects import ObjRef
+from corosrv.contracts.jobs.infer import ObjRef
 
 OBJECT_REF = "object_ref"  # the parameter of such an input
 

@@ -12,7 +12,7 @@ from flask import Blueprint, Response, request
 
 from corosrv.base.errors import Refused
 from corosrv.base.waits.elsewhere import call_in_thread
-from corosrv.contracts.jobs.objects import ObjRef
+from corosrv.contracts.jobs.infer import ObjRef
 from corosrv.dialects.kserve.errors import KserveError, register_errors
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.callers import caller

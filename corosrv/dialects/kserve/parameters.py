@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from corosrv.base.errors import Refused
-from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.formats.tensors import Parameter
 
 _LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**64 - 1

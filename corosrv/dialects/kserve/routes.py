@@ -15,7 +15,7 @@ from corosrv.dialects.kserve.endpoint import EndpointLimits, InferEndpoint
 from corosrv.dialects.kserve.infer_request import CAPABILITY_DECODER, INFER_DECODER
 from corosrv.dialects.kserve.object_inputs import FindObject, no_objects
 from corosrv.dialects.kserve.schema import IndexBody
-from corosrv.formats.bodies.body import decode_unscanned
+from corosrv.formats.bodies import decode_unscanned
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.operation import View, with_idempotency_key, without_key

@@ -8,9 +8,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from corosrv.contracts.idempotency.keys import HEADER as KEY_HEADER
-from corosrv.contracts.idempotency.keys import parse_key
-from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY, LAST_PRIORITY, Terms
+from corosrv.contracts.idempotency import HEADER as KEY_HEADER
+from corosrv.contracts.idempotency import parse_key
+from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, LAST_PRIORITY, Terms
 from corosrv.dialects.kserve.parameters import FrontParameters
 from corosrv.web.http.term_headers import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, parse_priority, parse_timeout
 

@@ -15,7 +15,7 @@ from corosrv.dialects.generation.prompts import is_several, prompts
 from corosrv.dialects.generation.thoughts import with_budget
 from corosrv.dialects.llamacpp import schema
 from corosrv.dialects.llamacpp.answers import NativeAnswer
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake
 
 _INFILL_PARAMS = ("input_prefix", "input_suffix", "prompt", "input_extra")

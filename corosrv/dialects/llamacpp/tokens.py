@@ -8,7 +8,7 @@ from corosrv.base.errors import Refused
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import Vocabulary
 from corosrv.dialects.llamacpp import schema
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text
 
 
 def tokenize(body: schema.TokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import ModelCard
-from corosrv.contracts.jobs.ids import new_id
+from corosrv.contracts.jobs.job import new_id
 from corosrv.dialects.generation.events import event
 from corosrv.dialects.generation.tally import Tally
 from corosrv.dialects.openai import errors

@@ -15,7 +15,7 @@ from corosrv.dialects.chat import answer_grammar
 from corosrv.dialects.chat.conversation import JsonFormat, PlainFormat, TaggedFormat
 from corosrv.dialects.generation.schemas import schema_limits
 from corosrv.dialects.openai.fields import CompletionFields
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text
 from corosrv.formats.structured import grammar, read_tag
 
 MAX_CHOICE_TEXTS = 1000

@@ -14,10 +14,7 @@ from gevent.threadpool import ThreadPool
 
 import corosrv
 from corosrv.base.errors import DestinationRefused, RedirectRefused
-from corosrv.base.outgoing.destinations import Destinations
-from corosrv.base.outgoing.redirects import KEEPING_METHOD, Redirects
-from corosrv.base.outgoing.retry_after import retry_after
-from corosrv.base.outgoing.urls import origin
+from corosrv.base.outgoing import KEEPING_METHOD, Destinations, Redirects, origin, retry_after
 
 TRY_SECONDS = 30.0
 # At once, to one receiver; the next ones wait within their own time, so that a dead receiver keeps others' way free.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from corosrv.base.errors import IllegalTransition
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 
 
 class PredictorHealth(str, Enum):

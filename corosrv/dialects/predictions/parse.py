@@ -9,8 +9,7 @@ from typing import Any
 from werkzeug.datastructures import Headers
 
 from corosrv.base.errors import InvalidInput
-from corosrv.base.outgoing.destinations import Destinations
-from corosrv.base.outgoing.urls import is_http_url
+from corosrv.base.outgoing import Destinations, is_http_url
 from corosrv.dialects.predictions import headers
 from corosrv.dialects.predictions.ids import is_id
 from corosrv.dialects.predictions.prediction import Change

@@ -14,11 +14,10 @@ import gevent
 from gevent.hub import get_hub
 
 from corosrv.base.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
-from corosrv.base.outgoing.destinations import Destinations
+from corosrv.base.outgoing import Destinations
 from corosrv.contracts.jobs import PredictJob
 from corosrv.contracts.jobs.answers import Done, Terminal
-from corosrv.contracts.jobs.setup import Setup
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import Setup, WorkerState
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions import health, ids
 from corosrv.dialects.predictions.drain import Drain

@@ -11,7 +11,7 @@ from gevent.monkey import is_module_patched
 
 import corosrv
 from corosrv.base.errors import OutputFailed, RedirectRefused
-from corosrv.base.outgoing.redirects import KEEPING_METHOD, Redirects
+from corosrv.base.outgoing import KEEPING_METHOD, Redirects
 from corosrv.base.waits import call_in_thread
 
 TIME_LIMIT = 25.0  # seconds for one file

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import gevent
 from gevent.event import Event
 
-from corosrv.base.outgoing.destinations import Destinations
+from corosrv.base.outgoing import Destinations
 from corosrv.dialects.predictions.delivery import Outcome, Poster
 from corosrv.dialects.predictions.encoding import encode
 from corosrv.dialects.predictions.prediction import Change, Prediction

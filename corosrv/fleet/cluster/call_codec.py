@@ -9,9 +9,8 @@ from typing import TypeVar
 import msgspec
 
 from corosrv.base.errors import CorosrvError, ErrorKind, ProtocolError
-from corosrv.contracts.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
-from corosrv.contracts.jobs.infer import InferOutputs, InferRequest
-from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY
+from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferOutputs, InferRequest
+from corosrv.contracts.jobs.job import DEFAULT_PRIORITY
 from corosrv.formats.tensors import Parameter, Tensor
 from corosrv.workers.wire.calls import WireRequest, WireTensor
 

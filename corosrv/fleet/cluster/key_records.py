@@ -11,7 +11,7 @@ import gevent
 import gevent.event
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.idempotency.shared import key_reused, still_running
+from corosrv.contracts.idempotency import key_reused, still_running
 from corosrv.fleet.cluster import key_scripts
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.keys import KeyNames

@@ -8,7 +8,7 @@ import gevent
 from gevent import Greenlet
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.jobs.forward import ForwardRequest
+from corosrv.contracts.jobs.infer import ForwardRequest
 from corosrv.fleet.upstreams.abort import ABORT_PATH, abort_body
 from corosrv.fleet.upstreams.connections import UpstreamConnections
 from corosrv.fleet.upstreams.short_exchange import Addressee, ask_shortly

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from corosrv.contracts.jobs.forward import Headers
+from corosrv.contracts.jobs.infer import Headers
 
 MAX_HEAD = 65_536  # bytes of a head, with the interim answers before it
 MAX_FIELDS = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from corosrv.contracts.jobs.forward import AnswerHead
+from corosrv.contracts.jobs.infer import AnswerHead
 
 MAX_ERROR = 64 << 10  # bytes of an error's body
 N_DIFFERENT = 5  # requests

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import gevent
 
 from corosrv.base.errors import CorosrvError, Refused
-from corosrv.base.outgoing.retry_after import retry_after
+from corosrv.base.outgoing import retry_after
 from corosrv.base.waits import TimedOut
-from corosrv.contracts.jobs.forward import AnswerHead, ForwardRequest, Headers
+from corosrv.contracts.jobs.infer import AnswerHead, ForwardRequest, Headers
 from corosrv.fleet.upstreams.answer_body import BodyDecoder, body_decoder, keeps_connection
 from corosrv.fleet.upstreams.answer_head import BadAnswer, HeadReader, ReceivedHead
 from corosrv.fleet.upstreams.connection import PIECE, UpstreamConnection

@@ -13,7 +13,7 @@ import gevent
 from gevent import Greenlet, GreenletExit
 
 from corosrv.base.errors import CallCancelled, CorosrvError, DeadlinePassed, HandlerFailed
-from corosrv.contracts.jobs.forward import AnswerBody, AnswerHead, ForwardRequest, Headers
+from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, Headers
 from corosrv.fleet.upstreams.abort import tag
 from corosrv.fleet.upstreams.complaints import AnsweredError
 from corosrv.fleet.upstreams.exchange import Exchange

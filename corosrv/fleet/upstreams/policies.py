@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.jobs.forward import ForwardRequest
+from corosrv.contracts.jobs.infer import ForwardRequest
 from corosrv.fleet.upstreams.ids import rank_name
 from corosrv.fleet.upstreams.prefixes import Mark, PrefixIndex, marks_of
 from corosrv.fleet.upstreams.rendezvous import score

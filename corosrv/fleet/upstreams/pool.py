@@ -14,9 +14,8 @@ from gevent import Greenlet
 
 from corosrv.base.errors import ModelNotFound, NotFound, ShuttingDown, Starting
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.forward import ForwardRequest
-from corosrv.contracts.jobs.infer import HandlerCard, InferJob, InferReader, ModelTarget
-from corosrv.contracts.jobs.terms import Terms
+from corosrv.contracts.jobs.infer import ForwardRequest, HandlerCard, InferJob, InferReader, ModelTarget
+from corosrv.contracts.jobs.job import Terms
 from corosrv.fleet.upstreams import probing
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.ids import upstream_id

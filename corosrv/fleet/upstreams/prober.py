@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.jobs.forward import ForwardRequest
+from corosrv.contracts.jobs.infer import ForwardRequest
 from corosrv.fleet.upstreams.abort import AbortKind
 from corosrv.fleet.upstreams.connections import UpstreamConnections
 from corosrv.fleet.upstreams.exchange import is_redirect

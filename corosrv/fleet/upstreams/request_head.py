@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from corosrv.contracts.jobs.forward import Headers
+from corosrv.contracts.jobs.infer import Headers
 
 # Of one hop, or made anew.
 NOT_SENT = frozenset({

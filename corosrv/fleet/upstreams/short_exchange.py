@@ -7,7 +7,7 @@ from typing import Protocol
 import gevent
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.jobs.forward import ForwardRequest, Headers
+from corosrv.contracts.jobs.infer import ForwardRequest, Headers
 from corosrv.fleet.upstreams.connections import UpstreamConnections
 from corosrv.fleet.upstreams.exchange import Exchange, ExchangeLimits
 from corosrv.fleet.upstreams.failures import UpstreamDown, UpstreamSilent

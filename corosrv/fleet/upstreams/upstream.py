@@ -18,8 +18,7 @@ from gevent import Greenlet
 from gevent.event import Event
 
 from corosrv.base.errors import CallCancelled, CorosrvError, DeadlinePassed
-from corosrv.contracts.jobs.forward import Headers
-from corosrv.contracts.jobs.infer import HandlerCard
+from corosrv.contracts.jobs.infer import HandlerCard, Headers
 from corosrv.fleet.upstreams.abort import AbortKind
 from corosrv.fleet.upstreams.aborter import Aborter
 from corosrv.fleet.upstreams.breaker import MAX_FAULTS, Breaker, BreakerState

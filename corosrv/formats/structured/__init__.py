@@ -21,14 +21,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from corosrv.formats.structured.effort import Effort
 from corosrv.formats.structured.grammar.gbnf import Rules, grammar
 from corosrv.formats.structured.grammar.rule_book import RuleBook
-from corosrv.formats.structured.limits import DEFAULT_LIMITS, SchemaLimits
-from corosrv.formats.structured.schema.anything import AnyValue
-from corosrv.formats.structured.schema.cache import RulesCache
+from corosrv.formats.structured.limits import DEFAULT_LIMITS, Effort, SchemaLimits
 from corosrv.formats.structured.schema.check import check
-from corosrv.formats.structured.schema.convert import convert
+from corosrv.formats.structured.schema.conversion import AnyValue
+from corosrv.formats.structured.schema.convert import RulesCache, convert
 from corosrv.formats.structured.tags import StructuralTag, read_tag, tag_rules
 from corosrv.formats.structured.texts import choice_rules, pattern_rules
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Texts
 
 from corosrv.base.errors import Refused
-from corosrv.formats.structured.effort import Effort
 from corosrv.formats.structured.grammar.gbnf import NOTHING, Rules, char_set, either, literal, sequence
 from corosrv.formats.structured.grammar.rule_book import RuleBook
-from corosrv.formats.structured.limits import SchemaLimits
+from corosrv.formats.structured.limits import Effort, SchemaLimits
 from corosrv.formats.structured.patterns.parse import parse_whole
 from corosrv.formats.structured.patterns.tree import Alternatives, Character, Node, PatternError, Repeat, Sequence
 

@@ -1,8 +1,6 @@
 """Defines tensors of KServe's v2 protocol: datatypes, values and declarations. Knows no JSON, gRPC or process."""
 
-from corosrv.formats.tensors.datatypes import DATATYPES, Datatype
-from corosrv.formats.tensors.declared import check_inputs
-from corosrv.formats.tensors.spec import TensorSpec
-from corosrv.formats.tensors.tensor import Parameter, Tensor
+from corosrv.formats.tensors.elements import DATATYPES, Datatype
+from corosrv.formats.tensors.tensor import Parameter, Tensor, TensorSpec, check_inputs
 
 __all__ = ["DATATYPES", "Datatype", "Parameter", "Tensor", "TensorSpec", "check_inputs"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from corosrv.base.errors import InvalidTensor
 from corosrv.formats.tensors import bfloat16, byte_elements, elements
-from corosrv.formats.tensors.datatypes import DATATYPES, Datatype
+from corosrv.formats.tensors.elements import DATATYPES, Datatype
 
 
 def is_array(value: object) -> bool:

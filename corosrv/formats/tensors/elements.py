@@ -1,19 +1,102 @@
-"""Converts elements of tensors from Python values to raw little-endian bytes and back, with all checks."""
+"""Converts elements of tensors from Python values to raw little-endian bytes and back, with all checks.
+
+Lists the datatypes of KServe's v2 protocol.
+
+Source: the Open Inference Protocol, "Tensor Data Types".
+
+Checks the shapes of tensors, and counts their elements.
+"""
 
 from __future__ import annotations
 
 import math
 import numbers
+import operator
 import reprlib
 import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from corosrv.base.errors import InvalidTensor
 from corosrv.formats.tensors import bfloat16, byte_elements
-from corosrv.formats.tensors.datatypes import DATATYPES, Datatype
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """Describes one datatype: how its elements are stored, and which numbers they may be."""
+
+    name: str
+    size: int  # bytes of an element; 0 for BYTES, whose elements have their length in front
+    format: str = ""  # of the modules array and struct; empty where they have none
+    least: int = 0  # of integers
+    most: int = 0
+
+    @property
+    def is_integer(self) -> bool:
+        return self.most > 0
+
+
+def _integer(name: str, size: int, format: str) -> Datatype:
+    bits = 8 * size
+    if name.startswith("U"):
+        return Datatype(name, size, format, 0, 2**bits - 1)
+    return Datatype(name, size, format, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+DATATYPES: dict[str, Datatype] = {
+    datatype.name: datatype
+    for datatype in (
+        Datatype("BOOL", 1, "?"),
+        _integer("INT8", 1, "b"),
+        _integer("INT16", 2, "h"),
+        _integer("INT32", 4, "i"),
+        _integer("INT64", 8, "q"),
+        _integer("UINT8", 1, "B"),
+        _integer("UINT16", 2, "H"),
+        _integer("UINT32", 4, "I"),
+        _integer("UINT64", 8, "Q"),
+        Datatype("FP16", 2, "e"),
+        Datatype("BF16", 2),
+        Datatype("FP32", 4, "f"),
+        Datatype("FP64", 8, "d"),
+        Datatype("BYTES", 0),
+    )
+}
+
+
+MAX_DIMENSIONS = 64
+MAX_SIZE = 2**63 - 1  # of a dimension, and of a product of dimensions: gRPC's integers hold no more
+
+
+def sizes(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the dimensions of a shape. Raises InvalidTensor for one that is no integer from 0 on, or for too many."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise InvalidTensor(name, f"has {len(shape)} dimensions, where {MAX_DIMENSIONS} are allowed")
+    return tuple([_size(name, size) for size in shape])
+
+
+def _size(name: str, size: object) -> int:
+    if type(size) is int or (not isinstance(size, bool) and hasattr(size, "__index__")):
+        number = operator.index(size)  # as numpy's integers, which authors get from shapes
+        if 0 <= number <= MAX_SIZE:
+            return number
+    raise InvalidTensor(name, f"has the dimension {str(size)[:40]}, which is no size")
+
+
+def count(name: str, shape: tuple[int, ...]) -> int:
+    """Returns the number of elements. Raises InvalidTensor for one that no memory holds. Allocates nothing."""
+    if 0 in shape:
+        return 0
+    n_elements = 1
+    for size in shape:
+        n_elements *= size
+        if n_elements > MAX_SIZE:
+            raise InvalidTensor(name, f"has the shape {list(shape)}, which no memory holds")
+    return n_elements
+
 
 _PIECE = 65_536  # bytes that are looked at together
 

@@ -1,13 +1,22 @@
-"""Holds a tensor as handlers and protocols pass it on: raw little-endian bytes; other forms are made on demand."""
+"""Holds a tensor as handlers and protocols pass it on: raw little-endian bytes; other forms are made on demand.
+
+Defines the declarations of a model's inputs and outputs.
+
+Checks a request's inputs against a model's declarations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from corosrv.base.errors import InvalidTensor
-from corosrv.formats.tensors import arrays, elements, shapes
-from corosrv.formats.tensors.datatypes import DATATYPES
+from corosrv.formats.tensors import arrays, elements
+from corosrv.formats.tensors import elements as shapes
+from corosrv.formats.tensors.elements import DATATYPES
 
 Parameter = str | int | float | bool
 
@@ -134,3 +143,75 @@ def _view(name: str, raw: bytes | memoryview) -> bytes | memoryview:
         return view.cast("B") if view.nbytes else b""
     except TypeError:
         raise InvalidTensor(name, f"needs contiguous bytes as its raw content, and no {type(raw).__name__}") from None
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """Declares an input or an output. A dimension of -1 may have any size.
+
+    `any_rank`: it may have other dimensions than `shape`, which is what a list of elements becomes then.
+    """
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    optional: bool = False
+    any_rank: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown datatype, an empty name or a dimension below -1."""
+        if not self.name:
+            raise ValueError("a declared tensor needs a name")
+        if self.datatype not in DATATYPES:
+            raise ValueError(f"tensor {self.name!r}: unknown datatype {self.datatype!r}")
+        if any(isinstance(size, bool) or not isinstance(size, int) or size < -1 for size in self.shape):
+            raise ValueError(f"tensor {self.name!r}: dimensions are integers from -1 on, not {list(self.shape)}")
+
+    def allows(self, shape: Sequence[int]) -> bool:
+        """Returns whether a tensor of this shape fits the declaration."""
+        return self.any_rank or (
+            len(shape) == len(self.shape)
+            and all(declared in (-1, size) for declared, size in zip(self.shape, shape, strict=True))
+        )
+
+    def shape_for(self, n_elements: int) -> tuple[int, ...]:
+        """Returns the shape of so many elements, the one dimension of -1 inferred. Raises InvalidTensor if none fits.
+
+        Where several are -1, all but the last are taken as 1.
+        """
+        fixed = [1 if size == -1 else size for size in self.shape]
+        n_fixed = math.prod(fixed)
+        if -1 in self.shape and n_fixed and n_elements % n_fixed == 0:
+            last = len(fixed) - 1 - list(self.shape)[::-1].index(-1)
+            fixed[last] = n_elements // n_fixed
+        elif n_fixed != n_elements:
+            raise InvalidTensor(self.name, f"has {n_elements} elements, which do not fit the shape {list(self.shape)}")
+        return tuple(fixed)
+
+
+def check_inputs(specs: Sequence[TensorSpec], inputs: Iterable[Tensor]) -> None:
+    """Raises InvalidTensor for a repeated, undeclared or missing input, and for a wrong datatype, rank or dimension.
+
+    Without declarations any inputs are taken, but none twice.
+    """
+    by_name: dict[str, Tensor] = {}
+    for tensor in inputs:
+        if tensor.name in by_name:
+            raise InvalidTensor(tensor.name, "is there twice")
+        by_name[tensor.name] = tensor
+    if not specs:
+        return
+    for spec in specs:
+        if (tensor_of_spec := by_name.pop(spec.name, None)) is not None:
+            _check(spec, tensor_of_spec)
+        elif not spec.optional:
+            raise InvalidTensor(spec.name, "is missing")
+    for name in by_name:
+        names = ", ".join(repr(spec.name) for spec in specs)
+        raise InvalidTensor(name, f"is no input of this model, which takes {names}")
+
+
+def _check(spec: TensorSpec, tensor: Tensor) -> None:
+    if tensor.datatype != spec.datatype:
+        raise InvalidTensor(spec.name, f"has the datatype {tensor.datatype}, where the model takes {spec.datatype}")
+    if not spec.allows(tensor.shape):
+        raise InvalidTensor(spec.name, f"has the shape {list(tensor.shape)}, where the model takes {list(spec.shape)}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from corosrv.contracts.jobs.infer import Scalar
-from corosrv.contracts.settings.peers import REPLICA_ID
+from corosrv.contracts.settings.fleet import REPLICA_ID
 from corosrv.workers.dispatch.capability import CapabilityQuery
 
 PATH = "/v1/replica"  # where a replica announces what it serves

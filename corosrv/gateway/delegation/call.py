@@ -11,9 +11,8 @@ import gevent
 from gevent import Greenlet, GreenletExit
 
 from corosrv.base.errors import CallCancelled, CorosrvError, DeadlinePassed, HandlerFailed, Refused, WorkerLost
-from corosrv.contracts.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
-from corosrv.contracts.jobs.infer import HandlerCard
-from corosrv.contracts.settings.peers import REPLICA_ID
+from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, HandlerCard
+from corosrv.contracts.settings.fleet import REPLICA_ID
 from corosrv.fleet.upstreams.exchange import Exchange, ExchangeLimits, is_redirect
 from corosrv.fleet.upstreams.failures import UpstreamDown, UpstreamLost
 from corosrv.gateway.delegation.headers import ELAPSED, SERVED_BY, header_of

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from flask import Request, Response, g, request
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.jobs.forward import ForwardRequest
+from corosrv.contracts.jobs.infer import ForwardRequest
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.events import event
 from corosrv.fleet.upstreams.exchange import ExchangeLimits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from corosrv.contracts.jobs.forward import AnswerHead, Headers
+from corosrv.contracts.jobs.infer import AnswerHead, Headers
 from corosrv.gateway.delegation.trip import HOPS, PATH
 from corosrv.gateway.forwarding.headers import request_headers
 

@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl, urlsplit
 import gevent
 
 from corosrv.base.errors import CorosrvError, Refused, SettingsError
-from corosrv.contracts.jobs.forward import ForwardRequest, Headers
-from corosrv.contracts.settings.peers import REPLICA_ID
+from corosrv.contracts.jobs.infer import ForwardRequest, Headers
+from corosrv.contracts.settings.fleet import REPLICA_ID
 from corosrv.fleet.upstreams.connections import UpstreamConnections
 from corosrv.fleet.upstreams.exchange import Exchange, ExchangeLimits
 from corosrv.fleet.upstreams.failures import UpstreamDown, UpstreamLost

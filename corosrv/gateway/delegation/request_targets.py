@@ -11,7 +11,7 @@ from flask import Request
 from corosrv.base.errors import Refused
 from corosrv.dialects.kserve.binary_tail import LENGTH_HEADER
 from corosrv.dialects.kserve.capability_headers import parse_capability
-from corosrv.formats.bodies.body import decode_unscanned
+from corosrv.formats.bodies import decode_unscanned
 from corosrv.gateway.delegation.targets import (
     CAPABILITY_PATH,
     CapabilityOfV2,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from corosrv.base.errors import InvalidTrip, LoopDetected
-from corosrv.contracts.settings.peers import REPLICA_ID
+from corosrv.contracts.settings.fleet import REPLICA_ID
 
 HOPS = "X-Corosrv-Hops"
 PATH = "X-Corosrv-Path"

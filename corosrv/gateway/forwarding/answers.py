@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from flask import Request, Response
 
 from corosrv.base.errors import ClientGone, CorosrvError, WorkerLost
-from corosrv.contracts.jobs.forward import AnswerBody, AnswerHead
-from corosrv.contracts.jobs.infer import InferEnd, InferItem, InferReader
+from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, InferEnd, InferItem, InferReader
 from corosrv.gateway.forwarding.event_buffer import EventBuffer
 from corosrv.gateway.forwarding.headers import answer_headers, media_type
 from corosrv.web.http import sse

@@ -7,9 +7,8 @@ from functools import partial
 
 from flask import Response, g, request
 
-from corosrv.contracts.jobs.forward import ForwardRequest
-from corosrv.contracts.jobs.infer import InferReader
-from corosrv.contracts.jobs.terms import FIRST_PRIORITY, Terms
+from corosrv.contracts.jobs.infer import ForwardRequest, InferReader
+from corosrv.contracts.jobs.job import FIRST_PRIORITY, Terms
 from corosrv.fleet.upstreams.pool import UpstreamPool
 from corosrv.gateway.forwarding.answers import AnswerPassing
 from corosrv.gateway.forwarding.dialects import error_event

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from corosrv.base.errors import WorkerLost
-from corosrv.contracts.jobs.forward import AnswerBody, AnswerHead
-from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferItem, InferReader
+from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, HandlerCard, InferEnd, InferItem, InferReader
 from corosrv.contracts.jobs.reader import Sink
 from corosrv.gateway.forwarding.event_join import ABORT, EventJoin, StreamedError
 from corosrv.gateway.forwarding.headers import media_type

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from corosrv.base.errors import WorkerLost
-from corosrv.contracts.jobs.forward import Headers
+from corosrv.contracts.jobs.infer import Headers
 
 REQUEST_ID = "X-Request-Id"
 

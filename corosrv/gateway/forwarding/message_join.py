@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from corosrv.contracts.jobs.ids import new_id
+from corosrv.contracts.jobs.job import new_id
 from corosrv.gateway.forwarding.event_join import EventJoin, StreamedError
 
 MAX_BLOCKS = 1024

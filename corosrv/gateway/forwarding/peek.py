@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from corosrv.contracts.jobs.terms import LAST_PRIORITY
-from corosrv.formats.bodies.body import decode_unscanned
+from corosrv.contracts.jobs.job import LAST_PRIORITY
+from corosrv.formats.bodies import decode_unscanned
 
 MAX_PROMPT = 16 << 10  # bytes of a prompt's beginning
 MAX_TOOLS = 4 << 10  # bytes of them that declarations of tools may take

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from corosrv.contracts.jobs.ids import new_id
+from corosrv.contracts.jobs.job import new_id
 from corosrv.gateway.forwarding.event_join import EventJoin, StreamedError
 
 MAX_ITEMS = 1024

@@ -13,7 +13,7 @@ import gevent
 import msgspec
 
 from corosrv.base.errors import ChannelClosed, ProtocolError
-from corosrv.contracts.jobs.worker_state import WorkerState, check_move
+from corosrv.contracts.jobs.setup import WorkerState, check_move
 from corosrv.contracts.settings import child_environment
 from corosrv.images.encoder.reports import describe_end
 from corosrv.images.transfer.messages import PROTOCOL_VERSION, Hello, ToEncoder, ToLanguage

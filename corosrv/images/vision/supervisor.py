@@ -9,7 +9,7 @@ from collections.abc import Callable
 from gevent.event import Event
 
 from corosrv.base.errors import LoadError, ShuttingDown
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.images.transfer.pool import SharedPool
 from corosrv.images.vision.link import EncoderCommand, EncoderLink
 from corosrv.images.vision.pump import TransferPump

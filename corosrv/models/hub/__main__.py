@@ -15,7 +15,8 @@ from contextlib import suppress
 import msgspec
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.settings import hub_name, load_hub
+from corosrv.contracts.settings import hub as hub_name
+from corosrv.contracts.settings import load_hub
 from corosrv.models.hub.messages import Pulled, PullFailed, PullProgress
 from corosrv.models.hub.pull import pull
 from corosrv.workers.worker.child.lifeline import hang_on

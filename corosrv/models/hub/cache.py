@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from corosrv.base.errors import HubError
-from corosrv.contracts.settings.hub_name import is_plain_path
+from corosrv.contracts.settings.hub import is_plain_path
 from corosrv.models.hub.choice import RepoFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

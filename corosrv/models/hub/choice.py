@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corosrv.base.errors import HubError
-from corosrv.contracts.settings.hub_name import HubName, is_plain_path
+from corosrv.contracts.settings.hub import HubName, is_plain_path
 
 USUAL = ("Q4_K_M", "Q8_0")
 # Files that stand beside models and are none: projectors, calibration, heads for drafting.

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from corosrv.base.errors import HubError
-from corosrv.contracts.settings.hub_name import HubName
+from corosrv.contracts.settings.hub import HubName
 from corosrv.models.hub import failures, library
 from corosrv.models.hub.blob import BlobSource, HashedFile, Report, fetch
 from corosrv.models.hub.cache import RepoCache

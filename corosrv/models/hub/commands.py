@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.settings import hub_name, load_hub
-from corosrv.contracts.settings.hub_name import HubName
+from corosrv.contracts.settings import hub as hub_name
+from corosrv.contracts.settings import load_hub
+from corosrv.contracts.settings.hub import HubName
 from corosrv.models.hub import stored
 from corosrv.models.hub.messages import PullProgress
 

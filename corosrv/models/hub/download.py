@@ -14,7 +14,8 @@ import msgspec
 
 from corosrv.base.errors import HubError, SettingsError
 from corosrv.base.waits import TimedOut, call_in_thread, wait_readable
-from corosrv.contracts.settings import HubSettings, ModelSettings, child_environment, hub_name
+from corosrv.contracts.settings import HubSettings, ModelSettings, child_environment
+from corosrv.contracts.settings import hub as hub_name
 from corosrv.models.hub.messages import Pulled, PullFailed, PullMessage, PullProgress, decoder
 from corosrv.models.hub.pull import PulledModel
 from corosrv.workers.worker.parent.plain_subprocess import plain_subprocess

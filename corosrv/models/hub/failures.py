@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from corosrv.contracts.settings.hub_name import HubName
+from corosrv.contracts.settings.hub import HubName
 
 
 def status_of(error: BaseException) -> int | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from corosrv.base.errors import HubError
 from corosrv.contracts.settings import HubSettings
-from corosrv.contracts.settings.hub_name import HubName
+from corosrv.contracts.settings.hub import HubName
 from corosrv.models.hub.choice import ChosenFiles, RepoFile, choose
 from corosrv.models.hub.client import HubClient, RepoListing
 

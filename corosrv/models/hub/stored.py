@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from corosrv.base.errors import HubError
-from corosrv.contracts.settings.hub_name import HubName
+from corosrv.contracts.settings.hub import HubName
 from corosrv.models.hub import library
 from corosrv.models.hub.cache import RepoCache
 from corosrv.models.hub.choice import RepoFile, choose

@@ -10,7 +10,7 @@ from typing import Any
 from flask import Request, Response
 
 from corosrv.base.errors import Unauthorized
-from corosrv.contracts.jobs.ids import new_id
+from corosrv.contracts.jobs.job import new_id
 from corosrv.web.http.flood import Flood
 from corosrv.web.http.hosts import Hosts
 from corosrv.web.http.keys import KeyRing

@@ -9,8 +9,8 @@ from flask import Request
 
 from corosrv.base.errors import InvalidJson, UnsupportedMedia
 from corosrv.base.waits import call_in_thread
-from corosrv.formats.bodies import body as json_body
-from corosrv.formats.bodies import json_limits
+from corosrv.formats import bodies
+from corosrv.formats import bodies as json_body
 
 # Types that clients send JSON under: curl calls everything form data unless told otherwise.
 _PLAUSIBLE_TYPES = ("", "application/x-www-form-urlencoded", "text/plain", "application/octet-stream")
@@ -32,10 +32,10 @@ def decode(request: Request, body: bytes, decoder: msgspec.json.Decoder[T]) -> T
         raise
 
 
-def scan_in_thread(scan: json_limits.Scanner) -> json_limits.Scanner:
+def scan_in_thread(scan: bodies.Scanner) -> bodies.Scanner:
     """Makes the scanner leave large texts to a thread, where it runs without the GIL while the hub serves others."""
 
-    def scan_waiting(text: bytes) -> json_limits.Fault:
+    def scan_waiting(text: bytes) -> bodies.Fault:
         return call_in_thread(scan, text) if len(text) > _AT_ONCE else scan(text)
 
     return scan_waiting

@@ -15,9 +15,16 @@ import msgspec
 from flask import Request, Response, g, request
 
 from corosrv.base.waits import ThreadLock, call_in_thread
-from corosrv.contracts.idempotency.keys import HEADER, parse_key
-from corosrv.contracts.idempotency.records import LIFETIME, MAX_BYTES, KeyClaim, KeyedRecords
-from corosrv.contracts.idempotency.shared import SharedClaim, SharedRecords
+from corosrv.contracts.idempotency import (
+    HEADER,
+    LIFETIME,
+    MAX_BYTES,
+    KeyClaim,
+    KeyedRecords,
+    SharedClaim,
+    SharedRecords,
+    parse_key,
+)
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.callers import caller
 from corosrv.web.http.flood import Flood

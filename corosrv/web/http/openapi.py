@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 from werkzeug.routing import Rule
 
-from corosrv.contracts.idempotency.keys import HEADER, MAX_KEY
+from corosrv.contracts.idempotency import HEADER, MAX_KEY
 from corosrv.web.http import operation as operations
 from corosrv.web.http.operation import Operation
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 from gunicorn.http import errors
 
-from corosrv.contracts.jobs.ids import new_id
+from corosrv.contracts.jobs.job import new_id
 from corosrv.web.http.pace import TooSlow
 
 

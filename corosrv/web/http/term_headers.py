@@ -7,7 +7,7 @@ of range is refused. No time at all, `0`, is out of range: a client whose time i
 from __future__ import annotations
 
 from corosrv.base.errors import Refused
-from corosrv.contracts.jobs.terms import LAST_PRIORITY
+from corosrv.contracts.jobs.job import LAST_PRIORITY
 
 PRIORITY = "X-Priority"
 TIMEOUT = "X-Request-Timeout-Ms"

@@ -10,7 +10,7 @@ from flask import g, request
 from msgspec import Meta
 
 from corosrv.contracts.jobs import Terms
-from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, LAST_PRIORITY
 from corosrv.web.http.callers import caller
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.term_headers import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, parse_priority, parse_timeout

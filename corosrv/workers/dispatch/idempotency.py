@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.idempotency.records import KeyClaim, KeyedRecords
+from corosrv.contracts.idempotency import KeyClaim, KeyedRecords
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferOutputs
 
 _NO_LOCK = nullcontext()

@@ -9,7 +9,7 @@ from gevent.event import Event
 
 from corosrv.base.errors import CallCancelled, CorosrvError, DeadlinePassed, NotHandedOver, Unavailable, WorkerLost
 from corosrv.contracts.jobs.infer import InferOutputs
-from corosrv.contracts.jobs.terms import Terms
+from corosrv.contracts.jobs.job import Terms
 from corosrv.workers.dispatch.answers import choose
 from corosrv.workers.dispatch.call import CallState, QueuedCall
 from corosrv.workers.dispatch.call_log import log_call

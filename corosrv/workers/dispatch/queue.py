@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from corosrv.contracts.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.job import FIRST_PRIORITY, LAST_PRIORITY
 
 RISE_AFTER = 10.0  # seconds of waiting that lift a call by one priority class
 

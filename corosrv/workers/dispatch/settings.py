@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.idempotency.records import LIFETIME, MAX_BYTES
+from corosrv.contracts.idempotency import LIFETIME, MAX_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable
 
-from corosrv.contracts.jobs.worker_state import NEXT, WorkerState
+from corosrv.contracts.jobs.setup import NEXT, WorkerState
 from corosrv.workers.manager.contracts import MakeWorker
 from corosrv.workers.manager.crashes import CrashRecord
 from corosrv.workers.worker.parent.app_worker import AppWorker

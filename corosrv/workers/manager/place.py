@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.manager.place_state import NEXT, PlaceState, check_move
 from corosrv.workers.manager.snapshot import WorkerSnapshot
 from corosrv.workers.worker.parent.app_worker import AppWorker

@@ -14,8 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from corosrv.contracts.jobs.answers import LogLine
-from corosrv.contracts.jobs.infer import HandlerCard
-from corosrv.contracts.jobs.objects import ObjRef
+from corosrv.contracts.jobs.infer import HandlerCard, ObjRef
 from corosrv.formats.tensors import Parameter
 from corosrv.workers.wire.process_messages import DroppedLogs, Fatal, Lanes, Log, SlotFailed
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from corosrv.base.errors import DestinationRefused
-from corosrv.base.outgoing.destinations import Destinations
+from corosrv.base.outgoing import Destinations
 
 LINK_LOCAL = [
     "169.254.169.254",

@@ -6,8 +6,7 @@ import ipaddress
 
 import pytest
 
-from corosrv.base.outgoing.destinations import Destinations
-from corosrv.base.outgoing.networks import AddressKind, kind_of
+from corosrv.base.outgoing import AddressKind, Destinations, kind_of
 
 ADDRESSES = {
     AddressKind.PUBLIC: [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.base.errors import RedirectRefused
-from corosrv.base.outgoing.redirects import ALL, KEEPING_METHOD, MAX_REDIRECTS, Redirects
+from corosrv.base.outgoing import ALL, KEEPING_METHOD, MAX_REDIRECTS, Redirects
 
 
 def test_an_answer_without_a_redirect_is_final():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.base.outgoing.urls import is_http_url, is_same_site
+from corosrv.base.outgoing import is_http_url, is_same_site
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import gevent
 import greenlet
 import pytest
 
-from corosrv.base.waits.edges import AT_ONCE, EdgeSet, edges_of
+from corosrv.base.waits.waiters import AT_ONCE, EdgeSet, edges_of
 from tests.support import children
 from tests.support.descriptors import n_descriptors
 from tests.support.engines import TIMEOUT
@@ -152,7 +152,7 @@ def test_a_hub_after_another_in_its_thread_has_a_set_of_its_own():
 
 FORKING = """
     import gevent, os
-    from corosrv.base.waits.edges import edges_of
+    from corosrv.base.waits.waiters import edges_of
 
     fd = os.eventfd(0)
     told = []

@@ -52,4 +52,4 @@ def test_only_the_hubs_and_the_turns_look_for_hubs_behind_gevent_s_back() -> Non
 
     looking = [name for name, path in MODULES.items() if "gevent._hub_local" in path.read_text()]
 
-    assert sorted(looking) == ["corosrv.base.processor.turns", "corosrv.base.waits.hubs"]
+    assert sorted(looking) == ["corosrv.base.processor", "corosrv.base.waits.elsewhere"]

@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from corosrv.base import waits
-from corosrv.base.waits.polling import PolledSet
+from corosrv.base.waits.waiters import PolledSet
 from tests.support.engines import TIMEOUT
 
 NO_DESCRIPTOR = -1

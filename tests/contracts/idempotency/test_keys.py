@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.base.errors import Refused
-from corosrv.contracts.idempotency.keys import MAX_KEY, parse_key
+from corosrv.contracts.idempotency import MAX_KEY, parse_key
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.base.errors import Conflict, KeyReused
-from corosrv.contracts.idempotency.records import LIFETIME, MAX_BYTES, RECORD_BYTES, KeyClaim, KeyedRecords
+from corosrv.contracts.idempotency import LIFETIME, MAX_BYTES, RECORD_BYTES, KeyClaim, KeyedRecords
 
 Records = KeyedRecords[str]
 

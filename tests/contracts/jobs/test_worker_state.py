@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from corosrv.base.errors import IllegalTransition
-from corosrv.contracts.jobs.worker_state import NEXT, WorkerState, check_move
+from corosrv.contracts.jobs.setup import NEXT, WorkerState, check_move
 
 ALLOWED = {
     ("starting", "ready"),

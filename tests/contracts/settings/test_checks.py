@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from corosrv.contracts.settings.checks import (
+from corosrv.contracts.settings.sources import (
     FOLDER,
     PLAIN,
     URL,

@@ -3,8 +3,8 @@
 import pytest
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.settings import ModelSettings, hub_name, model_list
-from corosrv.contracts.settings.hub_name import HubName
+from corosrv.contracts.settings import ModelSettings, hub, model_list
+from corosrv.contracts.settings.hub import HubName
 from corosrv.contracts.settings.model import models_of
 
 
@@ -21,7 +21,7 @@ from corosrv.contracts.settings.model import models_of
     ],
 )
 def test_a_name_says_repository_revision_and_file(text, name):
-    assert hub_name.parse(text) == name
+    assert hub.parse(text) == name
 
 
 @pytest.mark.parametrize(

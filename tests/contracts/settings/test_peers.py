@@ -9,7 +9,7 @@ from corosrv import cli
 from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings
 from corosrv.contracts.settings import PeerSettings
-from corosrv.contracts.settings.peers import new_replica_id
+from corosrv.contracts.settings.fleet import new_replica_id
 
 TOKEN = "a-long-secret"
 TWO = ("http://a:8080", "http://b:8000?id=b")

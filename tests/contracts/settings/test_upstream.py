@@ -9,7 +9,7 @@ from corosrv import cli
 from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings
 from corosrv.contracts.settings import OperatorSettings, UpstreamSettings
-from corosrv.contracts.settings.upstream import POLICIES
+from corosrv.contracts.settings.fleet import POLICIES
 from corosrv.fleet.upstreams.policies import POLICY_NAMES
 
 TWO = ("http://a:8080?concurrency=4", "http://b:8000")

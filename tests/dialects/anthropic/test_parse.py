@@ -14,7 +14,7 @@ from corosrv.dialects.anthropic import parse, schema
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
 from corosrv.dialects.chat.parser import TextParser
 from corosrv.dialects.generation.fields import Defaults
-from corosrv.formats.bodies.body import convert
+from corosrv.formats.bodies import convert
 from corosrv.web.http import body
 
 DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)

@@ -17,7 +17,7 @@ from corosrv.base.processor import Turns
 from corosrv.dialects.kserve import json_data, long_data
 from corosrv.dialects.kserve.infer_request import INFER_DECODER, decode_request
 from corosrv.dialects.kserve.long_body import MAX_REST, cut_data
-from corosrv.formats.bodies.body import decode_unscanned
+from corosrv.formats.bodies import decode_unscanned
 from tests.dialects.kserve.bodies import nested
 
 TEXTS = st.text('ab"\\[],:{}é\n', max_size=12)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from corosrv.base.errors import InvalidTensor, NotOffered, ObjectNotFound
-from corosrv.contracts.jobs.objects import ObjRef
+from corosrv.contracts.jobs.infer import ObjRef
 from corosrv.dialects.kserve.infer_request import INFER_DECODER, decode_request
 from corosrv.formats.tensors import Tensor
 

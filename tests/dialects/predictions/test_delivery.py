@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import gevent
 import pytest
 
-from corosrv.base.outgoing.redirects import MAX_REDIRECTS
+from corosrv.base.outgoing import MAX_REDIRECTS
 from corosrv.dialects.predictions import delivery
 from corosrv.dialects.predictions.delivery import Outcome, Poster, retry_after
 from tests.support.receiver import Receiver, closed_url, receiving

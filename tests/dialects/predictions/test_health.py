@@ -3,7 +3,7 @@
 import pytest
 
 from corosrv.base.errors import IllegalTransition
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.predictions.health import NEXT, HealthState, PredictorHealth, SlotCounts, of_worker
 
 

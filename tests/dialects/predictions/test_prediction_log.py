@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions.parse import PredictionCall
 from corosrv.dialects.predictions.service import PredictionService

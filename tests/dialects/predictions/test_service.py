@@ -24,7 +24,7 @@ from corosrv.base.errors import (
     WorkerGone,
 )
 from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, FileOutput, FileRef, Metric, OutputChunk
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions import run
 from corosrv.dialects.predictions.health import PredictorHealth, SlotCounts

@@ -11,7 +11,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions import routes
 from corosrv.dialects.predictions.service import PredictionService

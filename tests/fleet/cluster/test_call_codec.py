@@ -3,8 +3,7 @@
 import pytest
 
 from corosrv.base.errors import ErrorKind, InvalidTensor, ProtocolError, QueueFull
-from corosrv.contracts.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
-from corosrv.contracts.jobs.infer import InferOutputs, InferRequest
+from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferOutputs, InferRequest
 from corosrv.fleet.cluster.call_codec import (
     SharedEnd,
     SharedRequest,

@@ -10,8 +10,7 @@ import gevent
 import pytest
 
 from corosrv.base.errors import CorosrvError, HandlerFailed, NotHandedOver, RedisUnavailable, Refused, ShuttingDown
-from corosrv.contracts.jobs.forward import AnswerBody, ForwardRequest
-from corosrv.contracts.jobs.infer import HandlerCard, InferJob
+from corosrv.contracts.jobs.infer import AnswerBody, ForwardRequest, HandlerCard, InferJob
 from corosrv.fleet.cluster import delivered as delivered_calls
 from corosrv.fleet.cluster import delivery, queue_scripts
 from corosrv.fleet.cluster.call_codec import RemoteError, SharedRequest, decode_end, encode_call

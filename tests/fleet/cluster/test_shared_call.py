@@ -17,7 +17,7 @@ from corosrv.base.errors import (
     Unavailable,
     WorkerLost,
 )
-from corosrv.contracts.jobs.forward import AnswerBody
+from corosrv.contracts.jobs.infer import AnswerBody
 from corosrv.fleet.cluster import queue_scripts
 from corosrv.fleet.cluster.call_codec import SharedEnd, encode_end, encode_outputs
 from corosrv.fleet.cluster.shared_call import ACK_BYTES, SharedCall, SharedCallState

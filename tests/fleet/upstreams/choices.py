@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from corosrv.contracts.jobs.forward import ForwardRequest
-from corosrv.contracts.jobs.infer import InferJob, ModelTarget
-from corosrv.contracts.jobs.terms import Terms
+from corosrv.contracts.jobs.infer import ForwardRequest, InferJob, ModelTarget
+from corosrv.contracts.jobs.job import Terms
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
 from corosrv.workers.dispatch.host import LaneGroup

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from corosrv.contracts.jobs.forward import AnswerHead, ForwardRequest, Headers
+from corosrv.contracts.jobs.infer import AnswerHead, ForwardRequest, Headers
 from corosrv.fleet.upstreams.connections import UpstreamConnections
 from corosrv.fleet.upstreams.exchange import Exchange, ExchangeLimits
 

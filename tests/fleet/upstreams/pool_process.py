@@ -22,9 +22,8 @@ import time
 import gevent
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
-from corosrv.contracts.jobs.infer import InferEnd, InferReader
-from corosrv.contracts.jobs.terms import Terms
+from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferEnd, InferReader
+from corosrv.contracts.jobs.job import Terms
 from corosrv.fleet.upstreams import breaker, complaints, forwarded_call, probing, short_exchange
 from corosrv.fleet.upstreams.abort import AbortKind
 from corosrv.fleet.upstreams.exchange import ExchangeLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.contracts.jobs.forward import AnswerHead
+from corosrv.contracts.jobs.infer import AnswerHead
 from corosrv.fleet.upstreams.complaints import DURATION, MAX_ERROR, N_DIFFERENT, AnsweredError, Complaints
 from tests.fleet.upstreams.behaviours import Gate, InTurn, ends, one
 from tests.fleet.upstreams.pool_process import PoolProcess

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from corosrv.base.errors import Refused
-from corosrv.contracts.jobs.forward import ForwardRequest, Headers
+from corosrv.contracts.jobs.infer import ForwardRequest, Headers
 from corosrv.fleet.upstreams.connection import PIECE
 from tests.fleet.upstreams.exchanges import answers, begun, connected, exchanged, raw_server, read_request
 from tests.support.receiver import closed_url

@@ -8,7 +8,7 @@ from email.utils import formatdate
 
 import pytest
 
-from corosrv.contracts.jobs.forward import AnswerHead
+from corosrv.contracts.jobs.infer import AnswerHead
 from corosrv.fleet.upstreams import connections as connections_module
 from corosrv.fleet.upstreams.connections import UpstreamConnections
 from corosrv.fleet.upstreams.exchange import Exchange, ExchangeLimits, refusal_of

@@ -4,10 +4,9 @@ from collections import Counter
 import pytest
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.jobs.forward import ForwardRequest
-from corosrv.contracts.jobs.infer import InferJob, ModelTarget
-from corosrv.contracts.jobs.terms import Terms
-from corosrv.contracts.settings.upstream import POLICIES
+from corosrv.contracts.jobs.infer import ForwardRequest, InferJob, ModelTarget
+from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.settings.fleet import POLICIES
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.policies import POLICY_NAMES, make_policy
 from corosrv.fleet.upstreams.rendezvous import score

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from corosrv.base.errors import Refused
-from corosrv.formats.bodies import body
+from corosrv.formats import bodies
 
 
 class Point(msgspec.Struct):
@@ -13,7 +13,7 @@ class Point(msgspec.Struct):
 
 
 def test_a_decoded_value_is_converted():
-    assert body.convert({"x": 1}, Point, "input[0]") == Point(1)
+    assert bodies.convert({"x": 1}, Point, "input[0]") == Point(1)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_decoded_value_is_converted():
 )
 def test_what_cannot_be_converted_is_refused_with_its_place(value, param):
     with pytest.raises(Refused) as refused:
-        body.convert(value, Point, "input[0]")
+        bodies.convert(value, Point, "input[0]")
 
     assert refused.value.param == param
     assert param in str(refused.value)
@@ -35,4 +35,4 @@ def test_what_cannot_be_converted_is_refused_with_its_place(value, param):
 
 def test_a_number_that_no_float_holds_names_its_field():
     with pytest.raises(Refused, match="x: number out of range"):
-        body.decode(b'{"x": 9e308}', msgspec.json.Decoder(Point))
+        bodies.decode(b'{"x": 9e308}', msgspec.json.Decoder(Point))

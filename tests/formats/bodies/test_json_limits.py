@@ -8,12 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from corosrv.base.errors import Refused
-from corosrv.formats.bodies import json_limits
+from corosrv.formats import bodies
 from corosrv.models.engine.binding import NativeJsonScanner
 
-LIMITS = json_limits.JsonLimits(depth=4, keys=3, digits=5, values=20)
+LIMITS = bodies.JsonLimits(depth=4, keys=3, digits=5, values=20)
 native = NativeJsonScanner(**LIMITS._asdict()).fault
-in_python = functools.partial(json_limits.scan, limits=LIMITS)
+in_python = functools.partial(bodies.scan, limits=LIMITS)
 both = pytest.mark.parametrize("scan", [in_python, native], ids=["python", "native"])
 
 
@@ -72,6 +72,6 @@ def test_both_scanners_find_the_same_fault(data):
 )
 def test_a_limit_that_is_exceeded_is_named(text, words):
     with pytest.raises(Refused, match=words) as refused:
-        json_limits.check(text)
+        bodies.check(text)
 
     assert refused.value.code == "invalid_json"

@@ -3,7 +3,7 @@
 import pytest
 
 from corosrv.base.errors import Refused
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text
 
 
 @pytest.mark.parametrize("text", ["", "é🌊", "a\0b"])

@@ -11,7 +11,6 @@ import pytest
 
 from corosrv.base.errors import Refused
 from corosrv.base.processor import thread_seconds
-from corosrv.formats.callformats.cutting import shared_end, shared_start
 from corosrv.formats.callformats.description import (
     BARE,
     AnswerFormat,
@@ -21,6 +20,8 @@ from corosrv.formats.callformats.description import (
     Notation,
     Spelling,
     markers_for,
+    shared_end,
+    shared_start,
 )
 from corosrv.formats.callformats.known import HERMES, completed
 from corosrv.formats.callformats.learn import learn_calls

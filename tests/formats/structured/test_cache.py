@@ -3,7 +3,7 @@
 import pytest
 
 from corosrv.formats.structured.grammar.gbnf import Rules
-from corosrv.formats.structured.schema.cache import RulesCache
+from corosrv.formats.structured.schema.convert import RulesCache
 
 
 def test_what_was_made_is_not_made_again_unless_something_differs() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.images.transfer.layout import pool_geometry
 from corosrv.images.transfer.pool import SharedPool
 from corosrv.images.vision.link import EncoderCommand, EncoderLink

@@ -3,7 +3,7 @@
 import pytest
 
 from corosrv.base.errors import HubError
-from corosrv.contracts.settings import hub_name
+from corosrv.contracts.settings import hub
 from corosrv.models.hub.choice import RepoFile, choose
 
 USUAL = ["README.md", "m-F16.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf"]
@@ -12,7 +12,7 @@ IMAGES = ["m-Q8_0.gguf", "mmproj-m-F16.gguf", "mmproj-m-Q8_0.gguf"]
 
 
 def chosen(paths: list[str], name: str = "o/r", **options: bool) -> list[str]:
-    return [file.path for file in choose([RepoFile(path, 7) for path in paths], hub_name.parse(name), **options).all]
+    return [file.path for file in choose([RepoFile(path, 7) for path in paths], hub.parse(name), **options).all]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from corosrv.base.errors import HubError
-from corosrv.contracts.settings import HubSettings, hub_name
+from corosrv.contracts.settings import HubSettings
+from corosrv.contracts.settings import hub as hub_name
 from corosrv.models.hub.pull import PulledModel, pull
 from tests.support.hub_server import TOKEN, HubServer, Repo, sha256
 

@@ -9,7 +9,7 @@ import pytest
 
 from corosrv.base.errors import NotFound, ShuttingDown, Unavailable
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.manager.joined import MOST_JOINED
 from corosrv.workers.manager.manager import Manager
 from corosrv.workers.manager.place_state import PlaceState

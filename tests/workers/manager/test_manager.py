@@ -21,7 +21,7 @@ from corosrv.base.errors import (
     WorkerLost,
 )
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.manager.manager import Manager, ManagerSettings
 from corosrv.workers.manager.place_state import PlaceState
 from corosrv.workers.manager.snapshot import Claim

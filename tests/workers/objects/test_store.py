@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.base.errors import ObjectExpired, ObjectNotFound, ObjectTooLarge, Refused, StoreFull
-from corosrv.contracts.jobs.objects import ObjRef
+from corosrv.contracts.jobs.infer import ObjRef
 from corosrv.workers.objects.content import MIN_FILE, ObjectContent
 from corosrv.workers.objects.store import MAX_TTL, ObjectStore
 from tests.support.descriptors import n_descriptors

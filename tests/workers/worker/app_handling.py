@@ -12,7 +12,7 @@ from gevent.event import Event
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import InferOutputs, InferRequest
-from corosrv.contracts.jobs.worker_state import NEXT, WorkerState
+from corosrv.contracts.jobs.setup import NEXT, WorkerState
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.host import CallListener, HandedCall, HandedItem, RunningCall
 from corosrv.workers.worker.parent.app_process import AppProcess

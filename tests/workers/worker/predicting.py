@@ -12,7 +12,7 @@ import gevent
 from gevent.event import Event
 
 from corosrv.contracts.jobs import PredictJob
-from corosrv.contracts.jobs.worker_state import NEXT, WorkerState
+from corosrv.contracts.jobs.setup import NEXT, WorkerState
 from corosrv.workers.wire.messages import SlotToServer
 from corosrv.workers.worker.parent.predict_reader import PredictReader
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig

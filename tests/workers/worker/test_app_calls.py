@@ -19,7 +19,7 @@ from corosrv.base.errors import (
     NotFound,
     Unavailable,
 )
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.host import HandedCall
 from corosrv.workers.worker.parent.app_process import AppProcess

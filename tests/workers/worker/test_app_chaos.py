@@ -10,7 +10,7 @@ import signal
 import gevent
 import pytest
 
-from corosrv.contracts.jobs.worker_state import NEXT, WorkerState
+from corosrv.contracts.jobs.setup import NEXT, WorkerState
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig

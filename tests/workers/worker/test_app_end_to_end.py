@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from corosrv.base.errors import CallCancelled, CallRefused, DeadlinePassed, HandlerFailed, WorkerLost
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig

@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from corosrv.base.errors import CallCancelled, CorosrvError, DeadlinePassed, HandlerFailed, NotHandedOver, WorkerLost
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.dispatch.host import HandedCall
 from corosrv.workers.manager.place import Place
 from corosrv.workers.manager.place_state import PlaceState

@@ -13,7 +13,7 @@ import pytest
 
 from corosrv.base.errors import Misuse
 from corosrv.contracts.jobs.infer import HandlerCard
-from corosrv.contracts.jobs.worker_state import NEXT, WorkerState
+from corosrv.contracts.jobs.setup import NEXT, WorkerState
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig

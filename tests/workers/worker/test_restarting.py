@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import gevent
 from gevent.event import Event
 
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from corosrv.workers.worker.parent.restarting import RestartingWorker
 from tests.support.hostile_worker import COMMAND

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.wire.messages import SlotToServer
 from corosrv.workers.worker.parent.predict_reader import TERMINAL
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from corosrv.base.errors import InvalidTensor
-from corosrv.formats.tensors import DATATYPES, Tensor, shapes
+from corosrv.formats.tensors import DATATYPES, Tensor
+from corosrv.formats.tensors import elements as shapes
 
 FIELDS = {
     "BOOL": "bool_contents",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.jobs.infer import InferWorker
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve.grpc.info import ServerInfo
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig, GrpcProcessLink, GrpcServices
 from corosrv.dialects.kserve.grpc.stats import GrpcStats

@@ -14,7 +14,7 @@ import msgspec
 
 from corosrv.base.errors import ChannelClosed, CorosrvError, HandlerFailed
 from corosrv.contracts.jobs.infer import InferWorker
-from corosrv.contracts.jobs.worker_state import NEXT, WorkerState, check_move
+from corosrv.contracts.jobs.setup import NEXT, WorkerState, check_move
 from corosrv.dialects.kserve.grpc.messages import (
     HEARTBEAT,
     MAX_BYTES,

@@ -9,7 +9,7 @@ from corosrv.base.errors import NotSupported, Refused
 from corosrv.dialects.chat.turns import PART_END, Content, Part, join, misplaced_image
 from corosrv.dialects.chat.turns import arguments as arguments_of
 from corosrv.dialects.openai.chat import schema
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake, read_detail
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

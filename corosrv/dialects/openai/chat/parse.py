@@ -18,7 +18,7 @@ from corosrv.dialects.openai.chat.answers import ChatAnswer
 from corosrv.dialects.openai.fields import includes_usage
 from corosrv.dialects.openai.llama_extras import native_form
 from corosrv.dialects.openai.structured_fields import answer_format, with_grammar
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake
 
 

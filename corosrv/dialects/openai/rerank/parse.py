@@ -5,7 +5,7 @@ from __future__ import annotations
 from corosrv.base.errors import NotOffered, Refused
 from corosrv.contracts.jobs import ModelCard, RerankJob
 from corosrv.dialects.openai.rerank import schema
-from corosrv.formats.bodies.text import check_text
+from corosrv.formats.bodies import check_text
 
 
 def job(body: schema.RerankBody, card: ModelCard) -> RerankJob:

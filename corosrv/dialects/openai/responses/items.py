@@ -11,7 +11,7 @@ from corosrv.dialects.chat.turns import Content, Part, TurnList, join, misplaced
 from corosrv.dialects.openai.responses import schema
 from corosrv.dialects.openai.responses.store import Shelf
 from corosrv.dialects.openai.responses.tools import called
-from corosrv.formats.bodies.body import convert
+from corosrv.formats.bodies import convert
 from corosrv.images.intake import ImageIntake, read_detail
 
 _IMAGE = "input_image"

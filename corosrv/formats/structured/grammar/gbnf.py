@@ -1,4 +1,7 @@
-"""GBNF as text: literals, character sets, repetitions, and rules that are shared."""
+"""GBNF as text: literals, character sets, repetitions, and rules that are shared.
+
+Writes characters inside a JSON string as GBNF: most stand for themselves, some are escaped.
+"""
 
 from __future__ import annotations
 
@@ -94,3 +97,86 @@ def grammar(root: str, *parts: Rules) -> str:
     for part in parts:
         bodies.update(part.bodies)
     return "\n".join((f"root ::= {root}", *Rules("root", bodies).lines(), ""))
+
+
+_SHORT_ESCAPES = {0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: "f", 0x0D: "r"}
+_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """A set of characters: ranges in ascending order that do not touch. No halves of surrogate pairs."""
+
+    ranges: tuple[Range, ...]
+
+    @classmethod
+    def from_ranges(cls, ranges: Iterable[Range]) -> Chars:
+        merged: list[Range] = []
+        for first, last in sorted(ranges):
+            if merged and first <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+            else:
+                merged.append((first, last))
+        return cls(tuple(merged))
+
+    def __invert__(self) -> Chars:
+        gaps, start = [], 0
+        for first, last in self.ranges:
+            if start < first:
+                gaps.append((start, first - 1))
+            start = last + 1
+        if start <= MOST_CODE_POINT:
+            gaps.append((start, MOST_CODE_POINT))
+        return Chars(tuple(gaps))
+
+    def __and__(self, other: Chars) -> Chars:
+        return ~Chars.from_ranges((~self).ranges + (~other).ranges)
+
+    def __or__(self, other: Chars) -> Chars:
+        return Chars.from_ranges(self.ranges + other.ranges)
+
+    def __contains__(self, code_point: int) -> bool:
+        return any(first <= code_point <= last for first, last in self.ranges)
+
+    @property
+    def single(self) -> str:
+        """The character, if there is but one."""
+        is_one = len(self.ranges) == 1 and self.ranges[0][0] == self.ranges[0][1]
+        return chr(self.ranges[0][0]) if is_one else ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Returns whether this is a single character that stands for itself."""
+        return bool(self.single) and ord(self.single) in RAW
+
+    def in_json(self) -> tuple[list[str], list[str]]:
+        """Returns alternatives for one of these characters inside a JSON string: as it is, and escaped."""
+        if self.is_plain:
+            return [literal(self.single)], []
+        raw = self & RAW
+        escaped = [literal(f"\\{chr(code)}") for code in (_QUOTE, _BACKSLASH) if code in self]
+        escaped += [literal(f"\\{letter}") for code, letter in _SHORT_ESCAPES.items() if code in self]
+        controls = (self & CONTROLS).ranges
+        for high in (0, 1):
+            low = [(first % 16, last % 16) for first, last in _clip(controls, high * 16, high * 16 + 15)]
+            if low:
+                digits = "".join("0123456789abcdef"[code] for first, last in low for code in range(first, last + 1))
+                escaped.append(sequence(literal(f"\\u00{high}"), f"[{digits}]"))
+        return [char_set(raw.ranges)] if raw.ranges else [], escaped
+
+
+def _clip(ranges: Iterable[Range], least: int, most: int) -> list[Range]:
+    return [(max(first, least), min(last, most)) for first, last in ranges if first <= most and last >= least]
+
+
+SURROGATES = Chars(((0xD800, 0xDFFF),))
+# Control characters without a short escape.
+CONTROLS = ~Chars.from_ranges([(0x20, MOST_CODE_POINT), *((code, code) for code in _SHORT_ESCAPES)])
+# Characters that stand for themselves.
+RAW = ~Chars.from_ranges([(0, 0x1F), (_QUOTE, _QUOTE), (_BACKSLASH, _BACKSLASH), *SURROGATES.ranges])
+ANY = ~SURROGATES
+
+# Any character of a string whatever, in all ways that JSON has to write it, one that takes two \u escapes excepted.
+ANY_CHAR = '([^"\\\\\\x00-\\x1F] | "\\\\" json-escape)'
+ESCAPE_RULE = r"""["\\/bfnrt] | "u" ([0-9A-CE-Fa-ce-f] json-hex{3} | [dD] [0-7] json-hex{2})"""
+HEX_RULE = "[0-9A-Fa-f]"

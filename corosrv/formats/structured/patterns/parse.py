@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from corosrv.formats.structured.grammar.chars import ANY, Chars
-from corosrv.formats.structured.grammar.gbnf import Range
+from corosrv.formats.structured.grammar.gbnf import ANY, Chars, Range
 from corosrv.formats.structured.limits import SchemaLimits
 from corosrv.formats.structured.patterns.tree import (
     NOTHING,

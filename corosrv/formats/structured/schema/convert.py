@@ -1,20 +1,78 @@
-"""Converts a JSON schema to rules whose texts are all valid for it."""
+"""Converts a JSON schema to rules whose texts are all valid for it.
+
+Merges a schema with the targets of its `$ref` and the parts of its `allOf`.
+
+Keeps the rules of schemas: clients send the same few again and again.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import chain
+from threading import Lock
 from typing import Any
 
-from corosrv.formats.structured.effort import Effort
 from corosrv.formats.structured.grammar.gbnf import Rules, either, json_literal
-from corosrv.formats.structured.limits import SchemaLimits
-from corosrv.formats.structured.schema.admit import Undecided, admits
+from corosrv.formats.structured.limits import Effort, SchemaLimits
+from corosrv.formats.structured.schema.check import resolve, step
 from corosrv.formats.structured.schema.conversion import Conversion
-from corosrv.formats.structured.schema.disjoint import overlap
-from corosrv.formats.structured.schema.flat import Flattener
-from corosrv.formats.structured.schema.merge import Impossible, Schema, normal
-from corosrv.formats.structured.schema.refs import step
+from corosrv.formats.structured.schema.disjoint import Undecided, admits, overlap
+from corosrv.formats.structured.schema.merge import Impossible, Schema, Unmergeable, merge, normal
 from corosrv.formats.structured.schema.types import Types
+
+
+class Flattener:
+    """Follows references as far as the limits go, and raises InvalidSchema beyond, or Impossible."""
+
+    def __init__(self, conversion: Conversion) -> None:
+        self._document = conversion.document
+        self._param = conversion.param
+        self._most_references = conversion.limits.depth
+        self._refusal = conversion.refusal
+        self._check = conversion.check
+        self.has_references = False
+
+    def flat(self, schema: Any, place: str = "#") -> Schema:
+        """Merges a schema with its references and parts. An `allOf` of choices may remain, to be merged later."""
+        if schema is False:
+            raise Impossible("the schema is false")
+        return {} if schema is True else self._flat(normal(schema), place, frozenset())
+
+    def resolve(self, ref: str, place: str) -> tuple[Any, str]:
+        """Returns the schema that a `$ref` at `place` points to, and its place."""
+        self.has_references = True
+        return resolve(self._document, ref, place, self._param)
+
+    def _flat(self, schema: Schema, place: str, visited: frozenset[int]) -> Schema:
+        self._check()
+        flat: Schema = {keyword: value for keyword, value in schema.items() if keyword not in ("$ref", "allOf")}
+        parts: Iterator[tuple[Any, str]] = (
+            (part, step(place, "allOf", str(i))) for i, part in enumerate(schema.get("allOf", ()))
+        )
+        if "$ref" in schema:
+            target, reached = self.resolve(schema["$ref"], place)
+            if id(target) in visited or len(visited) > self._most_references:
+                raise self._refusal(place, f"'$ref' {schema['$ref']!r} leads back to itself without a value in between")
+            visited |= {id(target)}
+            parts = chain([(target, reached)], parts)
+        for part, at in parts:
+            if part is False:
+                raise Impossible("the schema is false")
+            if part is not True:
+                flat = self._merged(flat, part, at, visited)
+        return flat
+
+    def _merged(self, base: Schema, part: Any, at: str, visited: frozenset[int]) -> Schema:
+        try:
+            return merge(base, self._flat(normal(part), at, visited))
+        except Unmergeable as keyword:
+            raise self._refusal(
+                at, f"'{keyword}' stands in two schemas that must both hold, and cannot be enforced for both"
+            ) from None
+
 
 _MOST_BRANCHES = 64  # of a oneOf, each of which is compared to each
 _MOST_MERGED = 500  # schemas that come of `allOf`, as each branch of one choice with each of another
@@ -177,3 +235,46 @@ class _Converter:
 
     def _admits(self, schema: Schema, value: Any) -> bool:
         return admits(schema, value, self._limits, self._flattener.flat, self._check)
+
+
+_ENTRIES = 256
+_BYTES = 64 * 1024 * 1024
+
+
+class RulesCache:
+    """Keeps the rules that were used last. Any thread may use it."""
+
+    def __init__(self, most_entries: int = _ENTRIES, most_bytes: int = _BYTES) -> None:
+        self._most_entries = most_entries
+        self._most_bytes = most_bytes
+        self._lock = Lock()
+        self._rules: OrderedDict[bytes, Rules] = OrderedDict()
+        self._n_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def get(self, schema: Any, kind: str, make: Callable[[], Rules]) -> Rules:
+        """Returns the rules of a checked schema; makes them if they are not kept. `kind`: what else they depend on."""
+        # The order of names counts: it is that of the properties in the answer.
+        key = hashlib.sha256(f"{kind}\n{json.dumps(schema)}".encode()).digest()
+        with self._lock:
+            if key in self._rules:
+                self._rules.move_to_end(key)
+                return self._rules[key]
+        rules = make()  # outside of the lock, for it takes long; two threads may make the same
+        with self._lock:
+            self._forget(key)
+            self._rules[key] = rules
+            self._n_bytes += _size(rules)
+            while len(self._rules) > self._most_entries or self._n_bytes > self._most_bytes:
+                self._forget(next(iter(self._rules)))
+        return rules
+
+    def _forget(self, key: bytes) -> None:
+        if key in self._rules:
+            self._n_bytes -= _size(self._rules.pop(key))
+
+
+def _size(rules: Rules) -> int:
+    return sum(len(name) + len(body) for name, body in rules.bodies.items())

@@ -1,17 +1,67 @@
-"""Converts objects: the properties that a schema names, those of patterns, and all others."""
+"""Converts objects: the properties that a schema names, those of patterns, and all others.
+
+Writes keys of properties that the schema does not name.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from corosrv.formats.structured.grammar.chars import Chars
-from corosrv.formats.structured.grammar.gbnf import json_literal, sequence
-from corosrv.formats.structured.grammar.members import Member, members, pair
+from corosrv.formats.structured.grammar.gbnf import NOTHING, QUOTE, RAW, Chars, json_literal, literal, sequence
+from corosrv.formats.structured.grammar.rule_book import Member, RuleBook, members, pair
 from corosrv.formats.structured.patterns.tree import Node, PatternError, first_chars, fit_length, matches
-from corosrv.formats.structured.schema import names, strings
+from corosrv.formats.structured.schema import strings
+from corosrv.formats.structured.schema.check import step
 from corosrv.formats.structured.schema.conversion import Conversion, Value
 from corosrv.formats.structured.schema.merge import Impossible, Schema
-from corosrv.formats.structured.schema.refs import step
+
+_MOST_NODES = 300  # of the tree of names, each of which is a rule
+
+
+def other_than(names: Collection[str], most: int, book: RuleBook) -> str:
+    """Returns GBNF for a key of about `most` characters at most that is none of these names, however they are escaped.
+
+    Along the beginnings of names no escapes are used, so that a text is a name only if it looks like one. Where the
+    names have too many beginnings to follow, a key differs from all of them in its first character.
+    """
+    tree = _tree(names)
+    if tree is None:
+        tree = {name[0]: {"": True} for name in names if name}
+    return sequence(QUOTE, _unlike(tree, strings.chars(most, book), book), QUOTE)
+
+
+def _tree(names: Iterable[str]) -> dict[str, object] | None:
+    """Arranges the names by their characters; returns None where that would be too many rules."""
+    tree: dict[str, object] = {}
+    n_nodes = 0
+    for name in names:
+        node = tree
+        for char in name:
+            n_nodes += char not in node
+            if n_nodes > _MOST_NODES:
+                return None
+            node = node.setdefault(char, {})  # type: ignore[assignment]
+        node[""] = True
+    return tree
+
+
+def _unlike(tree: dict[str, object], following: str, book: RuleBook) -> str:
+    """Returns the rule for keys that leave the tree somewhere; `following`: the characters after that place."""
+    # From the leaves up, because names may be long.
+    order = [tree]
+    for node in order:
+        order += (inner for inner in node.values() if isinstance(inner, dict))
+    rules: dict[int, str | None] = {}
+    for node in reversed(order):
+        chars = [char for char in node if char and ord(char) in RAW]
+        other_chars = RAW & ~Chars.from_ranges((ord(char), ord(char)) for char in chars)
+        alternatives = [sequence(*other_chars.in_json()[0], following)] if other_chars.ranges else []
+        alternatives += [sequence(literal(char), inner) for char in chars if (inner := rules[id(node[char])])]
+        if "" not in node and node is not tree:
+            alternatives.append(NOTHING)
+        rules[id(node)] = book.rule(" | ".join(alternatives)) if alternatives else None
+    return rules[id(tree)] or NOTHING
 
 
 class Properties:
@@ -95,7 +145,7 @@ class Properties:
             value = self._value(inner, step(place, "additionalProperties"))
         except Impossible:
             return None
-        key = names.other_than(known_names, self._limits.key_chars, self._book) if known_names else self._any.key()
+        key = other_than(known_names, self._limits.key_chars, self._book) if known_names else self._any.key()
         return self._book.rule(pair(sequence(key, '":"'), value))
 
     def _of_patterns(self, schema: Schema, place: str) -> str | None:

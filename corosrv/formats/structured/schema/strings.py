@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from corosrv.formats.structured.grammar.chars import ANY_CHAR, ESCAPE_RULE, HEX_RULE
-from corosrv.formats.structured.grammar.gbnf import NOTHING, QUOTE, either, literal, sequence
+from corosrv.formats.structured.grammar.gbnf import (
+    ANY_CHAR,
+    ESCAPE_RULE,
+    HEX_RULE,
+    NOTHING,
+    QUOTE,
+    either,
+    literal,
+    sequence,
+)
 from corosrv.formats.structured.grammar.rule_book import RuleBook
 from corosrv.formats.structured.patterns.tree import Alternatives, Character, Node, Repeat, Sequence
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from corosrv.formats.structured.grammar.members import elements
+from corosrv.formats.structured.grammar.rule_book import elements
 from corosrv.formats.structured.patterns.tree import Node, PatternError, fit_length
 from corosrv.formats.structured.schema import numbers, strings
-from corosrv.formats.structured.schema.anything import BOOLEAN, NULL
-from corosrv.formats.structured.schema.conversion import Conversion, Value
+from corosrv.formats.structured.schema.check import step
+from corosrv.formats.structured.schema.conversion import BOOLEAN, NULL, Conversion, Value
 from corosrv.formats.structured.schema.merge import Impossible, Schema, types_of
 from corosrv.formats.structured.schema.properties import Properties
-from corosrv.formats.structured.schema.refs import step
 
 # A schema without `type` is converted for the types that its keywords belong to.
 _ABOUT = {

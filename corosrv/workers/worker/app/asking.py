@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from corosrv.contracts.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.job import FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.formats.tensors import Parameter, Tensor
 from corosrv.workers.worker.app.inputs import tensor_of
 from corosrv.workers.worker.app.messages import ModelInferResponse

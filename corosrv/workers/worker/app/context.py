@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from corosrv.base.errors import HandlerFailed, NotOffered
-from corosrv.contracts.jobs.objects import ObjRef
+from corosrv.contracts.jobs.infer import ObjRef
 from corosrv.workers.worker.app.asking import AsyncCaller, Caller, make_call
 from corosrv.workers.worker.app.messages import ModelInferResponse
 from corosrv.workers.worker.app.object_values import input_of

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from corosrv.contracts.jobs.objects import ObjRef
+from corosrv.contracts.jobs.infer import ObjRef
 from corosrv.workers.wire import attached, descriptors
 from corosrv.workers.wire.attached import MIN_ATTACHED
 from corosrv.workers.wire.calls import ObjectAnswer, ObjectAsk, ObjectCreate, ObjectDelete, ObjectGet, ObjectLookup

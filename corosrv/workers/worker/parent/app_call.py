@@ -18,7 +18,7 @@ from corosrv.base.errors import (
 )
 from corosrv.contracts.jobs.answers import LogLine
 from corosrv.contracts.jobs.infer import InferOutputs
-from corosrv.contracts.jobs.terms import Terms
+from corosrv.contracts.jobs.job import Terms
 from corosrv.workers.dispatch.host import CallListener, HandedCall
 from corosrv.workers.dispatch.permits import Permit
 from corosrv.workers.wire.calls import (

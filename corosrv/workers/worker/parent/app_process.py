@@ -16,7 +16,7 @@ from corosrv.base.errors import (
 )
 from corosrv.contracts.jobs.answers import LogLine
 from corosrv.contracts.jobs.infer import HandlerCard
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, RunningCall
 from corosrv.workers.dispatch.permits import Permit
 from corosrv.workers.wire import calls, process_messages

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from corosrv.contracts.jobs.setup import Setup
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import Setup, WorkerState
 from corosrv.workers.dispatch.host import HandlerHost
 from corosrv.workers.wire.calls import PoolCard
 

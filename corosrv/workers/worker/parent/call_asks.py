@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from corosrv.base.errors import ChannelClosed, NotOffered
 from corosrv.contracts.jobs.infer import InferJob, InferReader
-from corosrv.contracts.jobs.terms import Terms
+from corosrv.contracts.jobs.job import Terms
 from corosrv.workers.objects.store import ObjectStore
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import (

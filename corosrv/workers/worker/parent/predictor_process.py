@@ -13,7 +13,7 @@ import gevent
 
 from corosrv.base.errors import NoCapacity, ProtocolError, WorkerGone
 from corosrv.contracts.jobs import PredictJob
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.dispatch.permits import PermitPool
 from corosrv.workers.wire import messages, process_messages
 from corosrv.workers.wire.codec import StructCodec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from corosrv.contracts.jobs.infer import HandlerCard
-from corosrv.contracts.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.job import FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.workers.dispatch.host import LaneGroup
 from corosrv.workers.dispatch.permits import PermitPool
 from corosrv.workers.wire.calls import PROTOCOL, Loaded, PoolCard

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from corosrv.contracts.jobs import PredictJob
-from corosrv.contracts.jobs.setup import Setup
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import Setup, WorkerState
 from corosrv.workers.dispatch.backoff import Backoff
 from corosrv.workers.dispatch.permits import PermitPool
 from corosrv.workers.worker.parent.predict_reader import PredictReader

@@ -11,8 +11,7 @@ from typing import Any, Generic, Protocol
 import gevent
 
 from corosrv.base.errors import ChannelClosed
-from corosrv.contracts.jobs.setup import Setup
-from corosrv.contracts.jobs.worker_state import NEXT, WorkerState, check_move
+from corosrv.contracts.jobs.setup import NEXT, Setup, WorkerState, check_move
 from corosrv.workers.wire.codec import Codec
 from corosrv.workers.wire.process_messages import Lanes
 from corosrv.workers.worker.parent.linked_process import ControlIn, ControlOut, LinkedProcess

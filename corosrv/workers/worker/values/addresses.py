@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
-from corosrv.base.outgoing.urls import is_http_url
+from corosrv.base.outgoing import is_http_url
 from corosrv.workers.worker.values.file_names import file_name
 
 _SPACE = re.compile(r"[ \t\r\n\f]+")

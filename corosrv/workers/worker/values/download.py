@@ -13,7 +13,7 @@ import urllib3
 
 import corosrv
 from corosrv.base.errors import InputFailed, RedirectRefused
-from corosrv.base.outgoing.redirects import ALL, Redirects
+from corosrv.base.outgoing import ALL, Redirects
 from corosrv.workers.worker.values.addresses import web_name
 
 _PIECE = 1 << 16  # bytes

@@ -11,7 +11,7 @@ import pytest
 from gevent.event import Event
 
 from corosrv.base.errors import CallRefused, HandlerFailed, QueueFull, Unavailable, WorkerLost
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
 from corosrv.formats.tensors import Tensor, TensorSpec

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.jobs.worker_state import WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve.grpc import protocol, server_side
 from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig

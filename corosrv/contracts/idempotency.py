@@ -1,12 +1,90 @@
-"""Records of the calls that were made under idempotency keys, and of their answers."""
+"""Answers that were given under an Idempotency-Key: what a key is, and how long its answer is kept.
+
+Reads the header Idempotency-Key.
+
+Defines records of idempotency keys that several servers share.
+
+Records of the calls that were made under idempotency keys, and of their answers.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from corosrv.contracts.idempotency.shared import key_reused, still_running
+from corosrv.base.errors import Conflict, KeyReused, Refused
+
+HEADER = "Idempotency-Key"
+MAX_KEY = 255  # characters
+
+_PLAIN = re.compile(r"[ -~]*")
+# A String of the IETF's Structured Fields (RFC 8941), which its draft on this header asks for.
+_QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+_ESCAPED = re.compile(r"\\(.)")
+
+
+def parse_key(field: str) -> str:
+    """Returns the key that a header's value holds: the value as it stands, or what is in its quotation marks.
+
+    Raises Refused for a key that is empty, longer than MAX_KEY, not of printable ASCII, or wrongly quoted.
+    """
+    key = field.strip(" \t")
+    if not _PLAIN.fullmatch(key):
+        raise _refused("may hold printable ASCII characters only")
+    if key.startswith('"'):
+        if (quoted := _QUOTED.fullmatch(key)) is None:
+            raise _refused("begins with a quotation mark, but is no quoted string")
+        key = _ESCAPED.sub(r"\1", quoted[1])
+    if not key:
+        raise _refused("is empty: leave it out, or choose a key that no other request has")
+    if len(key) > MAX_KEY:
+        raise _refused(f"has more than {MAX_KEY} characters")
+    return key
+
+
+def _refused(problem: str) -> Refused:
+    return Refused(f"the header {HEADER} {problem}", HEADER)
+
+
+RETRY_AFTER = 1  # seconds, told while the first call still runs
+
+
+class SharedClaim(Protocol):
+    """Gives the right to answer the first call under a key among all servers. It ends once. Nothing here waits."""
+
+    def finish(self, answer: bytes) -> None:
+        """Has the answer kept, soon."""
+
+    def drop(self) -> None:
+        """Has the key freed, soon: there is no answer to be kept."""
+
+    def abandon(self) -> None:
+        """Has the key freed, later. May be called while garbage is collected."""
+
+
+class SharedRecords(Protocol):
+    """Keeps the answers of keys for several servers."""
+
+    def begin(self, caller: str, key: str, digest: bytes) -> bytes | SharedClaim | None:
+        """Returns the answer that is kept, or the claim of a new call; None while records cannot be reached. Waits.
+
+        Raises KeyReused if something else was asked under the key, and Conflict while the first call still runs.
+        """
+
+
+def key_reused() -> KeyReused:
+    """Makes the error for a key that was used for another request."""
+    return KeyReused("the Idempotency-Key was used for another request; choose a new one")
+
+
+def still_running() -> Conflict:
+    """Makes the error for a key whose first request is still running."""
+    error = Conflict("the first request with this Idempotency-Key is still running", None, "still_running")
+    error.retry_after = RETRY_AFTER
+    return error
+
 
 LIFETIME = 24 * 3600.0  # seconds for which an answer is kept
 MAX_BYTES = 64 << 20  # of all records

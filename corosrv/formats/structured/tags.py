@@ -1,18 +1,137 @@
-"""Converts a structural tag to rules: text is free until a trigger, and the tag that begins there has its form."""
+"""Structural tags: free text in which triggers begin tags, whose content has a form.
+
+The formats of a structural tag as clients write them, in both shapes: `structures` with `triggers`, and `format`.
+
+Converts a structural tag to rules: text is free until a trigger, and the tag that begins there has its form.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from corosrv.base.errors import Refused
-from corosrv.formats.structured.effort import Effort
 from corosrv.formats.structured.grammar.gbnf import NOTHING, Rules, either, literal, sequence
 from corosrv.formats.structured.grammar.watched import WordOverlap, watched_text
-from corosrv.formats.structured.limits import SchemaLimits
-from corosrv.formats.structured.tags import formats
-from corosrv.formats.structured.tags.formats import Format, StructuralTag, TagFormat
+from corosrv.formats.structured.limits import Effort, SchemaLimits
 from corosrv.formats.structured.texts import pattern_rules
+
+MAX_PARTS = 256  # tags, triggers or elements in one list
+MAX_TEXT = 1024  # characters of a trigger, a begin or an end
+
+TagText = Annotated[str, Meta(max_length=MAX_TEXT)]
+Word = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+Words = Annotated[list[Word], Meta(min_length=1, max_length=MAX_PARTS)]
+
+
+class _Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", kw_only=True):
+    """One format; its `type` says which."""
+
+
+class ConstString(_Format, tag="const_string", frozen=True):
+    value: str
+
+
+class SchemaContent(_Format, tag="json_schema", frozen=True):
+    json_schema: dict[str, Any] | bool
+    style: Literal["json"] = "json"
+
+
+class RegexContent(_Format, tag="regex", frozen=True):
+    pattern: str
+
+
+class AnyText(_Format, tag="any_text", frozen=True):
+    excludes: Annotated[list[Word], Meta(max_length=MAX_PARTS)] = []
+
+
+class SequenceFormat(_Format, tag="sequence", frozen=True):
+    elements: Annotated[list[Format], Meta(min_length=1, max_length=MAX_PARTS)]
+
+
+class OrFormat(_Format, tag="or", frozen=True):
+    elements: Annotated[list[Format], Meta(min_length=1, max_length=MAX_PARTS)]
+
+
+class TagFormat(_Format, tag="tag", frozen=True):
+    begin: TagText
+    content: Format
+    end: TagText | Annotated[list[Word], Meta(min_length=1, max_length=MAX_PARTS)]
+
+
+Tags = Annotated[list[TagFormat], Meta(min_length=1, max_length=MAX_PARTS)]
+
+
+class TriggeredTags(_Format, tag="triggered_tags", frozen=True):
+    triggers: Words
+    tags: Tags
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    excludes: Annotated[list[Word], Meta(max_length=MAX_PARTS)] = []
+
+
+class TagsWithSeparator(_Format, tag="tags_with_separator", frozen=True):
+    tags: Tags
+    separator: TagText
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+
+Format = (
+    ConstString
+    | SchemaContent
+    | RegexContent
+    | AnyText
+    | SequenceFormat
+    | OrFormat
+    | TagFormat
+    | TriggeredTags
+    | TagsWithSeparator
+)
+TYPES = (
+    "const_string", "json_schema", "regex", "any_text", "sequence", "or", "tag", "triggered_tags",
+    "tags_with_separator",
+)  # fmt: skip
+
+
+class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tag of the older shape."""
+
+    begin: TagText
+    schema: dict[str, Any] | bool
+    end: Word
+
+
+class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Either shape: `structures` and `triggers`, or a `format`."""
+
+    type: Literal["structural_tag"] = "structural_tag"
+    structures: Annotated[list[Structure], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
+    triggers: Words | None = None
+    format: Format | None = None
+
+
+def read_tag(value: Any, param: str) -> StructuralTag:
+    """Reads a structural tag, which may also be written as a string of JSON. Raises Refused, which names the place."""
+    try:
+        if isinstance(value, str):
+            value = msgspec.json.decode(value)
+        tag = msgspec.convert(value, StructuralTag)
+    except RecursionError:
+        raise Refused(f"{param}: the formats stand too deep in each other", param) from None
+    except msgspec.MsgspecError as error:
+        words, _, place = str(error).partition(" - at `$")
+        if words.startswith("Invalid value ") and place.rstrip("`").endswith(".type"):
+            words += f"; offered here are {', '.join(TYPES)}"
+        raise Refused(f"{param}{place.rstrip('`')}: {words}", param + place.rstrip("`")) from None
+    is_old = tag.structures is not None and tag.triggers is not None
+    if is_old == (tag.format is not None) or (tag.structures is None) != (tag.triggers is None):
+        raise Refused(f"{param} takes `structures` and `triggers`, or a `format`", param)
+    return tag
+
 
 # What ends a format: one of these texts, the end of the answer where there are none, or (None) what the form says next.
 Ends = tuple[str, ...] | None
@@ -93,15 +212,15 @@ class _TagWriter:
         return written if len(written) <= _SHORT else self._rule(written, param)
 
     def _with_end(self, form: Format, ends: Ends, param: str, depth: int) -> str:
-        if isinstance(form, formats.AnyText):
+        if isinstance(form, AnyText):
             return self._any_text(form, ends, param)
-        if isinstance(form, formats.TriggeredTags):
+        if isinstance(form, TriggeredTags):
             return self._triggered(form, ends, param, "tags", depth)
-        if isinstance(form, formats.SequenceFormat):
+        if isinstance(form, SequenceFormat):
             *first, last = enumerate(form.elements)
             items = [self._write(element, None, f"{param}.elements[{n}]", depth + 1) for n, element in first]
             return sequence(*items, self._write(last[1], ends, f"{param}.elements[{last[0]}]", depth + 1))
-        if isinstance(form, formats.OrFormat):
+        if isinstance(form, OrFormat):
             elements = enumerate(form.elements)
             branches = [self._write(element, ends, f"{param}.elements[{n}]", depth + 1) for n, element in elements]
             return either(branch or NOTHING for branch in branches)
@@ -111,14 +230,14 @@ class _TagWriter:
 
     def _closed(self, form: Format, param: str, depth: int) -> str:
         """Writes a format that comes to an end by itself."""
-        if isinstance(form, formats.ConstString):
+        if isinstance(form, ConstString):
             return self._literal(form.value, f"{param}.value")
-        if isinstance(form, formats.SchemaContent):
+        if isinstance(form, SchemaContent):
             rules = self._of_schema(form.json_schema, f"{param}.json_schema", self._name())
-        elif isinstance(form, formats.RegexContent):
+        elif isinstance(form, RegexContent):
             rules = pattern_rules(form.pattern, f"{param}.pattern", self._name(), self._limits, self._effort)
         else:
-            assert isinstance(form, formats.TagsWithSeparator)
+            assert isinstance(form, TagsWithSeparator)
             return self._separated(form, param, depth)
         for name, body in rules.bodies.items():
             self._define(name, body, param)
@@ -141,17 +260,17 @@ class _TagWriter:
             self._closings[ends] = written if len(written) <= _SHORT else self._rule(written, param)
         return self._closings[ends]
 
-    def _separated(self, form: formats.TagsWithSeparator, param: str, depth: int) -> str:
+    def _separated(self, form: TagsWithSeparator, param: str, depth: int) -> str:
         tags = [self._write(tag, None, f"{param}.tags[{n}]", depth + 1) for n, tag in enumerate(form.tags)]
         name = self._rule(either(tags), param)
         more = "" if form.stop_after_first else f"({sequence(self._literal(form.separator, param), name)})*"
         several = sequence(name, more)
         return several if form.at_least_one else f"({several})?"
 
-    def _any_text(self, form: formats.AnyText, ends: Ends, param: str) -> str:
+    def _any_text(self, form: AnyText, ends: Ends, param: str) -> str:
         return self._watched({}, form.excludes, ends, param)
 
-    def _triggered(self, form: formats.TriggeredTags, ends: Ends, param: str, places: str, depth: int) -> str:
+    def _triggered(self, form: TriggeredTags, ends: Ends, param: str, places: str, depth: int) -> str:
         """Writes free text with tags in it; `places` is the list's name in the request."""
         of_tag: dict[int, str] = {}
         triggers = _shortest(form.triggers)
@@ -204,15 +323,15 @@ class _TagWriter:
         return start
 
 
-def _as_format(tag: StructuralTag) -> formats.TriggeredTags:
+def _as_format(tag: StructuralTag) -> TriggeredTags:
     """Returns the newer shape of the older one."""
     assert tag.structures is not None
     assert tag.triggers is not None
     tags = [
-        TagFormat(begin=structure.begin, content=formats.SchemaContent(json_schema=structure.schema), end=structure.end)
+        TagFormat(begin=structure.begin, content=SchemaContent(json_schema=structure.schema), end=structure.end)
         for structure in tag.structures
     ]
-    return formats.TriggeredTags(triggers=tag.triggers, tags=tags)
+    return TriggeredTags(triggers=tag.triggers, tags=tags)
 
 
 def _shortest(triggers: Sequence[str]) -> list[str]:

@@ -1,1 +1,0 @@
-"""Checks and decodes what clients send: texts, JSON, and the fields of a body. Knows no HTTP."""
