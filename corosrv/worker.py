@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from corosrv.contracts.jobs.infer import ObjRef
     from corosrv.formats.tensors import Tensor, TensorSpec
     from corosrv.workers.worker.app.app import App
-    from corosrv.workers.worker.app.base_worker import Worker
     from corosrv.workers.worker.app.context import AsyncContext, Context
     from corosrv.workers.worker.app.errors import Cancelled, DeadlineExceeded, InvalidInput, NotFound, Unavailable
     from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse
+    from corosrv.workers.worker.app.pools import Worker
     from corosrv.workers.worker.predictor import BasePredictor, BaseRunner, CancelationException, concurrent, streaming
     from corosrv.workers.worker.scope import current_scope
     from corosrv.workers.worker.types import (
@@ -71,7 +71,7 @@ _MODULES = {
     "corosrv.contracts.jobs.infer": ("ObjRef",),
     "corosrv.formats.tensors": ("Tensor", "TensorSpec"),
     "corosrv.workers.worker.app.app": ("App",),
-    "corosrv.workers.worker.app.base_worker": ("Worker",),
+    "corosrv.workers.worker.app.pools": ("Worker",),
     "corosrv.workers.worker.app.context": ("AsyncContext", "Context"),
     "corosrv.workers.worker.app.errors": ("Cancelled", "DeadlineExceeded", "InvalidInput", "NotFound", "Unavailable"),
     "corosrv.workers.worker.app.messages": ("ModelInferRequest", "ModelInferResponse"),

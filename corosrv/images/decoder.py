@@ -25,13 +25,13 @@ from corosrv.base.errors import InvalidImage, ProtocolError
 from corosrv.images.decoder_messages import DecodeImage, DecodingRefused, ImageDecoded
 from corosrv.images.decoding import decode
 from corosrv.images.recognition import ImageFormat
-from corosrv.workers.wire import attached, descriptors
+from corosrv.workers.wire import descriptors
+from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.wire.process_messages import ProcessMessage
+from corosrv.workers.wire.messages import ProcessMessage
 from corosrv.workers.worker.child import lifeline
-from corosrv.workers.worker.child.control import Control
-from corosrv.workers.worker.child.outbox import Ferry
-from corosrv.workers.worker.child.priority import lower_priority
+from corosrv.workers.worker.child.control import Control, Ferry
+from corosrv.workers.worker.child.lifeline import lower_priority
 
 CPU_SECONDS = 10.0  # of the processor that one image may take; then the kernel ends this process
 PIXEL_BYTES = 32  # of memory that a pixel may take while it is decoded, turned and put on paper

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from corosrv.workers.wire.process_messages import ProcessMessage
+from corosrv.workers.wire.messages import ProcessMessage
 
 
 class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):

@@ -16,9 +16,9 @@ from gevent.event import Event
 
 from corosrv.base.errors import ChannelClosed, DecoderUnavailable, InvalidImage, ProtocolError
 from corosrv.images.decoder_messages import DecodeImage, DecodingRefused, FromDecoder, ImageDecoded
-from corosrv.workers.wire import attached
+from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.wire.process_messages import DroppedLogs, Fatal, Log
+from corosrv.workers.wire.messages import DroppedLogs, Fatal, Log
 from corosrv.workers.worker.parent.linked_process import LinkedProcess
 from corosrv.workers.worker.parent.process import Exit
 
@@ -78,7 +78,7 @@ class DecoderProcess:
     @contextlib.contextmanager
     def _sealed(data: bytes) -> Iterator[int]:
         try:
-            fd = attached.make((data,))
+            fd = descriptors.make((data,))
         except OSError as error:
             raise DecoderUnavailable(f"the image could not be handed to its decoder: {error.strerror}") from error
         try:

@@ -19,7 +19,7 @@ from corosrv.models.plan import Standing
 from corosrv.models.state import ModelState, check_move
 from corosrv.models.uses import Uses
 from corosrv.models.wakeup import Wakeup
-from corosrv.workers.dispatch.backoff import Backoff
+from corosrv.workers.dispatch.estimates import Backoff
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0

@@ -22,15 +22,14 @@ from corosrv.contracts.settings import AppSettings, ServerSettings, child_enviro
 from corosrv.dialects.kserve import errors
 from corosrv.web.management import join_routes, object_routes, worker_routes
 from corosrv.web.management.join_routes import MakeJoinedWorker
-from corosrv.workers.dispatch.collector import DispatchCollector
 from corosrv.workers.dispatch.dispatcher import Dispatcher
-from corosrv.workers.dispatch.settings import DispatchSettings
+from corosrv.workers.dispatch.policy import DispatchSettings
+from corosrv.workers.dispatch.stats import DispatchCollector
 from corosrv.workers.manager.collector import ManagerCollector
 from corosrv.workers.manager.joined import Joining
 from corosrv.workers.manager.manager import Manager, ManagerSettings
 from corosrv.workers.manager.snapshot import Claim
-from corosrv.workers.objects.collector import ObjectCollector
-from corosrv.workers.objects.store import ObjectStore
+from corosrv.workers.objects import ObjectCollector, ObjectStore
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
 from corosrv.workers.worker.parent.call_asks import HandlerServices

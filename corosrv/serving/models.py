@@ -43,7 +43,7 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.callers import caller
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.keyed_answers import KeyedAnswers
-from corosrv.workers.dispatch.idempotency import CallRecords
+from corosrv.workers.dispatch.answers import CallRecords
 
 if TYPE_CHECKING:
     from corosrv.images.vision.models import VisionModels

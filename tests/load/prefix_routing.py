@@ -20,9 +20,8 @@ from corosrv.contracts.jobs.infer import ForwardRequest, InferJob, ModelTarget
 from corosrv.contracts.jobs.job import Terms
 from corosrv.fleet.upstreams.policies import POLICY_NAMES, make_policy
 from corosrv.workers.dispatch.dispatcher import Dispatcher
-from corosrv.workers.dispatch.host import CallListener, HandedCall
-from corosrv.workers.dispatch.permits import Permit
-from corosrv.workers.dispatch.settings import DispatchSettings
+from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
+from corosrv.workers.dispatch.policy import DispatchSettings
 from tests.workers.dispatch.hosts import FakeCall, FakeClock, FakeHost, card
 
 MODEL = card("chat", platform="upstream", is_stream=True, is_idempotent=True, max_queue=100_000, slo_ms=600_000)

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any
 
 from corosrv import app
-from corosrv.workers.dispatch.permits import PermitPool
+from corosrv.workers.dispatch.host import PermitPool
 from corosrv.workers.worker.parent import restarting
 
 MISCOUNTED = "permits do not add up"

@@ -11,7 +11,7 @@ import pytest
 from corosrv.base.errors import HttpError, SettingsError
 from corosrv.contracts import settings
 from corosrv.serving.server import Server
-from corosrv.workers.objects.content import ObjectContent
+from corosrv.workers.objects import ObjectContent
 from tests.support.waiting import wait_until
 
 APP = "tests/apps/plain.py:app"

@@ -56,12 +56,12 @@ BUGS = {
         "if connection is not None and self._head is not None:",
     ),
     "a call is repeated after bytes of it were sent": Bug(
-        "pool", "corosrv.workers.dispatch.retries",
+        "pool", "corosrv.workers.dispatch.lives",
         "n_attempts < MAX_ATTEMPTS and not has_sent",
         "n_attempts < MAX_ATTEMPTS",
     ),
     "a call is repeated once too often": Bug(
-        "pool", "corosrv.workers.dispatch.retries",
+        "pool", "corosrv.workers.dispatch.lives",
         "n_attempts < MAX_ATTEMPTS",
         "n_attempts <= MAX_ATTEMPTS",
     ),
@@ -106,7 +106,7 @@ BUGS = {
         "        self._end()\n        if True:",
     ),
     "a slot keeps its permit": Bug(
-        "workers", "corosrv.workers.worker.parent.slot",
+        "workers", "corosrv.workers.worker.parent.slots",
         "            self.call = None\n            call.permit.release()",
         "            self.call = None\n            if call.permit.slot != 1:\n                call.permit.release()",
     ),
@@ -116,12 +116,12 @@ BUGS = {
         '"""Fails all running calls: the worker has ended."""\n        for slot in self._slots[1:]:',
     ),
     "a lease never expires": Bug(
-        "workers", "corosrv.workers.worker.parent.watchdog",
+        "workers", "corosrv.workers.worker.parent.app_watch",
         "return now - self._renewed >= self._lease",
         "return False",
     ),
     "a handler that hangs keeps its slot": Bug(
-        "workers", "corosrv.workers.worker.parent.watchdog",
+        "workers", "corosrv.workers.worker.parent.app_watch",
         "return should_end_at is not None and now - max(should_end_at, self._awake_since) >= self._hang_grace",
         "return False",
     ),
@@ -132,7 +132,7 @@ BUGS = {
         "        if len(news) == len(self._items):",
     ),
     "a call that may have run is repeated": Bug(
-        "workers", "corosrv.workers.dispatch.retries",
+        "workers", "corosrv.workers.dispatch.lives",
         "return is_idempotent and is_open and",
         "return is_open and",
     ),

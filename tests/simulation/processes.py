@@ -17,7 +17,7 @@ from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire import calls
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.gevent_channel import GeventChannel
-from corosrv.workers.wire.process_messages import Fatal, Lanes, SlotFailed
+from corosrv.workers.wire.messages import Fatal, Lanes, SlotFailed
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig

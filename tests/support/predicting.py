@@ -18,9 +18,9 @@ from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions.parse import PredictionCall
 from corosrv.dialects.predictions.prediction import Change, Prediction
 from corosrv.dialects.predictions.service import CallOutcome, PredictionService
-from corosrv.workers.dispatch.permits import Permit, PermitPool
+from corosrv.workers.dispatch.host import Permit, PermitPool
 from corosrv.workers.wire.messages import SlotToServer
-from corosrv.workers.worker.parent.predict_reader import PredictReader
+from corosrv.workers.worker.parent.predict_call import PredictReader
 from corosrv.workers.worker.signatures import schema, signature
 
 TIMEOUT = 10.0

@@ -37,8 +37,7 @@ from corosrv.fleet.cluster.queue_names import QueueNames
 from corosrv.fleet.cluster.queue_timing import QueueTiming
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.dispatcher import Dispatcher
-from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup
-from corosrv.workers.dispatch.permits import Permit, PermitPool
+from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, Permit, PermitPool
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -15,8 +15,14 @@ from corosrv.dialects.generation.job_log import JobRecord
 from corosrv.dialects.kserve.language_reader import OUTPUTS, LanguageReader
 from corosrv.dialects.kserve.language_request import IMAGE_INPUT, TEXT_INPUT, TextRequest, text_request
 from corosrv.images.reader import CAPABILITY, ImageReader
-from corosrv.workers.dispatch.answers import check_answerable
-from corosrv.workers.dispatch.idempotency import AnswerKeeper, CallAnswer, CallClaim, CallRecords, digest_of
+from corosrv.workers.dispatch.answers import (
+    AnswerKeeper,
+    CallAnswer,
+    CallClaim,
+    CallRecords,
+    check_answerable,
+    digest_of,
+)
 from corosrv.workers.dispatch.reader import HandlerReader
 
 _PLATFORM = "corosrv-llm"

@@ -12,8 +12,7 @@ from corosrv.contracts.jobs.reader import take_first
 from corosrv.dialects.generation.failures import failure_of
 from corosrv.dialects.generation.job_log import JobRecord
 from corosrv.formats.tensors import Tensor, TensorSpec
-from corosrv.workers.dispatch.answers import UnaryAnswer, choose
-from corosrv.workers.dispatch.idempotency import AnswerKeeper
+from corosrv.workers.dispatch.answers import AnswerKeeper, UnaryAnswer, choose
 
 OUTPUTS = [
     TensorSpec("text_output", "BYTES", (1,)),

@@ -19,8 +19,7 @@ from corosrv.web.http.callers import caller
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.operation import READS, operation
 from corosrv.web.http.reply import json_response
-from corosrv.workers.objects.content import ObjectContent
-from corosrv.workers.objects.store import ObjectStore
+from corosrv.workers.objects import ObjectContent, ObjectStore
 
 _PIECE = 256 << 10  # bytes of an answer that are handed on at once
 _BINARY = "application/octet-stream"

@@ -34,7 +34,7 @@ from corosrv.dialects.predictions.supervisor import Supervisor
 from corosrv.dialects.predictions.times import utc_now
 from corosrv.dialects.predictions.validation import InputSchema
 from corosrv.dialects.predictions.webhooks import Deliveries, Webhooks
-from corosrv.workers.dispatch.permits import PermitPool
+from corosrv.workers.dispatch.host import PermitPool
 
 log = logging.getLogger("corosrv.predictions")
 

@@ -22,7 +22,7 @@ from corosrv.fleet.cluster.health import LinkHealth
 from corosrv.fleet.cluster.queue_names import QueueNames
 from corosrv.fleet.cluster.queue_timing import QueueTiming
 from corosrv.fleet.cluster.script_runner import ScriptRunner
-from corosrv.workers.dispatch.sharing import FreePermits
+from corosrv.workers.dispatch.waiting import FreePermits
 
 log = logging.getLogger("corosrv.cluster")
 

@@ -14,10 +14,9 @@ from corosrv.fleet.cluster.queue_consumer import QueueConsumer
 from corosrv.fleet.cluster.shared_call import SharedCall, SharedCallState
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry
-from corosrv.workers.dispatch.host import CallListener, HandedCall, HandlerHost, LaneGroup, RunningCall
-from corosrv.workers.dispatch.lookup import unavailable
-from corosrv.workers.dispatch.permits import Permit
-from corosrv.workers.dispatch.sharing import CallSharing
+from corosrv.workers.dispatch.host import CallListener, HandedCall, HandlerHost, LaneGroup, Permit, RunningCall
+from corosrv.workers.dispatch.registry import unavailable
+from corosrv.workers.dispatch.waiting import CallSharing
 
 RETRY_AFTER = 1  # seconds
 PATIENCE = 5.0  # seconds for which calls wait that no front serves: after Redis was away, fronts register anew

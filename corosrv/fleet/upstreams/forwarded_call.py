@@ -19,8 +19,7 @@ from corosrv.fleet.upstreams.complaints import AnsweredError
 from corosrv.fleet.upstreams.exchange import Exchange
 from corosrv.fleet.upstreams.stream_end import StreamEnd
 from corosrv.fleet.upstreams.usage import UsageReader
-from corosrv.workers.dispatch.host import CallListener, HandedItem, RunningCall
-from corosrv.workers.dispatch.permits import Permit
+from corosrv.workers.dispatch.host import CallListener, HandedItem, Permit, RunningCall
 
 log = logging.getLogger("corosrv.upstreams")
 

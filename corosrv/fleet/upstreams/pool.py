@@ -24,7 +24,7 @@ from corosrv.fleet.upstreams.short_exchange import TIME_LIMIT
 from corosrv.fleet.upstreams.spec import UpstreamSpec
 from corosrv.fleet.upstreams.upstream import ANY_MODEL, POOL, Upstream, UpstreamHost, model_card
 from corosrv.workers.dispatch.dispatcher import Dispatcher
-from corosrv.workers.dispatch.settings import DispatchSettings
+from corosrv.workers.dispatch.policy import DispatchSettings
 
 log = logging.getLogger("corosrv.upstreams")
 

@@ -29,8 +29,15 @@ from corosrv.fleet.upstreams.failures import UpstreamBusy, UpstreamDown, Upstrea
 from corosrv.fleet.upstreams.forwarded_call import ForwardedCall
 from corosrv.fleet.upstreams.probing import ProbeRecord
 from corosrv.fleet.upstreams.spec import DEFAULT_CONCURRENCY, UpstreamSpec
-from corosrv.workers.dispatch.host import CallListener, HandedCall, HandlerHost, LaneGroup, RunningCall
-from corosrv.workers.dispatch.permits import Permit, PermitPool
+from corosrv.workers.dispatch.host import (
+    CallListener,
+    HandedCall,
+    HandlerHost,
+    LaneGroup,
+    Permit,
+    PermitPool,
+    RunningCall,
+)
 
 log = logging.getLogger("corosrv.upstreams")
 

@@ -28,12 +28,12 @@ from corosrv.images.transfer.messages import (
     ToEncoder,
     ToLanguage,
 )
-from corosrv.workers.wire import attached, descriptors
+from corosrv.workers.wire import descriptors
+from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.wire.process_messages import Fatal, ProcessMessage
-from corosrv.workers.worker.child.control import Control
-from corosrv.workers.worker.child.outbox import Ferry
-from corosrv.workers.worker.child.priority import lower_priority
+from corosrv.workers.wire.messages import Fatal, ProcessMessage
+from corosrv.workers.worker.child.control import Control, Ferry
+from corosrv.workers.worker.child.lifeline import lower_priority
 
 _MEASURE, _ENCODE = 0, 1  # in this order
 LAST_WORDS = 5.0  # seconds in which the server takes the reason of an end

@@ -19,7 +19,7 @@ from corosrv.images.encoder.reports import describe_end
 from corosrv.images.transfer.messages import PROTOCOL_VERSION, Hello, ToEncoder, ToLanguage
 from corosrv.images.transfer.pool import SharedPool
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.wire.process_messages import DroppedLogs, Fatal, Log, ProcessMessage
+from corosrv.workers.wire.messages import DroppedLogs, Fatal, Log, ProcessMessage
 from corosrv.workers.worker.parent.linked_process import LinkedProcess
 from corosrv.workers.worker.parent.process import Exit
 

@@ -29,7 +29,7 @@ from corosrv.images.vision.link import EncoderLink
 from corosrv.images.vision.order import EncodeOrder
 from corosrv.images.vision.sizes import ImageSizes, Size
 from corosrv.images.vision.turns import EncoderTurns
-from corosrv.workers.wire import attached
+from corosrv.workers.wire import descriptors
 
 log = logging.getLogger("corosrv.vision")
 
@@ -265,8 +265,8 @@ class TransferPump:
         """Returns a memory file; -1 where none can be made, so that the encoder reports the image as unreadable."""
         try:
             if len(image.pixels) >= _LARGE:
-                return call_in_thread(attached.make, (image.pixels,))
-            return attached.make((image.pixels,))
+                return call_in_thread(descriptors.make, (image.pixels,))
+            return descriptors.make((image.pixels,))
         except OSError as error:
             log.error("the pixels of an image cannot be handed to the encoder: %s", error)
             return -1

@@ -14,8 +14,8 @@ from corosrv.images.transfer.pool import SharedPool
 from corosrv.images.vision.link import EncoderCommand, EncoderLink
 from corosrv.images.vision.pump import TransferPump
 from corosrv.images.vision.stability import StabilityRecord
-from corosrv.workers.dispatch.backoff import Backoff
-from corosrv.workers.worker.parent.restarts import Restarts
+from corosrv.workers.dispatch.estimates import Backoff
+from corosrv.workers.worker.parent.process import Restarts
 
 log = logging.getLogger("corosrv.vision")
 

@@ -18,7 +18,7 @@ from corosrv.contracts.settings import HubSettings, ModelSettings, child_environ
 from corosrv.contracts.settings import hub as hub_name
 from corosrv.models.hub.messages import Pulled, PullFailed, PullMessage, PullProgress, decoder
 from corosrv.models.hub.pull import PulledModel
-from corosrv.workers.worker.parent.plain_subprocess import plain_subprocess
+from corosrv.workers.worker.parent.process import plain_subprocess
 
 log = logging.getLogger("corosrv.hub")
 

@@ -16,9 +16,9 @@ from corosrv.base.errors import ManagementError, Unavailable
 from corosrv.contracts.settings import child_environment
 from corosrv.web.management.client import path_of
 from corosrv.web.management.dialing import JoinedConnection, join
-from corosrv.workers.manager.crashes import CrashRecord
 from corosrv.workers.manager.joined import Joining
-from corosrv.workers.manager.place_state import PlaceState
+from corosrv.workers.manager.pool_memory import CrashRecord
+from corosrv.workers.manager.snapshot import PlaceState
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 LOOK = 0.05  # seconds between two looks whether the server has noticed the end

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from flask import Blueprint
 
-from corosrv.workers.objects.store import ObjectStore
+from corosrv.workers.objects import ObjectStore
 
 MAX_LISTED = 1000  # objects, those read last
 

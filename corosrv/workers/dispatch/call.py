@@ -9,15 +9,13 @@ from typing import Protocol
 from corosrv.base.errors import CorosrvError, IllegalTransition
 from corosrv.contracts.jobs.infer import InferJob
 from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
-from corosrv.workers.dispatch.agenda import Appointment
-from corosrv.workers.dispatch.answers import UnaryAnswer
-from corosrv.workers.dispatch.batches import Signature
+from corosrv.workers.dispatch.answers import AnswerKeeper, UnaryAnswer
 from corosrv.workers.dispatch.entries import HandlerEntry
+from corosrv.workers.dispatch.estimates import KeyTraffic
 from corosrv.workers.dispatch.host import HandlerHost
-from corosrv.workers.dispatch.idempotency import AnswerKeeper
-from corosrv.workers.dispatch.queue import CallQueue, Order, QueuePlace, level_at
+from corosrv.workers.dispatch.queue import CallQueue, Order, QueuePlace, Signature, level_at
 from corosrv.workers.dispatch.reader import HandlerReader
-from corosrv.workers.dispatch.traffic import KeyTraffic
+from corosrv.workers.dispatch.timetable import Appointment
 
 
 class CallState(Enum):

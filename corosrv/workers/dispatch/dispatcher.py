@@ -21,25 +21,27 @@ from corosrv.base.errors import (
 )
 from corosrv.contracts.jobs.infer import HandlerCard, InferJob, InferWorker, ModelStanding, Target
 from corosrv.contracts.jobs.job import Terms
-from corosrv.workers.dispatch.alarm import Alarm, HubAlarm
-from corosrv.workers.dispatch.answers import check_answerable
-from corosrv.workers.dispatch.bounds import QueueBounds
+from corosrv.workers.dispatch.answers import (
+    AnswerKeeper,
+    CallAnswer,
+    CallClaim,
+    CallRecords,
+    check_answerable,
+    digest_of,
+)
 from corosrv.workers.dispatch.call import CallState, QueuedCall
-from corosrv.workers.dispatch.chains import check_circle, check_depth, check_wait
 from corosrv.workers.dispatch.entries import HandlerEntry, PoolStanding
+from corosrv.workers.dispatch.handover import check_circle, check_depth, check_wait
 from corosrv.workers.dispatch.host import HandlerHost
-from corosrv.workers.dispatch.idempotency import AnswerKeeper, CallAnswer, CallClaim, CallRecords, digest_of
 from corosrv.workers.dispatch.lives import CallLives
-from corosrv.workers.dispatch.lookup import check_ready, look_up, name_of
-from corosrv.workers.dispatch.policy import LeastLoaded, Policy
+from corosrv.workers.dispatch.policy import DispatchSettings, LeastLoaded, Policy
+from corosrv.workers.dispatch.queue import QueueBounds
 from corosrv.workers.dispatch.reader import HandlerReader
-from corosrv.workers.dispatch.registry import Registry
+from corosrv.workers.dispatch.registry import Registry, check_ready, look_up, name_of
 from corosrv.workers.dispatch.scheduler import Scheduler, too_late
-from corosrv.workers.dispatch.settings import DispatchSettings
-from corosrv.workers.dispatch.sharing import CallSharing, FreePermits, free_permits
 from corosrv.workers.dispatch.stats import DispatchStats, key_stats
-from corosrv.workers.dispatch.timetable import Timetable
-from corosrv.workers.dispatch.waiting import WaitingCalls
+from corosrv.workers.dispatch.timetable import Alarm, HubAlarm, Timetable
+from corosrv.workers.dispatch.waiting import CallSharing, FreePermits, WaitingCalls, free_permits
 
 log = logging.getLogger("corosrv.dispatch")
 

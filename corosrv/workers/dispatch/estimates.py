@@ -1,10 +1,46 @@
-"""Computes estimates from what was measured: means that follow changes, rates, counts and histograms."""
+"""Computes estimates from what was measured: means that follow changes, rates, counts and histograms.
+
+Computes the pause before the next try, after tries that failed one after the other.
+
+Counts the calls of one key.
+"""
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections import deque
+from collections import Counter, deque
+
+from corosrv.base.errors import CorosrvError
+
+
+class Backoff:
+    """Doubles the pause with every failure, up to a limit; a try that went well for long enough resets it.
+
+    The caller passes the current time in; nothing waits.
+    """
+
+    def __init__(self, first: float, longest: float, recovery: float = 0.0) -> None:
+        """Takes seconds. `recovery`: how long a try has to go well before its failure counts as the first again."""
+        self._first = first
+        self._longest = longest
+        self._recovery = recovery
+        self._pause = first
+        self._well_since: float | None = None
+
+    def succeed(self, now: float) -> None:
+        """Records that the current try goes well. Only the first call for a try counts."""
+        if self._well_since is None:
+            self._well_since = now
+
+    def fail(self, now: float) -> float:
+        """Returns the seconds to pause before the next try."""
+        if self._well_since is not None and now - self._well_since >= self._recovery:
+            self._pause = self._first
+        self._well_since = None
+        pause, self._pause = self._pause, min(2 * self._pause, self._longest)
+        return pause
+
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -155,3 +191,57 @@ class Distribution:
             total += count
             buckets.append(("+Inf" if bound == math.inf else f"{bound:g}", total))
         return buckets
+
+
+class KeyTraffic:
+    """Holds counters and estimates of one key. Times are in seconds.
+
+    The depth of its queue is n_admitted - n_dispatched - n_left at any time.
+    """
+
+    def __init__(self) -> None:
+        self.n_admitted = 0  # times that a call began to wait, or was handed over without
+        self.n_dispatched = 0  # times that a call was handed over
+        self.n_left = 0  # calls that ended while they waited
+        self.n_in_flight = 0  # hand-overs that have not ended, each of one call or one batch
+        self.outcomes: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()
+        self.rate = EventRate()  # of arrivals
+        self.wait = RunningMean()
+        self.service = RunningMean()  # of one call; of a batch, each has its share
+        self.times = ServiceTimes()  # of hand-overs
+        self.waits = Distribution(SECONDS)
+        self.services = Distribution(SECONDS)
+        self.batch_sizes = Distribution(COUNTS)
+
+    def count_start(self, n_calls: int, now: float) -> None:
+        self.times.start(now)
+        self.n_dispatched += n_calls
+        self.n_in_flight += 1
+        self.batch_sizes.add(n_calls)
+
+    def count_wait(self, seconds: float) -> None:
+        self.wait.add(seconds)
+        self.waits.add(seconds)
+
+    def count_finish(self, n_calls: int, started_at: float, now: float, is_measured: bool, is_cut: bool) -> None:
+        """Counts the end of a hand-over.
+
+        `is_measured`: its duration says how long its handler takes; `is_cut`: or longer, because it was told to end.
+        """
+        self.n_in_flight -= 1
+        self.times.finish(started_at, now, is_measured, is_cut)
+        seconds = now - started_at
+        if is_measured:
+            self.service.add(seconds / n_calls)
+            self.services.add(seconds)
+
+    def count_end(self, error: CorosrvError | None) -> None:
+        self.outcomes[outcome_of(error)] += 1
+
+
+def outcome_of(error: CorosrvError | None) -> str:
+    """Returns a word for how a call ended: `ok`, or what went wrong."""
+    if error is None:
+        return "ok"
+    return error.code or error.kind.value.replace(" ", "_")

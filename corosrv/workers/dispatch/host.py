@@ -1,15 +1,159 @@
-"""Defines the contract between the dispatcher and the worker processes that run handlers."""
+"""Defines the contract between the dispatcher and the worker processes that run handlers.
+
+Grants the right to run one job on one slot, which is given back or poisoned.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs, InferRequest
 from corosrv.contracts.jobs.job import DEFAULT_PRIORITY
-from corosrv.workers.dispatch.permits import Permit, PermitPool
+
+log = logging.getLogger("corosrv.permits")
+
+
+class Permit:
+    """Is the right to use a slot. It ends once: with `release` or `poison`, whichever comes first."""
+
+    __slots__ = ("_pool", "slot")
+
+    def __init__(self, pool: PermitPool, slot: int) -> None:
+        self._pool = pool
+        self.slot = slot
+
+    @property
+    def is_held(self) -> bool:
+        return self._pool.holds(self)
+
+    def release(self) -> None:
+        """Gives the slot back. Logs a warning and does nothing else if the permit has ended."""
+        self._pool.end(self, None)
+
+    def poison(self, reason: str) -> None:
+        """Takes the slot out of use for ever. Logs a warning and does nothing else if the permit has ended."""
+        self._pool.end(self, reason)
+
+
+class PermitPool:
+    """Owns the permits for the slots of one worker.
+
+    available + in_use + poisoned + retiring == total after every step. Nothing here waits or switches, so no
+    lock is needed on one hub. The slot that was idle longest is next.
+    """
+
+    def __init__(self, slots: Iterable[int] = ()) -> None:
+        """Raises ValueError if a slot is listed twice."""
+        self._idle: deque[int] = deque()
+        self._held: dict[int, Permit] = {}
+        self._retiring: dict[int, Permit] = {}  # leave the pool when their permit ends
+        self._poisoned: dict[int, str] = {}
+        self.total = 0
+        for slot in slots:
+            self.add(slot)
+
+    @property
+    def available(self) -> int:
+        return len(self._idle)
+
+    @property
+    def in_use(self) -> int:
+        return len(self._held)
+
+    @property
+    def poisoned(self) -> int:
+        return len(self._poisoned)
+
+    @property
+    def retiring(self) -> int:
+        """The number of slots that leave the pool when their permit ends."""
+        return len(self._retiring)
+
+    @property
+    def n_usable(self) -> int:
+        """The number of slots that can run something, now or when what they run has ended."""
+        return self.total - len(self._poisoned) - len(self._retiring)
+
+    @property
+    def reasons(self) -> Mapping[int, str]:
+        """The reason for each poisoned slot."""
+        return MappingProxyType(self._poisoned)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._idle or slot in self._held or slot in self._poisoned or slot in self._retiring
+
+    def add(self, slot: int) -> None:
+        """Adds an idle slot. Raises ValueError if the pool has it already."""
+        if slot in self:
+            raise ValueError(f"slot {slot} is named twice: the pool has it already")
+        self._idle.append(slot)
+        self.total += 1
+
+    def retire(self, slot: int) -> None:
+        """Takes a slot out of the pool: at once, or, if it is held, when it is given back or poisoned.
+
+        Raises KeyError for a slot that the pool does not have.
+        """
+        if slot in self._retiring:
+            return
+        if (permit := self._held.pop(slot, None)) is not None:
+            self._retiring[slot] = permit
+            return
+        if self._poisoned.pop(slot, None) is None:
+            self._remove_idle(slot)
+        self.total -= 1
+
+    def try_acquire(self) -> Permit | None:
+        """Acquires the slot that was idle longest; returns None if no slot is idle. Never waits."""
+        if not self._idle:
+            return None
+        permit = Permit(self, self._idle.popleft())
+        self._held[permit.slot] = permit
+        return permit
+
+    def poison(self, slot: int, reason: str) -> None:
+        """Takes a slot out of use for ever, whether it is held, idle or poisoned; a permit for it ends.
+
+        Raises KeyError for a slot that the pool does not have.
+        """
+        if slot in self._poisoned or self._leave(slot):
+            return
+        if self._held.pop(slot, None) is None:
+            self._remove_idle(slot)
+        self._poisoned[slot] = reason
+
+    def _leave(self, slot: int) -> bool:
+        """Removes a slot from the pool if it was retiring; returns whether it was."""
+        if self._retiring.pop(slot, None) is None:
+            return False
+        self.total -= 1
+        return True
+
+    def _remove_idle(self, slot: int) -> None:
+        try:
+            self._idle.remove(slot)
+        except ValueError:
+            raise KeyError(slot) from None
+
+    def holds(self, permit: Permit) -> bool:
+        """Returns whether a permit is still valid: neither released nor poisoned."""
+        return permit in (self._held.get(permit.slot), self._retiring.get(permit.slot))
+
+    def end(self, permit: Permit, reason: str | None) -> None:
+        """Ends a permit: its slot becomes idle, or is poisoned if there is a reason. Called by Permit."""
+        if not self.holds(permit):
+            log.warning("a permit for slot %d was given back a second time", permit.slot)
+        elif reason is not None:
+            self.poison(permit.slot, reason)
+        elif not self._leave(permit.slot):
+            del self._held[permit.slot]
+            self._idle.append(permit.slot)
 
 
 @dataclass(frozen=True, slots=True)

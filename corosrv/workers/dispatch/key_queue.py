@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from corosrv.workers.dispatch.batches import MAX_SIGNATURES, ArrivalGaps, Signature, ready_at, signature_of
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry
-from corosrv.workers.dispatch.queue import CallQueue
-from corosrv.workers.dispatch.traffic import KeyTraffic
+from corosrv.workers.dispatch.estimates import KeyTraffic
+from corosrv.workers.dispatch.queue import MAX_SIGNATURES, ArrivalGaps, CallQueue, Signature, ready_at, signature_of
 
 
 class _Gathering(CallQueue[QueuedCall]):

@@ -1,13 +1,115 @@
-"""Chooses which of several workers runs a call: the contract, and what a dispatcher does by default."""
+"""Chooses which of several workers runs a call: the contract, and what a dispatcher does by default.
+
+Defines the settings of a dispatcher.
+
+Lets the calls of one session prefer the worker that served it last, and wait for it a little.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from corosrv.workers.dispatch.affinity import SessionTable, session_of
+from corosrv.base.errors import SettingsError
+from corosrv.contracts.idempotency import LIFETIME, MAX_BYTES
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HostGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchSettings:
+    """Bounds the queues of one front. Times are in seconds."""
+
+    max_calls: int = 4096  # that wait, over all keys; how many may wait for one key is its handler's to say
+    max_bytes: int = 256 << 20  # of their tensors
+    calls_per_caller: int = 0  # that wait and run, of one API key, without those that handlers make; 0: no limit
+    longest_start: float = 30.0  # that a call waits for the first worker of its handler
+    idempotency_bytes: int = MAX_BYTES  # of answers that are kept under idempotency keys; 0: none are
+    idempotency_s: float = LIFETIME  # for which an answer is kept
+    n_callers: int = 1  # among whom these bytes are divided
+    logs_json: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_calls", "max_bytes", "calls_per_caller", "idempotency_bytes"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"dispatch.{name} must be at least 0, not {getattr(self, name)}")
+
+
+MAX_SESSIONS = 10_000  # that are remembered; the one used longest ago is forgotten first
+MAX_LOCAL = 4  # calls that wait for one worker
+STEAL_AFTER = 0.2  # seconds after which another worker may take such a call
+
+Session = tuple[str, str, str]  # caller, name of the session, key
+
+
+def session_of(call: QueuedCall) -> Session | None:
+    """Returns the session that a call belongs to, if it has one and its handler runs calls one by one."""
+    terms = call.job.terms
+    if not terms.session or call.entry.batch_limits is not None:
+        return None
+    return terms.caller, terms.session, call.key
+
+
+class SessionTable:
+    """Remembers which host served a session last, by the host's id."""
+
+    def __init__(self) -> None:
+        self._hosts: OrderedDict[Session, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def get(self, session: Session) -> str | None:
+        return self._hosts.get(session)
+
+    def set(self, session: Session, host_id: str) -> None:
+        self._hosts[session] = host_id
+        self._hosts.move_to_end(session)
+        if len(self._hosts) > MAX_SESSIONS:
+            self._hosts.popitem(last=False)
+
+
+class LocalQueue:
+    """Holds the few calls that wait for one worker although others may be free."""
+
+    __slots__ = ("_calls", "host_id")
+
+    def __init__(self, host_id: str) -> None:
+        self.host_id = host_id
+        self._calls: list[QueuedCall] = []
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[QueuedCall]:
+        return iter(self._calls)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._calls) >= MAX_LOCAL
+
+    def push(self, call: QueuedCall, now: float) -> None:
+        call.local_host = self.host_id
+        call.stealable_at = now + STEAL_AFTER
+        self._calls.append(call)
+
+    def remove(self, call: QueuedCall) -> None:
+        self._calls.remove(call)
+        call.local_host = None
+
+    def head(self, group: HostGroup, now: float) -> QueuedCall | None:
+        """Returns the next call for a group of the worker that they wait for."""
+        calls = [call for call in self._calls if call.key in group.entries]
+        return min(calls, key=lambda call: call.order(now), default=None)
+
+    def tail(self, group: HostGroup, now: float) -> QueuedCall | None:
+        """Returns the call that a group of another worker may steal: the last that has waited long enough."""
+        for call in reversed(self._calls):
+            if now >= call.stealable_at and call.avoided is not group.host and call.key in group.entries:
+                return call
+        return None
 
 
 class Policy(Protocol):

@@ -1,4 +1,9 @@
-"""Orders the calls that wait for one key."""
+"""Orders the calls that wait for one key.
+
+Bounds what waits in the queues, and words the refusals.
+
+Decides when calls that fit together are handed over as one batch.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,100 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from corosrv.base.errors import QueueFull
+from corosrv.contracts.jobs.infer import BatchLimits, InferRequest
 from corosrv.contracts.jobs.job import FIRST_PRIORITY, LAST_PRIORITY
+from corosrv.workers.dispatch.estimates import RunningMean
+
+LONGEST_RETRY = 30  # seconds that Retry-After says at most
+
+
+@dataclass(slots=True)
+class QueueBounds:
+    """Counts the calls that wait and the bytes of their tensors, over all queues of a front."""
+
+    max_calls: int = 4096
+    max_bytes: int = 256 << 20
+    n_calls: int = 0
+    n_bytes: int = 0
+
+    def problem(
+        self, depth: int, max_depth: int, n_bytes: int, n_leaving: int = 0, bytes_leaving: int = 0
+    ) -> str | None:
+        """Returns why another call of so many bytes cannot wait in a queue of this depth; None if it can.
+
+        `n_leaving`, `bytes_leaving`: calls and bytes that leave before; those of this queue are not in `depth`.
+        """
+        if depth >= max_depth:
+            return f"{depth} calls wait for it, which is the limit"
+        if self.n_calls - n_leaving >= self.max_calls:
+            return f"{self.n_calls} calls wait here, which is the limit"
+        if self.n_bytes - bytes_leaving + n_bytes > self.max_bytes:
+            return f"the tensors of waiting calls would exceed {self.max_bytes} bytes"
+        return None
+
+    def add(self, n_bytes: int) -> None:
+        self.n_calls += 1
+        self.n_bytes += n_bytes
+
+    def remove(self, n_bytes: int) -> None:
+        self.n_calls -= 1
+        self.n_bytes -= n_bytes
+
+
+def queue_full(name: str, problem: str, wait: float) -> QueueFull:
+    """Makes the refusal of a call, which says after how many seconds there should be room. `wait`: predicted."""
+    error = QueueFull(f"{name} cannot be queued: {problem}; try again")
+    error.retry_after = math.ceil(min(max(wait, 1), LONGEST_RETRY))
+    return error
+
+
+# Names, datatypes and non-batch dimensions of the inputs. The model and its version are those of the queue.
+Signature = tuple[tuple[str, str, tuple[int, ...], bool], ...]
+
+MAX_SIGNATURES = 64  # that gather at once for one key; calls beyond run one by one
+LONGEST_GAP = 10  # delays; a longer time without calls says no more than this
+
+
+def signature_of(request: InferRequest) -> Signature:
+    """Returns what the calls of one batch must share. The first dimension of a tensor is that of the batch."""
+    return tuple((tensor.name, tensor.datatype, tensor.shape[1:], bool(tensor.shape)) for tensor in request.inputs)
+
+
+class ArrivalGaps:
+    """Follows the time between two calls, to tell whether another is likely to come soon."""
+
+    __slots__ = ("_last", "_mean")
+
+    def __init__(self) -> None:
+        self._mean = RunningMean()
+        self._last = -math.inf
+
+    def add(self, now: float, delay: float) -> None:
+        """Records an arrival. `delay`: seconds that a batch may gather."""
+        self._mean.add(min(now - self._last, LONGEST_GAP * delay))
+        self._last = now
+
+    def is_another_likely(self, delay: float) -> bool:
+        """Returns whether a call comes within `delay` with a probability of a half, if they come independently."""
+        return self._mean.value is not None and delay > math.log(2) * self._mean.value
+
+
+def ready_at(
+    limits: BatchLimits, n_waiting: int, oldest: float, earliest: float, service: float | None, is_another_likely: bool
+) -> float:
+    """Returns when a batch is to start, if a permit is free then.
+
+    `oldest`: when its first call arrived; `earliest`: the first deadline of its calls, until which `service` seconds of
+    work must be left.
+    """
+    if n_waiting >= limits.max_size or not is_another_likely:
+        return -math.inf
+    return min(oldest + limits.max_delay_ms / 1000, earliest - (service or 0.0))
+
 
 RISE_AFTER = 10.0  # seconds of waiting that lift a call by one priority class
 

@@ -12,12 +12,10 @@ from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
 from corosrv.workers.dispatch.handover import HandOver, handed_call
 from corosrv.workers.dispatch.host import HandlerHost
 from corosrv.workers.dispatch.lives import CallLives
-from corosrv.workers.dispatch.lookup import unavailable
 from corosrv.workers.dispatch.policy import Policy, idleness
-from corosrv.workers.dispatch.registry import Registry
-from corosrv.workers.dispatch.sharing import CallSharing
+from corosrv.workers.dispatch.registry import Registry, unavailable
 from corosrv.workers.dispatch.timetable import AT_ONCE, Timetable
-from corosrv.workers.dispatch.waiting import WaitingCalls
+from corosrv.workers.dispatch.waiting import CallSharing, WaitingCalls
 
 
 def too_late(call: QueuedCall, now: float) -> DeadlinePassed:

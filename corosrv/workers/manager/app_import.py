@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 
 from corosrv.contracts.jobs.setup import NEXT, WorkerState
-from corosrv.workers.manager.contracts import MakeWorker
-from corosrv.workers.manager.crashes import CrashRecord
+from corosrv.workers.manager.pool_memory import CrashRecord
+from corosrv.workers.manager.worker_pool import MakeWorker
 from corosrv.workers.worker.parent.app_worker import AppWorker
 
 log = logging.getLogger("corosrv.manager")

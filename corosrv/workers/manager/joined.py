@@ -8,11 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from corosrv.base.errors import ShuttingDown, Unavailable
-from corosrv.workers.manager.contracts import HostDispatcher
 from corosrv.workers.manager.place import Place
-from corosrv.workers.manager.place_state import HOLDING, PlaceState
-from corosrv.workers.manager.snapshot import Claim
-from corosrv.workers.manager.worker_pool import claim_of
+from corosrv.workers.manager.snapshot import HOLDING, Claim, PlaceState
+from corosrv.workers.manager.worker_pool import HostDispatcher, claim_of
 from corosrv.workers.worker.parent.app_worker import AppWorker
 from corosrv.workers.worker.parent.registration import JOINED
 

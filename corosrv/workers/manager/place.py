@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.workers.manager.place_state import NEXT, PlaceState, check_move
-from corosrv.workers.manager.snapshot import WorkerSnapshot
+from corosrv.workers.manager.snapshot import NEXT, PlaceState, WorkerSnapshot, check_move
 from corosrv.workers.worker.parent.app_worker import AppWorker
 
 _LIFE = (PlaceState.STARTING, PlaceState.READY, PlaceState.DRAINING, PlaceState.STOPPING, PlaceState.GONE)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from corosrv.workers.manager.place_state import HOLDING, PlaceState
-from corosrv.workers.manager.snapshot import Claim, HostSnapshot, PoolSnapshot, WorkerSnapshot
+from corosrv.workers.manager.snapshot import HOLDING, Claim, HostSnapshot, PlaceState, PoolSnapshot, WorkerSnapshot
 
 STARTS_AT_ONCE = 2  # per host
 TICK = 1.0  # seconds

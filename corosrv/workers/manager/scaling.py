@@ -1,13 +1,101 @@
-"""Decides how many workers a pool should have, from its queues and the slots in use."""
+"""Decides how many workers a pool should have, from its queues and the slots in use.
+
+Measures how many slots were in use on average.
+
+Remembers which size of a pool was too small, and for what load, so that it is not tried over and over.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corosrv.workers.manager.load import LoadWindow
-from corosrv.workers.manager.size_history import LONGEST_HOLD, SizeHistory
 from corosrv.workers.manager.snapshot import GroupSnapshot, PoolSnapshot
+
+STEPS = 400  # of a window: how exactly its averages begin when they should
+
+
+class LoadWindow:
+    """Remembers how many slots were in use, for averages over the last so many seconds.
+
+    Calls that are longer than the time between two looks are seen running; shorter ones are known by what has ended
+    since. Each way misses some of the other's, so the larger average counts.
+    """
+
+    def __init__(self, length: float) -> None:
+        """`length`: seconds of the longest average."""
+        self._length = length
+        self._times: list[float] = []
+        self._sums: list[tuple[float, float]] = []  # slot seconds until then: seen in use, and of ended calls
+        self._looked_at = 0.0
+        self._in_use = 0
+        self._seen = 0.0
+        self._done = 0.0
+
+    def look(self, in_use: int, work_done: float, now: float) -> None:
+        """Records the slots in use now, and the slot seconds of all calls that have ended."""
+        if self._times:
+            self._seen += self._in_use * (now - self._looked_at)
+        self._done = work_done
+        if not self._times or now - self._times[-1] >= self._length / STEPS:
+            self._times.append(now)
+            self._sums.append((self._seen, work_done))
+        if len(self._times) > 2 * STEPS:
+            del self._times[:STEPS], self._sums[:STEPS]
+        self._looked_at, self._in_use = now, in_use
+
+    def mean(self, seconds: float) -> float | None:
+        """Returns the average over the last so many seconds before the last look; None if the window is younger."""
+        position = bisect_right(self._times, self._looked_at - seconds) - 1
+        if position < 0:
+            return None
+        seen, done = self._sums[position]
+        return max(self._seen - seen, self._done - done) / (self._looked_at - self._times[position])
+
+
+SPARSE = 0.1  # of the slots of a size that was too small: with so few in use it is tried again
+LONGEST_HOLD = 3600.0  # seconds
+
+
+class SizeHistory:
+    """Keeps the largest size whose slots were all there and not enough.
+
+    It may be tried again when the load has halved, and each time that it proves too small again, after twice as long.
+    Loads are slots in use on average, by group.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._limits: tuple[float, ...] = ()  # loads at most for which it is tried again
+        self._n_proofs = 0
+        self._is_tried = False
+
+    def add_proof(self, size: int, loads: Sequence[float], slots: Sequence[int]) -> None:
+        """Records that a size is too small. `slots`: those of one worker, by group. Repeating it changes nothing."""
+        if size == self._size and not self._is_tried:
+            return
+        self._n_proofs = self._n_proofs + 1 if self._is_tried and size <= self._size else 1
+        self._size, self._is_tried = size, False
+        self._limits = tuple(max(load / 2, SPARSE * size * n) for load, n in zip(loads, slots, strict=True))
+
+    def hold(self, size: int, seconds: float) -> float:
+        """Returns for how long the load has to be low before the pool may go down to this size."""
+        if size > self._size:
+            return seconds
+        return max(seconds, min(seconds * 2.0 ** (self._n_proofs - 1), LONGEST_HOLD))
+
+    def allows(self, size: int, loads: Sequence[float]) -> bool:
+        """Tells whether a size may be tried with these loads."""
+        if size > self._size or len(loads) != len(self._limits):
+            return True
+        return all(load <= limit for load, limit in zip(loads, self._limits, strict=True))
+
+    def note_try(self, size: int) -> None:
+        """Records that the pool goes down to this size."""
+        self._is_tried = self._is_tried or size <= self._size
+
 
 PRESSED_TICKS = 2  # in a row, before a forecast counts
 # Of a pool's slots in use, on average: fewer would do. From two workers on, one fewer has less than 70 % in use then.

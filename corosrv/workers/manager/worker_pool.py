@@ -1,22 +1,102 @@
-"""Keeps the worker processes of one pool: starts them in places, offers them to the dispatcher, ends them."""
+"""Keeps the worker processes of one pool: starts them in places, offers them to the dispatcher, ends them.
+
+Names what the manager needs of others: a dispatcher, and somebody who makes worker processes.
+
+Reads from the dispatcher's numbers what is asked of a pool.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
-from corosrv.workers.dispatch.stats import KeyStats
-from corosrv.workers.manager.contracts import HostDispatcher, MakeWorker
-from corosrv.workers.manager.demand import group_snapshots
+from corosrv.contracts.jobs.infer import HandlerCard
+from corosrv.workers.dispatch.host import HandlerHost
+from corosrv.workers.dispatch.stats import DispatchStats, KeyStats
 from corosrv.workers.manager.place import Place
-from corosrv.workers.manager.place_state import HOLDING, PlaceState
 from corosrv.workers.manager.plan import shortage
 from corosrv.workers.manager.pool_memory import PoolMemory, PoolTerms
-from corosrv.workers.manager.snapshot import Claim, PoolSnapshot
+from corosrv.workers.manager.snapshot import HOLDING, Claim, GroupSnapshot, PlaceState, PoolSnapshot
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_worker import LEASE_EXPIRED, AppWorker
+
+# Makes a process for a pool (None: it imports the application, and waits), a place in it, and an incarnation.
+MakeWorker = Callable[[str | None, str, int], AppWorker]
+
+
+class HostDispatcher(Protocol):
+    """Stands for the dispatcher as the manager sees it; see corosrv.workers.dispatch.dispatcher."""
+
+    def add_host(self, host: HandlerHost) -> bool: ...
+
+    def remove_host(self, host: HandlerHost) -> bool: ...
+
+    def note_crash(self, keys: Sequence[str]) -> None: ...
+
+    def expect(
+        self,
+        pool: str,
+        cards: Iterable[HandlerCard],
+        *,
+        can_start: bool = True,
+        reason: str = "",
+        patience: float | None = None,
+    ) -> None: ...
+
+    def await_pools(self, reason: Callable[[], str]) -> None: ...
+
+    def on_need(self, listener: Callable[[str], None]) -> None: ...
+
+    def stats(self) -> DispatchStats: ...
+
+    def shut_down(self) -> None: ...
+
+    def drain(self, timeout: float | None = None) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+def group_snapshots(
+    handlers: Sequence[HandlerCard], stats: Mapping[str, KeyStats], hosts: Iterable[HandlerHost]
+) -> tuple[GroupSnapshot, ...]:
+    """Returns what is asked of each group of a pool's handlers. `stats`: by key. `hosts`: the ready ones."""
+    hosts = tuple(hosts)
+    numbers = sorted({handler.group for handler in handlers})
+    return tuple(
+        _snapshot([handler for handler in handlers if handler.group == number], stats, _in_use(number, hosts))
+        for number in numbers
+    )
+
+
+def _in_use(number: int, hosts: Iterable[HandlerHost]) -> int:
+    return sum(
+        group.permits.in_use
+        for host in hosts
+        for group in host.groups
+        if any(host.handlers[position].group == number for position in group.handlers)
+    )
+
+
+def _snapshot(handlers: Sequence[HandlerCard], stats: Mapping[str, KeyStats], in_use: int) -> GroupSnapshot:
+    known = [stats[handler.key] for handler in handlers if handler.key in stats]
+    # Where calls wait, theirs is the time that counts.
+    pressed = [key for key in known if key.depth] or known
+    depth = sum(key.depth for key in known)
+    work = sum(key.depth * (key.service_mean or 0.0) for key in known)
+    return GroupSnapshot(
+        handlers[0].name or handlers[0].key,
+        max(handlers[0].concurrency, 1),
+        depth,
+        max((key.oldest or 0.0 for key in known), default=0.0),
+        work / depth if depth else 0.0,
+        min((key.slo for key in pressed), default=handlers[0].slo_ms / 1000),
+        in_use,
+        sum(key.services.sum for key in known),
+    )
+
 
 log = logging.getLogger("corosrv.manager")
 

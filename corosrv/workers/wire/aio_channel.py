@@ -10,9 +10,7 @@ from typing import Generic
 from corosrv.base.errors import ChannelClosed, WireError
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import Codec, In, Out
-from corosrv.workers.wire.frame import MAX_FRAME, encode
-from corosrv.workers.wire.receive_queue import ReceiveQueue
-from corosrv.workers.wire.send_queue import SendQueue
+from corosrv.workers.wire.frame import MAX_FRAME, ReceiveQueue, SendQueue, encode
 
 _READ_SIZE = 256 << 10  # bytes
 _MOST_UNSENT = 1 << 20  # bytes, above which wait_until_sent() waits

@@ -16,7 +16,7 @@ import msgspec
 from corosrv.contracts.jobs.answers import LogLine
 from corosrv.contracts.jobs.infer import HandlerCard, ObjRef
 from corosrv.formats.tensors import Parameter
-from corosrv.workers.wire.process_messages import DroppedLogs, Fatal, Lanes, Log, SlotFailed
+from corosrv.workers.wire.messages import DroppedLogs, Fatal, Lanes, Log, SlotFailed
 
 PROTOCOL = 1  # of these messages; a worker that speaks another one is refused
 

@@ -13,9 +13,7 @@ from gevent.hub import get_hub
 from corosrv.base.errors import BadFrame, ChannelClosed
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import Codec, In, Out
-from corosrv.workers.wire.frame import MAX_FRAME, encode
-from corosrv.workers.wire.receive_queue import ReceiveQueue
-from corosrv.workers.wire.send_queue import SendQueue
+from corosrv.workers.wire.frame import MAX_FRAME, ReceiveQueue, SendQueue, encode
 
 _READ_SIZE = 256 << 10  # bytes
 _READ, _WRITE = 1, 2  # what a watcher of gevent watches for

@@ -3,6 +3,8 @@
 A worker inherits one control channel, and gets one channel for each slot when it is set up, so large data in one
 slot delays neither another slot nor a cancel. A slot's channel carries a prediction's answers to the server
 (corosrv.contracts.jobs.answers). The terminal one is the last, and is sent when the slot is idle again.
+
+Defines the messages that every worker process and its server exchange, whatever the process runs.
 """
 
 from __future__ import annotations
@@ -12,15 +14,53 @@ from typing import Any
 import msgspec
 
 from corosrv.contracts.jobs.answers import Answer
-from corosrv.workers.wire.process_messages import DroppedLogs, Fatal, Lanes, Log, SlotFailed
-
-PROTOCOL = 2  # of these messages; a worker that speaks another one is refused
-MAX_FRAME = 8 << 20  # bytes of one message
-MAX_VALUE = 6 << 20  # bytes of an input or output as JSON; a larger one is written to a file and named
 
 
 class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
     pass
+
+
+class Lanes(_Message, frozen=True, tag="lanes"):
+    """Brings the ends of the slots' lanes as descriptors, in the order of the slots; repeated for many slots."""
+
+
+class Log(_Message, frozen=True, tag="log"):
+    """Brings text that was printed outside predictions and calls. `source`: stdout or stderr."""
+
+    source: str
+    data: str
+
+
+class DroppedLogs(_Message, frozen=True, tag="dropped_logs"):
+    """Counts the logs that were dropped in this time, because the server did not read."""
+
+    count: int
+    interval_millis: int
+
+
+class SlotFailed(_Message, frozen=True, tag="failed"):
+    """Reports that a slot cannot be used any more; with slot -1, before a predictor's Ready: the set-up has failed.
+
+    `is_unloadable`: it has failed because the predictor's code could not be loaded, before its setup() was called.
+    """
+
+    slot: int
+    error: str
+    is_unloadable: bool = False
+
+
+class Fatal(_Message, frozen=True, tag="fatal"):
+    """Reports that the worker is about to end by itself."""
+
+    reason: str
+
+
+ProcessMessage = Log | DroppedLogs | Fatal  # what the process itself says, and not what it runs
+
+
+PROTOCOL = 2  # of these messages; a worker that speaks another one is refused
+MAX_FRAME = 8 << 20  # bytes of one message
+MAX_VALUE = 6 << 20  # bytes of an input or output as JSON; a larger one is written to a file and named
 
 
 # Control channel, to the worker.

@@ -13,9 +13,10 @@ from types import TracebackType
 
 from corosrv.base.errors import ProtocolError
 from corosrv.formats.tensors import Tensor
-from corosrv.workers.wire import attached, descriptors
-from corosrv.workers.wire.attached import MIN_ATTACHED
+from corosrv.workers.wire import descriptors
+from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.calls import WireTensor
+from corosrv.workers.wire.descriptors import MIN_ATTACHED
 
 MAX_WITHIN = 4 << 20  # bytes of all tensors within one message, which has to fit a frame; what is more is attached
 ALIGNMENT = 64  # bytes; what numpy and vector instructions want

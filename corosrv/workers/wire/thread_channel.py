@@ -14,8 +14,7 @@ from typing import Generic
 from corosrv.base.errors import ChannelClosed
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import Codec, In, Out
-from corosrv.workers.wire.frame import MAX_FRAME, encode
-from corosrv.workers.wire.receive_queue import ReceiveQueue
+from corosrv.workers.wire.frame import MAX_FRAME, ReceiveQueue, encode
 
 _READ_SIZE = 256 << 10  # bytes
 

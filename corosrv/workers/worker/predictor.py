@@ -9,7 +9,7 @@ from corosrv.workers.worker.scope import Scope, current_scope
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
-# What the decorators leave on a function, for corosrv.workers.worker.signatures.declared.
+# What the decorators leave on a function, for corosrv.workers.worker.signatures.defaults.
 STREAMING = "__corosrv_streaming__"
 CONCURRENT = "__corosrv_concurrent__"
 

@@ -7,8 +7,7 @@ from flask.testing import FlaskClient
 
 from corosrv.base.errors import HandlerFailed
 from corosrv.workers.dispatch.dispatcher import Dispatcher
-from corosrv.workers.dispatch.host import CallListener, HandedCall
-from corosrv.workers.dispatch.permits import Permit
+from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from tests.dialects.kserve.app import make_app
 from tests.workers.dispatch.hosts import FakeCall, FakeHost, card, outputs, text
 

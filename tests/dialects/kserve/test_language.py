@@ -40,7 +40,7 @@ from corosrv.dialects.kserve.language import LanguageModels
 from corosrv.formats.tensors import Tensor, check_inputs
 from corosrv.models.engine import Engine
 from corosrv.models.pool import ModelPool
-from corosrv.workers.dispatch.idempotency import CallRecords
+from corosrv.workers.dispatch.answers import CallRecords
 from tests.dialects.kserve.app import make_app
 from tests.support.engines import packaged_model
 from tests.support.waiting import eventually, wait_until

@@ -12,8 +12,7 @@ from flask.testing import FlaskClient
 
 from corosrv.dialects.kserve import object_routes
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.workers.objects.content import MIN_FILE
-from corosrv.workers.objects.store import ObjectStore
+from corosrv.workers.objects import MIN_FILE, ObjectStore
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from corosrv.dialects.predictions.service import CallOutcome, PredictionService
 from corosrv.dialects.predictions.webhooks import Receiver as Target
 from corosrv.worker import ConcatenateIterator, Input, Secret, streaming
 from corosrv.workers.wire.messages import SlotToServer
-from corosrv.workers.worker.values.private import make_private
+from corosrv.workers.worker.values.addresses import make_private
 from tests.support.predicting import HandWorker, serving, settle, start, wait
 from tests.support.receiver import Receiver
 

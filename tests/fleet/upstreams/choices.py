@@ -9,9 +9,9 @@ from corosrv.contracts.jobs.infer import ForwardRequest, InferJob, ModelTarget
 from corosrv.contracts.jobs.job import Terms
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
+from corosrv.workers.dispatch.estimates import KeyTraffic
 from corosrv.workers.dispatch.host import LaneGroup
 from corosrv.workers.dispatch.policy import Policy
-from corosrv.workers.dispatch.traffic import KeyTraffic
 from tests.workers.dispatch.hosts import FakeHost, card
 
 MODEL = card("chat", platform="upstream", is_stream=True, is_idempotent=True)

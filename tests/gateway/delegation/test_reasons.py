@@ -29,7 +29,7 @@ from corosrv.base.errors import (
 )
 from corosrv.fleet.upstreams.failures import UpstreamBusy
 from corosrv.gateway.delegation.reasons import Reason, is_for_peers, reason_of
-from corosrv.workers.worker.parent.call_errors import error_of
+from corosrv.workers.worker.parent.app_call import error_of
 
 UNKNOWN = [
     ModelNotFound("m"),

@@ -32,9 +32,9 @@ from corosrv.images.transfer.messages import (
     ToLanguage,
 )
 from corosrv.images.transfer.pool import SharedPool
-from corosrv.workers.wire import attached
+from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.wire.process_messages import Fatal, ProcessMessage
+from corosrv.workers.wire.messages import Fatal, ProcessMessage
 from corosrv.workers.worker.parent.linked_process import LinkedProcess
 from corosrv.workers.worker.parent.process import Exit
 from tests.support import token_encoder
@@ -127,7 +127,7 @@ class HandDriver:
         self.send(Hello(epoch, version, pool.geometry, n_embd), [pool.fd if fd < 0 else fd])
 
     def open_image(self, tid: int, width: int, height: int, pixels: bytes) -> None:
-        fd = attached.make([pixels])
+        fd = descriptors.make([pixels])
         try:
             self.send(OpenTransfer(EPOCH, tid, ImagePixels(width, height)), [fd])
         finally:

@@ -21,7 +21,7 @@ from corosrv.images.transfer.stats import TransferStats
 from corosrv.images.vision.link import EncoderCommand
 from corosrv.images.vision.pump import TransferPump
 from corosrv.images.vision.supervisor import EncoderSupervisor
-from corosrv.workers.dispatch.backoff import Backoff
+from corosrv.workers.dispatch.estimates import Backoff
 from tests.support import token_encoder
 
 WAIT = 120.0  # seconds for what should come soon

@@ -20,7 +20,7 @@ import msgspec
 from corosrv.images.transfer.layout import pool_geometry
 from corosrv.images.transfer.messages import PROTOCOL_VERSION, BlocksFilled, Hello
 from corosrv.workers.wire.frame import encode
-from corosrv.workers.wire.process_messages import Fatal
+from corosrv.workers.wire.messages import Fatal
 
 channel = socket.socket(fileno=int(sys.argv[sys.argv.index("--control") + 1]))
 geometry = pool_geometry(2, 16, 4)

@@ -18,7 +18,7 @@ from corosrv.web.management import object_routes, queue_routes, worker_routes
 from corosrv.web.management.client import ManagementClient
 from corosrv.web.management.listener import ManagementListener, ManagementSettings
 from corosrv.workers.manager.manager import Manager
-from corosrv.workers.objects.store import ObjectStore
+from corosrv.workers.objects import ObjectStore
 from corosrv.workers.wire.calls import PoolCard
 from tests.workers.manager.scripted import Script, managed
 

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import pytest
 
 from corosrv.base.errors import ManagementError, Unavailable
-from corosrv.workers.manager.place_state import PlaceState
-from corosrv.workers.objects.content import ObjectContent
+from corosrv.workers.manager.snapshot import PlaceState
+from corosrv.workers.objects import ObjectContent
 from tests.support.waiting import wait_until
 from tests.web.management.serving import Management, listening
 from tests.workers.manager.scripted import call, end_of, pool_card

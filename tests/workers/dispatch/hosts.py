@@ -19,10 +19,9 @@ from corosrv.contracts.jobs.infer import (
 from corosrv.contracts.jobs.job import Terms
 from corosrv.formats.tensors import Parameter, Tensor
 from corosrv.workers.dispatch.dispatcher import Dispatcher
-from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup
-from corosrv.workers.dispatch.permits import Permit, PermitPool
+from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, Permit, PermitPool
+from corosrv.workers.dispatch.policy import DispatchSettings
 from corosrv.workers.dispatch.reader import HandlerReader
-from corosrv.workers.dispatch.settings import DispatchSettings
 from corosrv.workers.dispatch.stats import KeyStats
 
 

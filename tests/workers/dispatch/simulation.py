@@ -22,9 +22,8 @@ from corosrv.base.errors import (
     Unavailable,
 )
 from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard, InferEnd, InferOutputs
-from corosrv.workers.dispatch.host import CallListener, HandedCall
+from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from corosrv.workers.dispatch.key_queue import KeyQueue
-from corosrv.workers.dispatch.permits import Permit
 from corosrv.workers.dispatch.reader import HandlerReader
 from tests.workers.dispatch.hosts import FakeCall, FakeHost, Front, card, outputs, text, texts
 

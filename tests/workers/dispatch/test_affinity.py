@@ -8,9 +8,8 @@ import pytest
 
 from corosrv.base.errors import NotHandedOver
 from corosrv.contracts.jobs.infer import BatchLimits
-from corosrv.workers.dispatch.affinity import SessionTable
-from corosrv.workers.dispatch.host import LaneGroup
-from corosrv.workers.dispatch.permits import PermitPool
+from corosrv.workers.dispatch.host import LaneGroup, PermitPool
+from corosrv.workers.dispatch.policy import SessionTable
 from tests.workers.dispatch.hosts import FakeHost, Front, card, text
 
 
@@ -32,7 +31,7 @@ def names(host: FakeHost) -> list[bytes]:
 
 
 def test_the_session_used_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("corosrv.workers.dispatch.affinity.MAX_SESSIONS", 2)
+    monkeypatch.setattr("corosrv.workers.dispatch.policy.MAX_SESSIONS", 2)
     table = SessionTable()
     for name, host in [("a", "p/0"), ("b", "p/1"), ("a", "p/2"), ("c", "p/3")]:
         table.set(("", name, "model:add:"), host)

@@ -9,9 +9,7 @@ import gevent.event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corosrv.workers.dispatch.agenda import Agenda
-from corosrv.workers.dispatch.alarm import HubAlarm
-from corosrv.workers.dispatch.timetable import AT_ONCE, Timetable
+from corosrv.workers.dispatch.timetable import AT_ONCE, Agenda, HubAlarm, Timetable
 from tests.workers.dispatch.hosts import FakeClock
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corosrv.workers.dispatch.backoff import Backoff
+from corosrv.workers.dispatch.estimates import Backoff
 
 
 def test_pauses_double_up_to_the_longest():

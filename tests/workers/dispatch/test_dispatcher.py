@@ -24,8 +24,7 @@ from corosrv.base.errors import (
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferEnd, InferJob, InferOutputs, InferRequest, ModelTarget
 from corosrv.formats.tensors import TensorSpec
 from corosrv.workers.dispatch.dispatcher import Dispatcher
-from corosrv.workers.dispatch.host import CallListener, HandedCall
-from corosrv.workers.dispatch.permits import Permit
+from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from tests.workers.dispatch.hosts import (
     FakeCall,
     FakeHost,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corosrv.workers.dispatch.glob import MAX_LENGTH, check_glob, matches_glob
+from corosrv.workers.dispatch.capability import MAX_LENGTH, check_glob, matches_glob
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 
 from corosrv.base.errors import NotFound, Unavailable
 from corosrv.contracts.jobs.infer import CapabilityTarget, HandlerCard, ModelTarget
-from corosrv.workers.dispatch.lookup import check_ready, look_up
-from corosrv.workers.dispatch.registry import Registry
+from corosrv.workers.dispatch.registry import Registry, check_ready, look_up
 from tests.workers.dispatch.hosts import FakeHost, capability_card, card
 
 

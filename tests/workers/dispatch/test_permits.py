@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from corosrv.workers.dispatch.permits import Permit, PermitPool
+from corosrv.workers.dispatch.host import Permit, PermitPool
 
 
 class Permits(RuleBasedStateMachine):

@@ -6,8 +6,7 @@ import pytest
 
 from corosrv.base.errors import Unavailable, WorkerLost
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferJob, InferRequest
-from corosrv.workers.dispatch.entries import QUARANTINED as QUARANTINE_WORDS
-from corosrv.workers.dispatch.quarantine import (
+from corosrv.workers.dispatch.entries import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     MAX_CRASHES,
@@ -15,6 +14,7 @@ from corosrv.workers.dispatch.quarantine import (
     Quarantine,
     QuarantineState,
 )
+from corosrv.workers.dispatch.entries import QUARANTINED as QUARANTINE_WORDS
 from tests.workers.dispatch.hosts import FakeHost, Front, capability_card, card, error_of
 
 FREE, QUARANTINED, TRYING = QuarantineState

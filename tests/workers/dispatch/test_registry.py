@@ -8,8 +8,7 @@ from corosrv.base.errors import Conflict, NotFound, Refused, Unavailable
 from corosrv.contracts.jobs.infer import CapabilityTarget, ModelTarget
 from corosrv.formats.tensors import TensorSpec
 from corosrv.workers.dispatch.entries import LINGER, HandlerEntry, PoolStanding
-from corosrv.workers.dispatch.lookup import check_ready, look_up
-from corosrv.workers.dispatch.registry import Registry
+from corosrv.workers.dispatch.registry import Registry, check_ready, look_up
 from tests.workers.dispatch.hosts import FakeHost, capability_card, card
 
 CAN_START = PoolStanding(can_start=True)

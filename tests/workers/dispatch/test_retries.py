@@ -15,7 +15,7 @@ from corosrv.base.errors import (
     Unavailable,
     WorkerLost,
 )
-from corosrv.workers.dispatch.retries import PERIOD, RetryBudget, may_retry, pause
+from corosrv.workers.dispatch.lives import PERIOD, RetryBudget, may_retry, pause
 from tests.workers.dispatch.hosts import Front, card, ended, error_of
 
 LOST = WorkerLost("lost")

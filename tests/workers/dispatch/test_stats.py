@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from corosrv.base.errors import HandlerFailed, WorkerLost
-from corosrv.workers.dispatch.collector import DispatchCollector
 from corosrv.workers.dispatch.estimates import Distribution, EventRate, RunningMean
+from corosrv.workers.dispatch.stats import DispatchCollector
 from tests.workers.dispatch.hosts import Front, capability_card, card
 
 

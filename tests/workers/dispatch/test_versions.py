@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.workers.dispatch.versions import default_card, natural_order
+from corosrv.workers.dispatch.registry import default_card, natural_order
 from tests.workers.dispatch.hosts import card
 
 

@@ -9,11 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from corosrv.workers.manager.crashes import CrashRecord
-from corosrv.workers.manager.place_state import PlaceState
 from corosrv.workers.manager.plan import plan
-from corosrv.workers.manager.pool_memory import PoolMemory, PoolTerms
-from corosrv.workers.manager.snapshot import UNLIMITED, Claim, GroupSnapshot, HostSnapshot, WorkerSnapshot
+from corosrv.workers.manager.pool_memory import CrashRecord, PoolMemory, PoolTerms
+from corosrv.workers.manager.snapshot import UNLIMITED, Claim, GroupSnapshot, HostSnapshot, PlaceState, WorkerSnapshot
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.workers.manager.crashes import CrashRecord
+from corosrv.workers.manager.pool_memory import CrashRecord
 
 
 @pytest.fixture

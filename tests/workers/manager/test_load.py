@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corosrv.workers.manager.load import LoadWindow
+from corosrv.workers.manager.scaling import LoadWindow
 
 
 def test_there_is_no_average_over_a_time_that_was_not_seen():

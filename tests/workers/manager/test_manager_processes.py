@@ -19,7 +19,7 @@ from corosrv.contracts.jobs.infer import InferJob, InferOutputs, InferRequest, M
 from corosrv.contracts.jobs.job import Terms
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.manager.manager import Manager, ManagerSettings
-from corosrv.workers.manager.place_state import PlaceState
+from corosrv.workers.manager.snapshot import PlaceState
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
 from tests.support.waiting import wait_until
@@ -28,7 +28,7 @@ from tests.workers.manager.scripted import end_of
 APP = """
     import os, time
     from corosrv.workers.worker.app.app import App
-    from corosrv.workers.worker.app.base_worker import BaseWorker
+    from corosrv.workers.worker.app.pools import BaseWorker
     from corosrv.formats.tensors import TensorSpec
 
     app = App("test")

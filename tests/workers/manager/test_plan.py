@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corosrv.workers.manager.place_state import PlaceState
 from corosrv.workers.manager.plan import DrainAction, HostPlan, plan
-from corosrv.workers.manager.snapshot import Claim, GroupSnapshot, HostSnapshot, PoolSnapshot, WorkerSnapshot
+from corosrv.workers.manager.snapshot import (
+    Claim,
+    GroupSnapshot,
+    HostSnapshot,
+    PlaceState,
+    PoolSnapshot,
+    WorkerSnapshot,
+)
 
 READY, STARTING, DRAINING, STOPPING = (
     PlaceState.READY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.workers.manager.size_history import LONGEST_HOLD, SizeHistory
+from corosrv.workers.manager.scaling import LONGEST_HOLD, SizeHistory
 
 
 @pytest.fixture

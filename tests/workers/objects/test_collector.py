@@ -3,9 +3,7 @@
 from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
-from corosrv.workers.objects.collector import ObjectCollector
-from corosrv.workers.objects.content import ObjectContent
-from corosrv.workers.objects.store import ObjectStore
+from corosrv.workers.objects import ObjectCollector, ObjectContent, ObjectStore
 
 
 def test_the_store_tells_what_it_holds_and_what_went():

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from corosrv.base.errors import ObjectExpired, ObjectNotFound, ObjectTooLarge, Refused, StoreFull
 from corosrv.contracts.jobs.infer import ObjRef
-from corosrv.workers.objects.content import MIN_FILE, ObjectContent
-from corosrv.workers.objects.store import MAX_TTL, ObjectStore
+from corosrv.workers.objects import MAX_TTL, MIN_FILE, ObjectContent, ObjectStore
 from tests.support.descriptors import n_descriptors
 
 NOW = 1_000_000.0
@@ -225,7 +224,7 @@ def test_what_was_deleted_was_not_there_and_what_expired_was():
 
 
 def test_little_is_kept_of_objects_that_are_gone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("corosrv.workers.objects.store._REMEMBERED", 2)
+    monkeypatch.setattr("corosrv.workers.objects._REMEMBERED", 2)
     store = ObjectStore()
     refs = [put(store, key=f"k{number}", ttl_s=1) for number in range(3)]
 

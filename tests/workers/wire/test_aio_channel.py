@@ -12,7 +12,8 @@ import pytest
 
 from corosrv.base.errors import ChannelClosed, FrameTooLarge, ProtocolError
 from corosrv.contracts.jobs.answers import LogLine
-from corosrv.workers.wire import attached, descriptors
+from corosrv.workers.wire import descriptors
+from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.aio_channel import AioChannel
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.frame import Frames, encode

@@ -10,26 +10,26 @@ from pathlib import Path
 import pytest
 
 from corosrv.base.errors import ProtocolError
-from corosrv.workers.wire import attached
+from corosrv.workers.wire import descriptors
 from tests.support.descriptors import n_descriptors
 
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    fd = attached.make([b"some ", memoryview(b"content")])
+    fd = descriptors.make([b"some ", memoryview(b"content")])
     yield fd
     os.close(fd)
 
 
 def test_a_value_is_mapped_as_it_was_made(fd: int) -> None:
-    assert bytes(attached.map_value(fd, 12)) == b"some content"
+    assert bytes(descriptors.map_value(fd, 12)) == b"some content"
 
 
 @pytest.mark.own_process
 def test_a_mapping_outlives_its_descriptor_and_keeps_none_open() -> None:
     before = n_descriptors()
-    fd = attached.make([b"x" * attached.MIN_ATTACHED])
-    value = attached.map_value(fd, attached.MIN_ATTACHED)
+    fd = descriptors.make([b"x" * descriptors.MIN_ATTACHED])
+    value = descriptors.map_value(fd, descriptors.MIN_ATTACHED)
     os.close(fd)
 
     assert value[-1:] == b"x"
@@ -39,9 +39,9 @@ def test_a_mapping_outlives_its_descriptor_and_keeps_none_open() -> None:
 
 
 def test_a_value_of_nothing_is_one() -> None:
-    fd = attached.make([])
+    fd = descriptors.make([])
 
-    assert bytes(attached.map_value(fd, 0)) == b""
+    assert bytes(descriptors.map_value(fd, 0)) == b""
     os.close(fd)
 
 
@@ -53,13 +53,13 @@ def test_nobody_can_change_a_value(fd: int) -> None:
     with pytest.raises(PermissionError):
         mmap.mmap(fd, 12, mmap.MAP_SHARED, mmap.PROT_WRITE)
     with pytest.raises(TypeError):
-        attached.map_value(fd, 12)[0] = 1
+        descriptors.map_value(fd, 12)[0] = 1
 
 
 @pytest.mark.parametrize("size", [0, 11, 13, 1 << 40])
 def test_another_size_than_announced_is_refused(fd: int, size: int) -> None:
     with pytest.raises(ProtocolError, match="has 12 bytes"):
-        attached.map_value(fd, size)
+        descriptors.map_value(fd, size)
 
 
 def test_a_file_that_is_not_sealed_is_refused() -> None:
@@ -67,7 +67,7 @@ def test_a_file_that_is_not_sealed_is_refused() -> None:
     os.ftruncate(fd, 5)
 
     with pytest.raises(ProtocolError, match="not sealed"):
-        attached.map_value(fd, 5)
+        descriptors.map_value(fd, 5)
     os.close(fd)
 
 
@@ -78,5 +78,5 @@ def test_what_is_no_memory_file_is_refused(tmp_path: Path) -> None:
 
     for fd in (file, *pipe):
         with pytest.raises(ProtocolError, match="no memory file"):
-            attached.map_value(fd, 7)
+            descriptors.map_value(fd, 7)
         os.close(fd)

@@ -14,7 +14,8 @@ import pytest
 
 from corosrv.base.errors import BadFrame
 from corosrv.contracts.jobs import answers
-from corosrv.workers.wire import attached, descriptors, messages
+from corosrv.workers.wire import descriptors, messages
+from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.gevent_channel import GeventChannel
 from corosrv.workers.wire.thread_channel import ThreadChannel

@@ -9,7 +9,7 @@ import pytest
 
 from corosrv.workers.wire import calls, messages
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.wire.process_messages import DroppedLogs, Fatal, Lanes, Log, ProcessMessage, SlotFailed
+from corosrv.workers.wire.messages import DroppedLogs, Fatal, Lanes, Log, ProcessMessage, SlotFailed
 
 FROM_WORKER = [Log("stderr", "hello\n"), DroppedLogs(3, 200), Fatal("out of cheese"), SlotFailed(1, "torn")]
 

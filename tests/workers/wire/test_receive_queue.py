@@ -7,8 +7,7 @@ import os
 import pytest
 
 from corosrv.base.errors import BadFrame
-from corosrv.workers.wire.frame import encode
-from corosrv.workers.wire.receive_queue import ReceiveQueue
+from corosrv.workers.wire.frame import ReceiveQueue, encode
 from tests.support.descriptors import n_descriptors
 
 

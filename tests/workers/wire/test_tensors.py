@@ -8,9 +8,9 @@ import pytest
 
 from corosrv.base.errors import InvalidTensor, ProtocolError
 from corosrv.formats.tensors import Tensor
-from corosrv.workers.wire import attached
-from corosrv.workers.wire.attached import MIN_ATTACHED
+from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import WireTensor
+from corosrv.workers.wire.descriptors import MIN_ATTACHED
 from corosrv.workers.wire.tensors import ALIGNMENT, MAX_WITHIN, TensorPacking, unpack
 from tests.support.descriptors import n_descriptors
 
@@ -86,7 +86,7 @@ def test_nothing_stays_open() -> None:
 @pytest.mark.parametrize("size", [MIN_ATTACHED - 1, MIN_ATTACHED + 1, 1 << 50])
 def test_a_file_of_another_size_than_announced_is_refused_and_closed(size: int) -> None:
     before = n_descriptors()
-    fd = attached.make([bytes(MIN_ATTACHED)])
+    fd = descriptors.make([bytes(MIN_ATTACHED)])
 
     with pytest.raises(ProtocolError, match="were announced"):
         unpack([[WireTensor("a", "UINT8", [size], n_attached=size)]], [fd])
@@ -95,7 +95,7 @@ def test_a_file_of_another_size_than_announced_is_refused_and_closed(size: int) 
 
 @pytest.mark.parametrize("n_fds", [0, 2])
 def test_a_message_with_another_number_of_files_is_refused(n_fds: int) -> None:
-    fds = [attached.make([b"x"]) for _ in range(n_fds)]
+    fds = [descriptors.make([b"x"]) for _ in range(n_fds)]
 
     with pytest.raises(ProtocolError, match=f"{n_fds} descriptors"):
         unpack([[WireTensor("a", "UINT8", [1], n_attached=1)]], fds)
@@ -103,7 +103,7 @@ def test_a_message_with_another_number_of_files_is_refused(n_fds: int) -> None:
 
 def test_a_file_beside_a_message_without_attached_tensors_is_refused() -> None:
     with pytest.raises(ProtocolError, match="1 descriptors"):
-        unpack([[WireTensor("a", "UINT8", [1], b"x")]], [attached.make([b"x"])])
+        unpack([[WireTensor("a", "UINT8", [1], b"x")]], [descriptors.make([b"x"])])
 
 
 def test_a_content_that_does_not_fit_its_shape_is_refused() -> None:

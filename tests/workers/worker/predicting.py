@@ -14,7 +14,7 @@ from gevent.event import Event
 from corosrv.contracts.jobs import PredictJob
 from corosrv.contracts.jobs.setup import NEXT, WorkerState
 from corosrv.workers.wire.messages import SlotToServer
-from corosrv.workers.worker.parent.predict_reader import PredictReader
+from corosrv.workers.worker.parent.predict_call import PredictReader
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.support.hostile_worker import COMMAND
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corosrv.workers.worker.values.addresses import DataUrl, is_address, web_name
-from corosrv.workers.worker.values.file_names import MAX_NAME, file_name
+from corosrv.workers.worker.values.addresses import MAX_NAME, DataUrl, file_name, is_address, web_name
 
 
 @pytest.mark.parametrize(

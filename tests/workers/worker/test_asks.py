@@ -15,8 +15,8 @@ from corosrv.base.errors import CallRefused, ChannelClosed, FrameTooLarge, Proto
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferJob, ModelTarget
 from corosrv.contracts.jobs.job import Terms
 from corosrv.formats.tensors import Tensor, TensorSpec
-from corosrv.workers.wire.attached import MIN_ATTACHED
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, WireRequest, WireTensor
+from corosrv.workers.wire.descriptors import MIN_ATTACHED
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.worker.parent.asks import Asks, submit_to
 from tests.support.descriptors import n_descriptors

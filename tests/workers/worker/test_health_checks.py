@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from corosrv.workers.worker.parent.health_checks import HealthChecks
+from corosrv.workers.worker.parent.predict_call import HealthChecks
 
 
 class Worker:

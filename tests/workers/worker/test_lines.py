@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from corosrv.workers.worker.printing import lines as module
-from corosrv.workers.worker.printing.lines import MAX_LINE, MAX_PIECE, NOTICE, Lines
+from corosrv.workers.worker.printing import printed as module
+from corosrv.workers.worker.printing.printed import MAX_LINE, MAX_PIECE, NOTICE, Lines
 
 
 def test_whole_lines_go_out_at_once() -> None:

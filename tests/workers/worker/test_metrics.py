@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.workers.worker.metrics import Metrics
-from corosrv.workers.worker.scope import NOWHERE, current_scope
+from corosrv.workers.worker.scope import NOWHERE, Metrics, current_scope
 
 Sent = list[tuple[str, Any, str]]
 

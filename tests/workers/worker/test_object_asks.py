@@ -10,14 +10,13 @@ import pytest
 
 from corosrv.base.errors import ChannelClosed, ProtocolError
 from corosrv.contracts.jobs.job import Terms
-from corosrv.workers.objects.store import ObjectStore
-from corosrv.workers.wire import attached
+from corosrv.workers.objects import ObjectStore
+from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import ObjectAnswer, ObjectAsk, ObjectCreate, ObjectDelete, ObjectGet, ObjectLookup
-from corosrv.workers.worker.parent.call_asks import CallAsks, HandlerServices
-from corosrv.workers.worker.parent.object_asks import ObjectAsks
+from corosrv.workers.worker.parent.call_asks import CallAsks, HandlerServices, ObjectAsks
 from tests.support.descriptors import n_descriptors
 
-LARGE = os.urandom(attached.MIN_ATTACHED)
+LARGE = os.urandom(descriptors.MIN_ATTACHED)
 
 
 class Lane:
@@ -30,7 +29,7 @@ class Lane:
     def send(self, answer: ObjectAnswer, fds: Sequence[int]) -> None:
         self.answers.append(answer)
         if fds:
-            self.contents.append(bytes(attached.map_value(fds[0], answer.n_attached)))
+            self.contents.append(bytes(descriptors.map_value(fds[0], answer.n_attached)))
         else:
             self.contents.append(answer.data)
 
@@ -51,9 +50,9 @@ def ask(store: ObjectStore, *messages: tuple[ObjectAsk, Sequence[int]] | ObjectA
 
 
 def create(number: int, data: bytes, key: str = "", sha256: str = "0" * 64) -> tuple[ObjectCreate, tuple[int, ...]]:
-    if len(data) < attached.MIN_ATTACHED:
+    if len(data) < descriptors.MIN_ATTACHED:
         return ObjectCreate(number, sha256, "text/plain", data, key=key), ()
-    return ObjectCreate(number, sha256, "text/plain", n_attached=len(data), key=key), (attached.make([data]),)
+    return ObjectCreate(number, sha256, "text/plain", n_attached=len(data), key=key), (descriptors.make([data]),)
 
 
 @pytest.mark.parametrize("data", [b"small", LARGE], ids=["within the message", "in a memory file"])

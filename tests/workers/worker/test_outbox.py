@@ -16,7 +16,7 @@ from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.frame import MAX_FRAME, Frames
 from corosrv.workers.wire.messages import Predict, SlotToServer, SlotToWorker
-from corosrv.workers.worker.child.outbox import LOG_BACKLOG, Drops, Ferry, Outbox
+from corosrv.workers.worker.child.control import LOG_BACKLOG, Drops, Ferry, Outbox
 from tests.support.descriptors import n_descriptors
 
 Pair = tuple["Outbox[SlotToServer]", socket.socket]

@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from corosrv.workers.worker.parent.output_log import MAX_LINE, LineBudget, OutputLog
+from corosrv.workers.worker.parent.app_watch import MAX_LINE, LineBudget, OutputLog
 
 
 @pytest.fixture(autouse=True)

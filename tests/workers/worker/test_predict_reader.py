@@ -8,7 +8,7 @@ import pytest
 from corosrv.base.errors import ReadTimeout
 from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, LogLine
 from corosrv.workers.wire.messages import SlotToServer
-from corosrv.workers.worker.parent.predict_reader import MAX_UNREAD, PredictReader
+from corosrv.workers.worker.parent.predict_call import MAX_UNREAD, PredictReader
 
 LINE = LogLine("stdout", "hello\n")
 DONE = Done("x", 0.5)

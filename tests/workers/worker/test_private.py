@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.workers.worker.values.private import make_private
+from corosrv.workers.worker.values.addresses import make_private
 
 
 def test_a_directory_and_those_above_it_are_for_their_owner_alone(tmp_path: Path):

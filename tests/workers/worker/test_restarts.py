@@ -8,8 +8,8 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from corosrv.workers.dispatch.backoff import Backoff
-from corosrv.workers.worker.parent.restarts import Restarts
+from corosrv.workers.dispatch.estimates import Backoff
+from corosrv.workers.worker.parent.process import Restarts
 
 TIMEOUT = 10.0
 PAUSE = 0.02

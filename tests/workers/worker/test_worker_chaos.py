@@ -13,7 +13,7 @@ import pytest
 
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.wire.messages import SlotToServer
-from corosrv.workers.worker.parent.predict_reader import TERMINAL
+from corosrv.workers.worker.parent.predict_call import TERMINAL
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess
 from tests.workers.worker.predicting import TIMEOUT, counters, is_alive, ready, submit
 

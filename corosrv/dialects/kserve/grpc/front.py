@@ -13,9 +13,9 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve.grpc.info import ServerInfo
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig, GrpcProcessLink, GrpcServices
 from corosrv.dialects.kserve.grpc.stats import GrpcStats
-from corosrv.workers.dispatch.backoff import Backoff
+from corosrv.workers.dispatch.estimates import Backoff
 from corosrv.workers.worker.parent.asks import FindObject, no_object
-from corosrv.workers.worker.parent.restarts import Restarts
+from corosrv.workers.worker.parent.process import Restarts
 
 log = logging.getLogger("corosrv.grpc")
 

@@ -10,10 +10,8 @@ from corosrv.contracts.jobs.infer import HandlerCard
 from corosrv.contracts.jobs.job import DEFAULT_PRIORITY
 from corosrv.formats.tensors import TensorSpec
 from corosrv.workers.worker.app import options
-from corosrv.workers.worker.app.base_worker import BaseWorker
 from corosrv.workers.worker.app.options import OPTION_NAMES, HandlerOptions
-from corosrv.workers.worker.app.pools import DEFAULT_POOL, HandlerGroup, Pool, stop_method
-from corosrv.workers.worker.app.signature import read_signature
+from corosrv.workers.worker.app.pools import DEFAULT_POOL, BaseWorker, HandlerGroup, Pool, read_signature, stop_method
 
 if TYPE_CHECKING:
     from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse

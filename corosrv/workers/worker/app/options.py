@@ -14,9 +14,8 @@ from corosrv.base.errors import AppError
 from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard, Scalar
 from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.formats.tensors import TensorSpec
-from corosrv.workers.worker.app.handler_kind import HandlerKind
-from corosrv.workers.worker.app.signature import HandlerSignature
-from corosrv.workers.worker.app.typed_signature import TypedSignature
+from corosrv.workers.worker.app.pools import HandlerSignature
+from corosrv.workers.worker.app.typed_signature import HandlerKind, TypedSignature
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _UNARY = ("join", "last", "refuse")

@@ -17,14 +17,12 @@ from corosrv.base.errors import Conflict
 from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs, InferRequest
 from corosrv.formats.tensors import check_inputs
 from corosrv.workers.dispatch.answers import UnaryAnswer, check_answerable, choose
-from corosrv.workers.dispatch.chains import check_depth
-from corosrv.workers.objects.store import ObjectStore
-from corosrv.workers.worker.app.asking import OutgoingCall
-from corosrv.workers.worker.app.context import AsyncContext, Context
+from corosrv.workers.dispatch.handover import check_depth
+from corosrv.workers.objects import ObjectStore
+from corosrv.workers.worker.app.answers import invoke, invoke_async, invoke_batch, invoke_batch_async
+from corosrv.workers.worker.app.context import AsyncContext, Context, OutgoingCall
 from corosrv.workers.worker.app.errors import DeadlineExceeded
-from corosrv.workers.worker.app.invoke import invoke, invoke_async, invoke_batch, invoke_batch_async
-from corosrv.workers.worker.app.local_caller import LocalAsyncCaller, LocalCaller
-from corosrv.workers.worker.app.local_handlers import LocalHandlers
+from corosrv.workers.worker.app.local_caller import LocalAsyncCaller, LocalCaller, LocalHandlers
 from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse
 from corosrv.workers.worker.app.pools import BoundHandler, Pool
 from corosrv.workers.worker.app.signal import EndSignal

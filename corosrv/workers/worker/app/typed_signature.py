@@ -1,4 +1,7 @@
-"""Reads handlers that take their inputs as parameters, as (a: int, b: list[float]) -> float, and calls them."""
+"""Reads handlers that take their inputs as parameters, as (a: int, b: list[float]) -> float, and calls them.
+
+Tells the kinds of handlers apart: how one is run, and whether it streams.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,45 @@ from corosrv.base.errors import AppError, InvalidTensor, OutputFailed, Signature
 from corosrv.formats.tensors import TensorSpec
 from corosrv.workers.worker.app.context import AsyncContext, Context
 from corosrv.workers.worker.app.errors import InvalidInput
-from corosrv.workers.worker.app.handler_kind import HandlerKind, plain_function
 from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse
 from corosrv.workers.worker.app.typed_values import TypedValue, typed_value
+
+
+class HandlerKind(Enum):
+    FUNCTION = "function"
+    COROUTINE = "coroutine function"
+    GENERATOR = "generator"
+    ASYNC_GENERATOR = "async generator"
+    STREAM = "function with a stream"
+
+    @property
+    def is_async(self) -> bool:
+        return self in (HandlerKind.COROUTINE, HandlerKind.ASYNC_GENERATOR)
+
+    @property
+    def is_stream(self) -> bool:
+        """True if it may give several answers."""
+        return self not in (HandlerKind.FUNCTION, HandlerKind.COROUTINE)
+
+
+def plain_function(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function that the author wrote: within partials, and the method of an object that is called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not inspect.isroutine(handler):  # an object with a method __call__
+        handler = type(handler).__call__
+    return handler
+
+
+def kind_of(handler: Callable[..., Any]) -> HandlerKind:
+    """Returns the kind of a handler; STREAM is told by its parameters, and not here."""
+    function = plain_function(handler)
+    if inspect.isasyncgenfunction(function):
+        return HandlerKind.ASYNC_GENERATOR
+    if inspect.iscoroutinefunction(function):
+        return HandlerKind.COROUTINE
+    return HandlerKind.GENERATOR if inspect.isgeneratorfunction(function) else HandlerKind.FUNCTION
+
 
 OUTPUT = "output"
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"  # of models that generate text

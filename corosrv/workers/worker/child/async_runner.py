@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 from corosrv.base.errors import BadFrame
 from corosrv.contracts.jobs.answers import FileOutput, OutputChunk
 from corosrv.workers.wire.messages import Predict
-from corosrv.workers.worker.child.forked import Fork
+from corosrv.workers.worker.child.lifeline import Fork
 from corosrv.workers.worker.child.load import Predictor
-from corosrv.workers.worker.child.run import PredictionLifecycle, PredictLane, RunningPrediction
-from corosrv.workers.worker.child.slot_end import Poison
+from corosrv.workers.worker.child.run import Poison, PredictionLifecycle, PredictLane, RunningPrediction
 from corosrv.workers.worker.signatures.shapes import AnyOf, DictOf, Fetched, ListOf, Nullable, Shape
 from corosrv.workers.worker.values.inputs import Inputs
 from corosrv.workers.worker.values.outputs import Draft

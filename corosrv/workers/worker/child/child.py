@@ -1,14 +1,21 @@
-"""The subprocess: connect, set up, serve slots, shut down. Knows neither HTTP nor gevent nor any engine."""
+"""The subprocess: connect, set up, serve slots, shut down. Knows neither HTTP nor gevent nor any engine.
+
+Predictors written for Cog, unchanged: its `cog` package asks a native one, `coglet`, for the prediction at hand.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
+import corosrv
 from corosrv.base.errors import LoadError
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.messages import (
@@ -19,25 +26,39 @@ from corosrv.workers.wire.messages import (
     HealthCheck,
     HealthCheckResult,
     Init,
+    Lanes,
     Ready,
+    SlotFailed,
     SlotToServer,
     SlotToWorker,
     WorkerLeaving,
 )
-from corosrv.workers.wire.process_messages import Lanes, SlotFailed
-from corosrv.workers.worker.child import cog
 from corosrv.workers.worker.child.cancel import Cancels, Interrupts
 from corosrv.workers.worker.child.load import Predictor, load
 from corosrv.workers.worker.child.predictor_health import HealthcheckRunner
-from corosrv.workers.worker.child.run import PredictionLifecycle, PredictLane
-from corosrv.workers.worker.child.runtime import WorkerRuntime
-from corosrv.workers.worker.child.slot_end import SlotEnd
+from corosrv.workers.worker.child.run import PredictionLifecycle, PredictLane, SlotEnd
+from corosrv.workers.worker.child.runtime import WorkerRuntime, describe
 from corosrv.workers.worker.child.sync_runner import SyncRunner
-from corosrv.workers.worker.child.tracebacks import describe
+from corosrv.workers.worker.predictor import CancelationException
+from corosrv.workers.worker.scope import current_scope
 from corosrv.workers.worker.signatures import schema
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+
+
+def stand_in() -> None:
+    """Answers in coglet's place from now on, if cog is installed. Without it, nobody finds a coglet here."""
+    if importlib.util.find_spec("cog") is None:
+        return
+    coglet = ModuleType("coglet", "corosrv, in the place of Cog's own server")
+    coglet.__dict__.update(
+        __version__=corosrv.__version__,
+        CancelationException=CancelationException,
+        server=SimpleNamespace(active=True),
+        _sdk=SimpleNamespace(current_scope=current_scope),
+    )
+    sys.modules["coglet"] = coglet
 
 
 class Child:
@@ -81,7 +102,7 @@ class Child:
     def _set_up(self, init: Init) -> Predictor:
         if init.protocol != PROTOCOL:
             raise LoadError(f"the server speaks protocol {init.protocol}, this worker {PROTOCOL}")
-        cog.stand_in()
+        stand_in()
         predictor = load(init.predictor_ref)
         self._n_slots = _n_slots(init.num_slots, predictor)
         document = schema.document(predictor.signature)

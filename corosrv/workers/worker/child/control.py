@@ -1,4 +1,7 @@
-"""The child's end of the control channel, and the thread that reads it: it runs whatever user code does."""
+"""The child's end of the control channel, and the thread that reads it: it runs whatever user code does.
+
+The sending side of a worker's channel: user code may print and record at any moment, and never waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,195 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, NoReturn
 
 from corosrv.base.errors import BadFrame
+from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import Codec, In, Out
-from corosrv.workers.wire.process_messages import DroppedLogs, Fatal, ProcessMessage
+from corosrv.workers.wire.frame import SendQueue, encode
+from corosrv.workers.wire.messages import DroppedLogs, Fatal, ProcessMessage
 from corosrv.workers.wire.thread_channel import ThreadChannel
-from corosrv.workers.worker.child.outbox import Drops, Ferry, Outbox
+
+LOG_BACKLOG = 1 << 20  # bytes that may wait for a slow server before what is printed waits, too
+LOG_PATIENCE = 1.0  # seconds that it waits
+_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+class Drops:
+    """Counts log messages that were dropped while the server did not read, and reports them once it does."""
+
+    def __init__(self, tell: Callable[[int, int], None]) -> None:
+        """`tell(count, interval_ms)`."""
+        self._tell = tell
+        self._lock = threading.RLock()
+        self._count = 0
+        self._since = 0.0
+
+    def add(self) -> None:
+        with self._lock:
+            self._since = self._since if self._count else time.monotonic()
+            self._count += 1
+
+    def report(self) -> None:
+        with self._lock:
+            count, self._count = self._count, 0
+        if count:
+            self._tell(count, int((time.monotonic() - self._since) * 1000))
+
+
+class Outbox(Generic[Out]):
+    """Sends messages over one socket, in order. Any thread may send, also a destructor within a call.
+
+    What the socket takes goes out in the caller's thread. What it does not take waits, and the ferry sends it.
+    """
+
+    def __init__(self, sock: socket.socket, codec: Codec[Out, In], ferry: Ferry, drops: Drops | None = None) -> None:
+        self._socket = sock
+        self._codec = codec
+        self._ferry = ferry
+        self._drops = drops
+        self._queue = SendQueue()
+        # A destructor may print while this thread holds the lock: then it only queues, and whoever is sending goes on.
+        self._lock = threading.RLock()
+        self._has_room = threading.Condition(self._lock)
+        self._is_sending = False
+        self._is_on_ferry = False
+        self._is_closed = False
+        self._is_dropping = False
+        self._listeners: list[Callable[[], object]] = []
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._queue
+
+    @property
+    def _is_behind(self) -> bool:
+        """True while so much waits for the server that logs have to wait, too."""
+        return self._queue.n_bytes > LOG_BACKLOG
+
+    def post(self, *messages: Out, fds: Sequence[int] = ()) -> None:
+        """Sends messages or queues them; drops them once the other side has closed. Never waits.
+
+        The descriptors `fds` go with a single message, and stay the caller's. Raises FrameTooLarge, what the codec
+        raises, and OSError where the process can open no descriptors for those that have to wait.
+        """
+        frame = b"".join(encode(self._codec.encode(message)) for message in messages)
+        with self._lock:
+            if not self._is_closed:
+                self._queue.add(memoryview(frame), fds)
+                self._send()
+
+    def post_log(self, message: Out) -> None:
+        """Waits a second at most for a server that does not read; then drops what is logged, until it does."""
+        with self._lock:
+            if self._is_behind and not self._is_dropping:
+                self._is_dropping = not self._has_room.wait_for(lambda: not self._is_behind, LOG_PATIENCE)
+            if self._is_behind:
+                if self._drops is not None:
+                    self._drops.add()
+                return
+            self.post(message)
+
+    def post_slowly(self, message: Out) -> None:
+        """Like post(), but waits up to a second if the server does not read. For messages that must not be dropped."""
+        if self._is_behind:
+            self.flush(LOG_PATIENCE)
+        self.post(message)
+
+    def flush(self, timeout: float | None = None, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Waits until the kernel has all messages, or until `unless` returns True after a nudge."""
+        if not self._queue:
+            return True
+        with self._lock:
+            return self._has_room.wait_for(lambda: not self._queue or unless(), timeout)
+
+    def nudge(self) -> None:
+        """Wakes all threads that wait for the outbox, so that they check their conditions again."""
+        with self._lock:
+            self._has_room.notify_all()
+            self._call_listeners()
+
+    def on_empty(self, listener: Callable[[], object]) -> None:
+        """Calls a function once, in any thread, when all is sent or after a nudge; at once if nothing is unsent."""
+        with self._lock:
+            self._listeners.append(listener)
+            if not self._queue:
+                self._call_listeners()
+
+    def send_queued(self) -> None:
+        """Called by the ferry when the socket takes more."""
+        with self._lock:
+            self._is_on_ferry = False
+            self._send()
+            self._has_room.notify_all()
+            has_caught_up = self._is_dropping and not self._is_behind
+            self._is_dropping = self._is_dropping and not has_caught_up
+        if has_caught_up and self._drops is not None:
+            self._drops.report()
+
+    def close(self) -> None:
+        """Drops what is queued, and every later message."""
+        with self._lock:
+            self._is_closed = True
+            self._queue.close()
+            self.nudge()
+
+    def _send(self) -> None:
+        while self._queue and not self._is_sending and not self._is_on_ferry:
+            self._is_sending = True
+            try:
+                self._send_what_fits()
+            except BlockingIOError:
+                self._is_on_ferry = True
+                self._ferry.take(self)
+            except OSError:  # nobody reads any more; whoever has to know hears of it on the control channel
+                self.close()
+            finally:
+                self._is_sending = False
+        if not self._queue:
+            self._call_listeners()
+
+    def _send_what_fits(self) -> None:
+        while self._queue:
+            frame, fds = self._queue.head
+            n_sent = descriptors.send(self._socket, frame, fds, _AT_ONCE) if fds else self._socket.send(frame, _AT_ONCE)
+            self._queue.advance(n_sent)
+
+    def _call_listeners(self) -> None:
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener()
+
+
+class Ferry:
+    """Sends queued messages of outboxes in one thread, as soon as their sockets take them. Starts when first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._epoll: select.epoll | None = None
+        self._outboxes: dict[int, Outbox[object]] = {}
+
+    def take(self, outbox: Outbox[Out]) -> None:
+        """Calls `outbox.send_queued` once, when its socket is writable."""
+        fd, events = outbox.fileno(), select.EPOLLOUT | select.EPOLLONESHOT
+        with self._lock:
+            if self._epoll is None:
+                self._epoll = select.epoll()
+                threading.Thread(target=self._run, args=(self._epoll,), name="corosrv-ferry", daemon=True).start()
+            if fd in self._outboxes:
+                self._epoll.modify(fd, events)
+            else:
+                self._outboxes[fd] = outbox  # type: ignore[assignment]  # of any message
+                self._epoll.register(fd, events)
+
+    def _run(self, epoll: select.epoll) -> None:
+        while True:
+            for fd, _ in epoll.poll():
+                self._outboxes[fd].send_queued()
 
 
 class Control(Generic[Out, In]):

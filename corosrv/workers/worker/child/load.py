@@ -1,17 +1,66 @@
-"""Loads the predictor that FILE.py:NAME or MODULE:NAME names."""
+"""Loads the predictor that FILE.py:NAME or MODULE:NAME names.
+
+Imports the author's module that a reference names.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from corosrv.base.errors import LoadError
-from corosrv.workers.worker.child.modules import module_from_file, module_from_name
-from corosrv.workers.worker.signatures import coders
+from corosrv.workers.worker.signatures import shapes
 from corosrv.workers.worker.signatures import signature as signatures
 from corosrv.workers.worker.signatures.signature import Signature
+
+
+def module_from_file(path: str) -> ModuleType:
+    """Imports a file under its own name. Raises LoadError if it is not there, and what its code raises."""
+    if not os.path.isfile(path):
+        raise LoadError(f"there is no file {path} (looked in {os.getcwd()})")
+    folder, file = os.path.split(os.path.abspath(path))
+    # Its neighbours can be imported, as if it had been started as a program.
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    stem = file.removesuffix(".py")
+    # Under its own name, which pickle goes by, unless that is another module's.
+    name = f"_predictor_{stem}" if stem in sys.modules or stem in sys.stdlib_module_names else stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "every .py file has a loader"
+    assert spec.loader is not None, "every .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def module_from_name(name: str, advice: str, directory: str = "") -> ModuleType:
+    """Imports a module, which may lie in `directory` (empty: the working one).
+
+    Raises LoadError, which ends with `advice`, if there is none, and what its code raises.
+    """
+    directory = os.path.abspath(directory)
+    if directory not in sys.path and not (directory == os.getcwd() and "" in sys.path):
+        sys.path.insert(0, directory)
+    try:
+        spec = importlib.util.find_spec(name)
+    except ImportError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # the package is there, and lacks something itself
+            raise
+        spec = None
+    except ValueError:
+        spec = None
+    if spec is None:
+        raise LoadError(f"there is no module {name!r}: {advice}")
+    return importlib.import_module(name)
+
 
 _DEFAULT_NAMES = ("Runner", "Predictor")  # tried where none is given
 
@@ -47,7 +96,7 @@ def _find(reference: str) -> Any:
         module = module_from_file(place)
     else:
         module = module_from_name(place, "a predictor is named as FILE.py:NAME or MODULE:NAME")
-    coders.register(module)
+    shapes.register(module)
     if not name:
         name = next((candidate for candidate in _DEFAULT_NAMES if hasattr(module, candidate)), "")
         if not name:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from corosrv.workers.worker.child.tracebacks import describe
+from corosrv.workers.worker.child.runtime import describe
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

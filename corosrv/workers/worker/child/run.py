@@ -1,29 +1,87 @@
-"""One prediction in the worker process, and how predictions begin and end."""
+"""One prediction in the worker process, and how predictions begin and end.
+
+The child's end of one slot's channel.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import AsyncGeneratorType, GeneratorType
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
 
 from corosrv.base.errors import InputFailed
 from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, FileOutput, LogLine, Metric, OutputChunk
+from corosrv.workers.wire.codec import Codec, In, Out
 from corosrv.workers.wire.messages import Predict, SlotToServer
+from corosrv.workers.wire.thread_channel import ThreadChannel
 from corosrv.workers.worker.child.cancel import Cancels
-from corosrv.workers.worker.child.outbox import Outbox
-from corosrv.workers.worker.child.slot_end import SlotEnd
-from corosrv.workers.worker.child.tracebacks import describe, trace
-from corosrv.workers.worker.metrics import Metrics
+from corosrv.workers.worker.child.control import Drops, Ferry, Outbox
+from corosrv.workers.worker.child.runtime import describe, trace
 from corosrv.workers.worker.printing.capture import Capture
 from corosrv.workers.worker.printing.printed import Printed, place
-from corosrv.workers.worker.scope import Scope, scope
+from corosrv.workers.worker.scope import Metrics, Scope, scope
 from corosrv.workers.worker.values import outputs
 from corosrv.workers.worker.values.outputs import Draft
+
+
+class SlotEnd(Generic[Out, In]):
+    """Owns an inherited socket. Messages come in by one thread or by an event loop; any thread sends."""
+
+    def __init__(
+        self, id: int, fd: int, codec: Codec[Out, In], ferry: Ferry, drops: Drops, *, takes_fds: bool = False
+    ) -> None:
+        """`takes_fds`: descriptors that come with messages are kept for take_fds(); else the kernel drops them."""
+        self.id = id
+        self._socket = socket.socket(fileno=fd)
+        self._socket.set_inheritable(False)
+        self._channel: ThreadChannel[Out, In] = ThreadChannel(self._socket, codec, takes_fds=takes_fds)
+        self.outbox: Outbox[Out] = Outbox(self._socket, codec, ferry, drops)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def receive(self) -> In | None:
+        """Returns the next message; None when no more come. Waits. Raises BadFrame."""
+        return self._channel.receive()
+
+    def receive_nowait(self) -> In | None:
+        """Returns what receive() would. Raises BlockingIOError where that would wait, and BadFrame."""
+        return self._channel.receive_nowait()
+
+    def take_fds(self) -> tuple[int, ...]:
+        """Returns the descriptors that came with the message received last; the caller closes them."""
+        return self._channel.take_fds()
+
+    def has_mail(self) -> bool:
+        """Returns whether a message waits that was not received yet. Any thread."""
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def hang_up(self) -> None:
+        """Accepts no more messages and wakes the receiver. Running calls can still answer. Any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
+
+    def let_go(self) -> None:
+        """Closes the socket in a forked copy."""
+        self._socket.close()
+
+    def close(self) -> None:
+        self.outbox.close()
+        self._channel.close()
+
+
+Poison = Callable[[int, str], None]  # a slot's id, and why it can run nothing any more
+
 
 PredictLane = SlotEnd[SlotToServer, Predict]
 

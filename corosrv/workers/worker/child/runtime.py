@@ -1,4 +1,7 @@
-"""Holds what runs around user code in every worker process: the control channel, the capture of prints, the end."""
+"""Holds what runs around user code in every worker process: the control channel, the capture of prints, the end.
+
+Errors of user code as text: for clients a line, for logs the traceback.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,55 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Generic, NoReturn
 
+from corosrv.base.errors import CorosrvError
 from corosrv.workers.wire.codec import Codec, In, Out
-from corosrv.workers.wire.process_messages import Log, ProcessMessage
+from corosrv.workers.wire.messages import Log, ProcessMessage
 from corosrv.workers.worker.child import lifeline
-from corosrv.workers.worker.child.control import Control
-from corosrv.workers.worker.child.forked import Fork
-from corosrv.workers.worker.child.outbox import Ferry
-from corosrv.workers.worker.child.tracebacks import trace
-from corosrv.workers.worker.printing import threads
+from corosrv.workers.worker.child.control import Control, Ferry
+from corosrv.workers.worker.child.lifeline import Fork
+from corosrv.workers.worker.printing import capture
 from corosrv.workers.worker.printing.capture import Capture
 from corosrv.workers.worker.printing.printed import Printed
 from corosrv.workers.worker.scope import NOWHERE, scope
+
+MAX_ERROR = 100_000  # characters of a message, and of a traceback
+_OURS = ("corosrv.", "importlib.", "asyncio.")  # modules whose frames are of no use to an author
+
+
+def describe(error: BaseException) -> str:
+    """Formats an error as `TypeName: message`, valid in JSON and short enough for a frame."""
+    message = message_of(error)
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return text.encode("utf-8", "replace").decode()
+
+
+def message_of(error: BaseException) -> str:
+    """Returns the message of an error, valid as UTF-8 and short enough for a frame."""
+    try:
+        message = str(error)
+    except Exception as another:  # the author's own __str__
+        message = f"<{type(another).__name__} in __str__>"
+    if len(message) > MAX_ERROR:
+        message = f"{message[:MAX_ERROR]} [TRUNCATED]"
+    return message.encode("utf-8", "replace").decode()
+
+
+def trace(error: BaseException) -> str:
+    """Formats the traceback from the first frame of user code on; of an error of ours, the message, which says all."""
+    return f"{describe(error)}\n" if isinstance(error, CorosrvError) else trace_frames(error)
+
+
+def trace_frames(error: BaseException) -> str:
+    """Formats the traceback from the first frame of user code on."""
+    import traceback  # not at start: most predictions go well
+
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    text = text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]} [TRUNCATED]\n"
+    return text.encode("utf-8", "replace").decode()
+
 
 FAREWELL = 1.0  # seconds that the author's exit handlers may take, and that the last messages may
 
@@ -46,7 +87,7 @@ class WorkerRuntime(Generic[Out, In]):
         """Begins the capture and hangs on to the server's life. `let_go` is called in forked copies of the process."""
         lifeline.hang_on(self._lifeline_fd)
         self.capture.install()
-        threads.inherit_predictions()
+        capture.inherit_predictions()
 
         def let_go_of_channels() -> None:
             scope.set(NOWHERE)

@@ -9,10 +9,9 @@ from typing import Any, TypeVar, cast
 
 from corosrv.base.errors import BadFrame, OutputFailed
 from corosrv.workers.worker.child.cancel import Interrupts
-from corosrv.workers.worker.child.forked import Fork
+from corosrv.workers.worker.child.lifeline import Fork
 from corosrv.workers.worker.child.load import Predictor
-from corosrv.workers.worker.child.run import PredictionLifecycle, PredictLane, RunningPrediction
-from corosrv.workers.worker.child.slot_end import Poison
+from corosrv.workers.worker.child.run import Poison, PredictionLifecycle, PredictLane, RunningPrediction
 from corosrv.workers.worker.predictor import CancelationException
 from corosrv.workers.worker.values.inputs import Inputs
 

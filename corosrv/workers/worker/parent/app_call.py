@@ -1,37 +1,61 @@
-"""Follows a call of a handler, or a batch, on a slot of a worker: from its message to its ends."""
+"""Follows a call of a handler, or a batch, on a slot of a worker: from its message to its ends.
+
+Turns the failures that workers report into errors for clients.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from corosrv.base.errors import (
     CallCancelled,
+    CallRefused,
+    Conflict,
     CorosrvError,
     DeadlinePassed,
     HandlerFailed,
     InvalidTensor,
+    NotFound,
     ProtocolError,
+    Unavailable,
     WorkerLost,
 )
 from corosrv.contracts.jobs.answers import LogLine
 from corosrv.contracts.jobs.infer import InferOutputs
 from corosrv.contracts.jobs.job import Terms
-from corosrv.workers.dispatch.host import CallListener, HandedCall
-from corosrv.workers.dispatch.permits import Permit
-from corosrv.workers.wire.calls import (
-    CallEnd,
-    CallFailure,
-    CallOutputs,
-    LaneFromAppWorker,
-    RunCall,
-    WireRequest,
-)
+from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
+from corosrv.workers.wire.calls import CallEnd, CallFailure, CallOutputs, LaneFromAppWorker, RunCall, WireRequest
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.worker.parent.call_asks import CallAsks, HandlerServices, Lane
-from corosrv.workers.worker.parent.call_errors import HANDLER_FAILED, error_of
+
+MAX_WORDS = 4096  # characters of a handler's own words to a client
+
+HANDLER_FAILED = "the handler failed; the server's log says why"
+
+_ERRORS: dict[str, Callable[[str], CorosrvError]] = {
+    "invalid_input": lambda words: CallRefused(words or "the handler refused its input"),
+    "not_found": lambda words: NotFound(words or "the handler found nothing of this name", None, "not_found"),
+    "conflict": lambda words: Conflict(words or "the handler's call cannot be made as things stand", None, "conflict"),
+    "unavailable": lambda words: Unavailable(words or "the handler is not available now"),
+    "cancelled": lambda words: CallCancelled(words or "the call was cancelled"),
+    "deadline": lambda words: DeadlinePassed(words or "the call's time is over"),
+    "failed": lambda words: HandlerFailed(HANDLER_FAILED),
+}
+
+
+def error_of(kind: str, message: str) -> CorosrvError:
+    """Returns the error of a CallFailure. The words of an exception that is no answer are not in it.
+
+    Raises ProtocolError for an unknown kind.
+    """
+    if kind not in _ERRORS:
+        raise ProtocolError(f"a call failed with the unknown kind {kind[:80]!r}")
+    return _ERRORS[kind](message[:MAX_WORDS])
+
 
 log = logging.getLogger("corosrv.worker")
 

@@ -17,16 +17,14 @@ from corosrv.base.errors import (
 from corosrv.contracts.jobs.answers import LogLine
 from corosrv.contracts.jobs.infer import HandlerCard
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, RunningCall
-from corosrv.workers.dispatch.permits import Permit
-from corosrv.workers.wire import calls, process_messages
+from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, Permit, RunningCall
+from corosrv.workers.wire import calls, messages
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.worker.parent.app_call import AppCall
-from corosrv.workers.worker.parent.app_watch import AppWatch
+from corosrv.workers.worker.parent.app_watch import AppWatch, LineBudget, OutputLog
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
 from corosrv.workers.worker.parent.call_asks import HandlerServices
 from corosrv.workers.worker.parent.handover import AppSlot, AppSlots, Handover
-from corosrv.workers.worker.parent.output_log import LineBudget, OutputLog
 from corosrv.workers.worker.parent.registration import fault_of_load, fault_of_registration, lane_groups
 from corosrv.workers.worker.parent.worker_process import WorkerProcess
 
@@ -211,19 +209,19 @@ class AppProcess(
                 self._on_registered(message)
             case calls.Heartbeat():
                 self._on_heartbeat(message)
-            case process_messages.Log():
+            case messages.Log():
                 if self.state is WorkerState.STARTING:
                     self.setup.add_logs(message.data)
                 self.write_output(message.source, message.data, "")
             case calls.StartFailed():
                 self._fail_setup(message.error)
-            case process_messages.SlotFailed():
+            case messages.SlotFailed():
                 if self._slots is None or message.slot not in self._slots:
                     raise ProtocolError(f"slot {message.slot} was lost, but the worker has no such slot")
                 self._poison(message.slot, message.error)
-            case process_messages.Fatal():
+            case messages.Fatal():
                 self._on_abort(message.reason)
-            case process_messages.DroppedLogs():
+            case messages.DroppedLogs():
                 log.warning("%s dropped %d logs in %d ms", self.name, message.count, message.interval_millis)
             case calls.WorkerStopped():
                 log.debug("%s has stopped", self.name)

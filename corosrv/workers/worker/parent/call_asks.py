@@ -1,16 +1,21 @@
-"""Answers what a running call asks of the server: calls of its own, and objects."""
+"""Answers what a running call asks of the server: calls of its own, and objects.
+
+Answers what handlers ask of the store of objects, on the lane of the call that asks.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from corosrv.base.errors import ChannelClosed, NotOffered
+from corosrv.base.errors import ChannelClosed, CorosrvError, NotOffered, ProtocolError
 from corosrv.contracts.jobs.infer import InferJob, InferReader
 from corosrv.contracts.jobs.job import Terms
-from corosrv.workers.objects.store import ObjectStore
+from corosrv.workers.objects import ObjectContent, ObjectStore
 from corosrv.workers.wire import descriptors
+from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.calls import (
     Ask,
     AskCancel,
@@ -19,10 +24,97 @@ from corosrv.workers.wire.calls import (
     LaneToAppWorker,
     ObjectAnswer,
     ObjectAsk,
+    ObjectCreate,
+    ObjectDelete,
+    ObjectLookup,
 )
 from corosrv.workers.wire.gevent_channel import GeventChannel
 from corosrv.workers.worker.parent.asks import Asks, Submit
-from corosrv.workers.worker.parent.object_asks import ObjectAsks
+
+SendObjects = Callable[[ObjectAnswer, Sequence[int]], None]  # raises what GeventChannel.send raises
+
+
+class ObjectAsks:
+    """Answers the messages about objects of one lane. `caller`: whose objects its call may see. Nothing waits.
+
+    A large content is not copied: the memory file that the handler made is the one that others get. What a call has
+    read stays in the store until close(), as its worker keeps it mapped: evicting it would make no room.
+    """
+
+    def __init__(self, store: ObjectStore, send: SendObjects, caller: str = "") -> None:
+        self._store = store
+        self._send = send
+        self._caller = caller
+        self._pins = contextlib.ExitStack()
+        self._pinned_ids: set[str] = set()
+
+    def on_message(self, message: ObjectAsk, fds: Sequence[int] = ()) -> None:
+        """Handles a message and sends its answer; owns the descriptors that came with it.
+
+        Raises ProtocolError for a content that is not as announced.
+        """
+        content = _content(message, fds)
+        answer_fds: tuple[int, ...] = ()
+        try:
+            answer, answer_fds = self._answer(message, content)
+        except CorosrvError as error:
+            answer = ObjectAnswer(
+                message.number, status=error.status, error_kind=error.kind.value, code=error.code, message=str(error)
+            )
+        with contextlib.suppress(ChannelClosed):  # whoever owns the lane hears of it
+            self._send(answer, answer_fds)
+
+    def _answer(self, message: ObjectAsk, content: ObjectContent) -> tuple[ObjectAnswer, tuple[int, ...]]:
+        now = time.monotonic()
+        match message:
+            case ObjectCreate():
+                ref = self._store.create(
+                    content,
+                    message.sha256,
+                    now,
+                    caller=self._caller,
+                    key=message.key,
+                    ttl_s=message.ttl_s,
+                    content_type=message.content_type,
+                )
+                return ObjectAnswer(message.number, ref), ()
+            case ObjectLookup():
+                return ObjectAnswer(message.number, self._store.lookup(message.key, now, self._caller)), ()
+            case ObjectDelete():
+                self._store.delete(message.id, now, self._caller)
+                return ObjectAnswer(message.number), ()
+            case _:
+                stored = self._store.get(message.id, now, self._caller)
+                if message.id not in self._pinned_ids:
+                    self._pinned_ids.add(message.id)
+                    self._pins.enter_context(self._store.pinned(message.id, now, self._caller))
+                fd = stored.content.fd
+                if fd is None:
+                    return ObjectAnswer(message.number, stored.ref, bytes(stored.content.view())), ()
+                return ObjectAnswer(message.number, stored.ref, n_attached=stored.ref.size), (fd,)
+
+    def close(self) -> None:
+        """Releases the objects that the call has read. Twice is harmless."""
+        self._pins.close()
+
+
+def _content(message: ObjectAsk, fds: Sequence[int]) -> ObjectContent:
+    """Takes the content that came with a message; closes descriptors that it must not have."""
+    n_expected = 1 if isinstance(message, ObjectCreate) and message.n_attached >= 0 else 0
+    if len(fds) != n_expected:
+        descriptors.close_all(fds)
+        raise ProtocolError(f"{len(fds)} descriptors came with a message about objects, where {n_expected} belong")
+    if not isinstance(message, ObjectCreate):
+        return ObjectContent()
+    if message.n_attached < 0:
+        return ObjectContent.copy([message.data])
+    try:
+        attached.check(fds[0], message.n_attached)
+    except ProtocolError:
+        descriptors.close_all(fds)
+        raise
+    return ObjectContent(fd=fds[0], size=message.n_attached)
+
 
 Lane = GeventChannel[LaneToAppWorker, LaneFromAppWorker]
 

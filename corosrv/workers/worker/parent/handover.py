@@ -12,14 +12,12 @@ import msgspec
 
 from corosrv.base.errors import CallCancelled, CallRefused, CorosrvError, FrameTooLarge, NotHandedOver
 from corosrv.base.waits.elsewhere import call_in_thread
-from corosrv.workers.dispatch.host import CallListener, HandedCall
-from corosrv.workers.dispatch.permits import Permit
+from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from corosrv.workers.wire.calls import LaneFromAppWorker, LaneToAppWorker
 from corosrv.workers.wire.tensors import TensorPacking
 from corosrv.workers.worker.parent.app_call import AppCall, CallOwner
 from corosrv.workers.worker.parent.asks import LONG_COPY
-from corosrv.workers.worker.parent.slot import Slot
-from corosrv.workers.worker.parent.slots import Slots
+from corosrv.workers.worker.parent.slots import Slot, Slots
 
 log = logging.getLogger("corosrv.worker")
 

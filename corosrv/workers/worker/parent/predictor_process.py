@@ -14,15 +14,18 @@ import gevent
 from corosrv.base.errors import NoCapacity, ProtocolError, WorkerGone
 from corosrv.contracts.jobs import PredictJob
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.workers.dispatch.permits import PermitPool
-from corosrv.workers.wire import messages, process_messages
+from corosrv.workers.dispatch.host import PermitPool
+from corosrv.workers.wire import messages
+from corosrv.workers.wire import messages as process_messages
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.worker.parent.health_checks import HealthChecks
-from corosrv.workers.worker.parent.input_file import large_message, small_message
-from corosrv.workers.worker.parent.predict_call import PredictCall
-from corosrv.workers.worker.parent.predict_reader import PredictReader
-from corosrv.workers.worker.parent.slot import Slot
-from corosrv.workers.worker.parent.slots import Slots
+from corosrv.workers.worker.parent.predict_call import (
+    HealthChecks,
+    PredictCall,
+    PredictReader,
+    large_message,
+    small_message,
+)
+from corosrv.workers.worker.parent.slots import Slot, Slots
 from corosrv.workers.worker.parent.worker_process import WorkerProcess
 
 log = logging.getLogger("corosrv.worker")

@@ -1,20 +1,54 @@
-"""Starts a child process in a group of its own, sends signals to all of the group, and reports its end."""
+"""Starts a child process in a group of its own, sends signals to all of the group, and reports its end.
+
+Finds the standard library's subprocess, whether gevent has patched the process or not.
+
+Its Popen forks in C, within milliseconds; gevent's runs Python in the copy of a process that may have many threads.
+Where gevent has patched, the common module can start nothing any more, and the os that it uses closes descriptors late.
+
+Starts another process in place of one that died, after a pause that grows with deaths in a row.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
+import gevent
 from gevent.event import Event
 from gevent.hub import get_hub
+from gevent.monkey import get_original
 
 from corosrv.contracts.settings import child_environment
-from corosrv.workers.worker.parent.plain_subprocess import plain_subprocess
+from corosrv.workers.dispatch.estimates import Backoff
+
+
+def _plain_os() -> ModuleType:
+    module = ModuleType("os")
+    vars(module).update((name, get_original("os", name)) for name in dir(os))
+    return module
+
+
+def _copy() -> Any:
+    spec = importlib.util.find_spec("subprocess")
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.os = _plain_os()
+    return module
+
+
+plain_subprocess = _copy()
+
 
 _ONLY_SESSIONS = sys.version_info < (3, 11)  # a child cannot be started in a group of its own alone
 _READ = 1  # what a watcher of gevent watches for
@@ -132,3 +166,56 @@ def _reap(pid: int) -> int | None:
         return None
     assert status is not None
     return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+
+class Restarts:
+    """Owns the pause after a death, and counts the restarts. Belongs to the thread of one hub.
+
+    The processes are their owner's, who tells of READY and of deaths, and makes the next process when called.
+    """
+
+    def __init__(
+        self,
+        start_next: Callable[[], None],
+        backoff: Backoff,
+        log: logging.Logger,
+        process_name: str,
+        *,
+        is_wanted: bool = True,
+    ) -> None:
+        """Calls `start_next`, which may wait, in a greenlet of its own after each pause.
+
+        `process_name`: what the line of log before the pause calls it. Without `is_wanted` nothing is ever started.
+        """
+        self._start_next = start_next
+        self._backoff = backoff
+        self._log = log
+        self._process_name = process_name
+        self._is_wanted = is_wanted
+        self._greenlet: gevent.Greenlet | None = None
+        self.count = 0
+
+    def note_ready(self) -> None:
+        """Records that the process at hand is READY: if it lives long, its death counts as the first again."""
+        self._backoff.succeed(time.monotonic())
+
+    def note_death(self, *, is_own_fault: bool = True) -> None:
+        """Starts the next process after the pause, unless restarts are not wanted. Returns at once.
+
+        A process that was ended for what it was given to do, and not for a fault of its own, is followed without one.
+        """
+        if self._is_wanted:
+            pause = self._backoff.fail(time.monotonic()) if is_own_fault else 0.0
+            self._greenlet = gevent.spawn(self._run, pause)
+
+    def _run(self, pause: float) -> None:
+        self._log.warning("%s is started again in %g s", self._process_name, pause)
+        gevent.sleep(pause)
+        self.count += 1
+        self._start_next()
+
+    def give_up(self) -> None:
+        """Starts nothing any more, also if a pause runs. Returns at once."""
+        self._is_wanted = False
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)

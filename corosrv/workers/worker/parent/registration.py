@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from corosrv.contracts.jobs.infer import HandlerCard
 from corosrv.contracts.jobs.job import FIRST_PRIORITY, LAST_PRIORITY
-from corosrv.workers.dispatch.host import LaneGroup
-from corosrv.workers.dispatch.permits import PermitPool
+from corosrv.workers.dispatch.host import LaneGroup, PermitPool
 from corosrv.workers.wire.calls import PROTOCOL, Loaded, PoolCard
 
 JOINED = "joined"  # what workers that others have started are called, in place of a pool's name

@@ -8,11 +8,11 @@ from typing import Any
 
 from corosrv.contracts.jobs import PredictJob
 from corosrv.contracts.jobs.setup import Setup, WorkerState
-from corosrv.workers.dispatch.backoff import Backoff
-from corosrv.workers.dispatch.permits import PermitPool
-from corosrv.workers.worker.parent.predict_reader import PredictReader
+from corosrv.workers.dispatch.estimates import Backoff
+from corosrv.workers.dispatch.host import PermitPool
+from corosrv.workers.worker.parent.predict_call import PredictReader
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess
-from corosrv.workers.worker.parent.restarts import Restarts
+from corosrv.workers.worker.parent.process import Restarts
 
 log = logging.getLogger("corosrv.worker")
 

@@ -13,11 +13,10 @@ import gevent
 from corosrv.base.errors import ChannelClosed
 from corosrv.contracts.jobs.setup import NEXT, Setup, WorkerState, check_move
 from corosrv.workers.wire.codec import Codec
-from corosrv.workers.wire.process_messages import Lanes
+from corosrv.workers.wire.messages import Lanes
 from corosrv.workers.worker.parent.linked_process import ControlIn, ControlOut, LinkedProcess
 from corosrv.workers.worker.parent.process import Exit
-from corosrv.workers.worker.parent.slot import Call, LaneIn, LaneOut
-from corosrv.workers.worker.parent.slots import Slots
+from corosrv.workers.worker.parent.slots import Call, LaneIn, LaneOut, Slots
 
 log = logging.getLogger("corosrv.worker")
 

@@ -1,21 +1,164 @@
-"""Captures what a worker's child processes and C code print, through pipes at descriptors 1 and 2."""
+"""Captures what a worker's child processes and C code print, through pipes at descriptors 1 and 2.
+
+sys.stdout and sys.stderr of a worker: what is written belongs to the prediction of the current context.
+
+Threads that a prediction starts belong to it, as its tasks do: what they print and record is the prediction's.
+
+Those of a pool outlive it. There each call belongs to the prediction that it was submitted by.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import fcntl
+import functools
 import io
 import logging
 import os
 import select
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures.thread import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from contextvars import copy_context
+from typing import Any, TypeVar
 
-from corosrv.workers.worker.printing.printed import Printed
-from corosrv.workers.worker.printing.streams import Stream
+from corosrv.workers.worker.printing.printed import Printed, place
+from corosrv.workers.worker.scope import scope
+
+
+class Stream(io.TextIOBase):
+    """Any thread may write. Flushing sends a line that has no end yet.
+
+    In a forked child nothing of the worker's can be used; there it writes to the descriptor, and what comes out at its
+    other end is captured as that of any other program.
+    """
+
+    encoding = "utf-8"
+    errors = "replace"
+    mode = "w"
+    line_buffering = True
+
+    def __init__(self, source: str, fd: int, server_log: Printed, cancel_guard: AbstractContextManager[None]) -> None:
+        """`server_log`: gets text outside predictions; `cancel_guard`: no cancel interrupts within it."""
+        self.name = f"<{source}>"
+        self._source = source
+        self._fd = fd
+        self._server_log = server_log
+        self._cancel_guard = cancel_guard
+        self._is_forked = False
+        self.buffer = _Bytes(self)
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self.write_bytes(text.encode("utf-8", "replace"))
+        return len(text)
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        self.write("".join(lines))
+
+    def write_bytes(self, data: bytes) -> None:
+        if self._is_forked:
+            while data:
+                data = data[os.write(self._fd, data) :]
+            return
+        with self._cancel_guard:
+            (place.get() or self._server_log).write(self._source, data)
+
+    def flush(self) -> None:
+        if not self._is_forked:
+            with self._cancel_guard:
+                (place.get() or self._server_log).flush(self._source)
+
+    def become_plain(self) -> None:
+        self._is_forked = True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def reconfigure(self, **options: object) -> None:
+        """Changes nothing: UTF-8 goes out, by lines."""
+
+    def close(self) -> None:
+        """Stays open, for others."""
+
+
+class _Bytes(io.RawIOBase):
+    """A Stream's `buffer`."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.raw = self
+
+    def write(self, data: Any) -> int:
+        copy = bytes(data)
+        self._stream.write_bytes(copy)
+        return len(copy)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Stays open, for others."""
+
+
+T = TypeVar("T")
+
+
+def inherit_predictions() -> None:
+    """Makes all later threads, and calls in thread pools, belong to the prediction that starts them."""
+    start = threading.Thread.start
+    submit: Callable[..., Any] = ThreadPoolExecutor.submit
+
+    @functools.wraps(start)
+    def start_as_part(self: threading.Thread) -> None:
+        if place.get() is not None:
+            # On the thread itself: `run` may be overridden, and is looked up when the thread has started.
+            self.run = _part(self.run, self)  # type: ignore[method-assign]
+        start(self)
+
+    @functools.wraps(submit)
+    def submit_as_part(self: ThreadPoolExecutor, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> Any:
+        return submit(self, _part(call), *args, **kwargs)
+
+    threading.Thread.start = start_as_part  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = submit_as_part  # type: ignore[assignment, method-assign]
+
+
+def _part(call: Callable[..., T], thread: threading.Thread | None = None) -> Callable[..., T]:
+    """The call as a part of what the current context belongs to, whatever the thread does that makes it."""
+    its_scope, printed = scope.get(), place.get()
+
+    def enter() -> None:
+        scope.set(its_scope)
+        place.set(printed)
+
+    def call_as_part(*args: Any, **kwargs: Any) -> T:
+        if thread is not None:
+            del thread.run  # or it would hold itself for ever
+            enter()  # for good: what is printed of an error that ends the thread is part of it, too
+            return call(*args, **kwargs)
+        context = copy_context()
+        context.run(enter)
+        return context.run(call, *args, **kwargs)
+
+    return call_as_part
+
 
 _PIPE_SIZE = 1 << 20  # bytes; the most that the kernel allows by default
 _FDS = {"stdout": 1, "stderr": 2}

@@ -1,14 +1,24 @@
-"""Converts an input's default to the JSON value that a client could send instead."""
+"""Converts an input's default to the JSON value that a client could send instead.
+
+Applies an author's choices and limits to a shape, and refuses those that do not fit it.
+
+Reads what an author declared with decorators, of this package or of cog's.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import re
+import textwrap
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 from corosrv.base.errors import SignatureError
+from corosrv.workers.worker.predictor import CONCURRENT, STREAMING
 from corosrv.workers.worker.signatures.shapes import (
     AnyObject,
     AnyOf,
@@ -24,6 +34,67 @@ from corosrv.workers.worker.signatures.shapes import (
     Shape,
 )
 from corosrv.workers.worker.types import MISSING, STARS, FieldInfo
+
+
+def limited(shape: Shape, info: FieldInfo) -> Shape:
+    """Returns the shape with its choices. Raises SignatureError for a limit that such values cannot have."""
+    kinds = _kinds(shape)
+    if (info.ge is not None or info.le is not None) and not kinds & {int, float}:
+        raise SignatureError("ge and le are for numbers")
+    if (info.min_length, info.max_length, info.regex) != (None, None, None) and str not in kinds:
+        raise SignatureError("min_length, max_length and regex are for texts")
+    if info.accept is not None and not _is_file(shape):
+        raise SignatureError("accept is only valid on Path or File inputs")
+    if info.regex is not None:
+        _check_pattern(info.regex)
+    return shape if info.choices is None else _with_choices(shape, info.choices)
+
+
+def _is_file(shape: Shape) -> bool:
+    match shape:
+        case Nullable(inner) | ListOf(inner):
+            return _is_file(inner)
+        case AnyOf(members):
+            return any(map(_is_file, members))
+    return isinstance(shape, Fetched)
+
+
+def _kinds(shape: Shape) -> set[type]:
+    """Returns the types that values, or the members of lists, may have."""
+    match shape:
+        case Scalar(kind):
+            return {kind}
+        case Nullable(inner) | ListOf(inner):
+            return _kinds(inner)
+        case AnyOf(members):
+            return set().union(*map(_kinds, members))
+        case OneOf(values):
+            return {type(value) for value in values}
+        case _:
+            return set()
+
+
+def _check_pattern(regex: str) -> None:
+    try:
+        re.compile(regex)
+    except re.error as error:
+        raise SignatureError(f"the regex is none: {error}") from error
+
+
+def _with_choices(shape: Shape, choices: list[object]) -> Shape:
+    match shape:
+        case Nullable(inner):
+            return Nullable(_with_choices(inner, choices))
+        case ListOf(item):
+            return ListOf(_with_choices(item, choices))
+        case OneOf():
+            raise SignatureError("the type has choices of its own already")
+    kinds = _kinds(shape)
+    values = tuple(choice.value if isinstance(choice, Enum) else choice for choice in choices)
+    if not values or any(type(value) not in kinds for value in values):
+        names = " or ".join(sorted(kind.__name__ for kind in kinds)) or "of a type that allows it"
+        raise SignatureError(f"choices have to be one or more values, each {names}")
+    return OneOf(values)
 
 
 def as_json(shape: Shape, info: FieldInfo) -> Any:
@@ -113,3 +184,65 @@ def _json(value: Any) -> Any:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise SignatureError(f"the default is no JSON value: {error}") from error
+
+
+_COG_CONCURRENT = "__cog_concurrent_max__"  # what Cog's own @concurrent leaves
+
+
+def concurrency(*functions: Callable[..., Any]) -> int | None:
+    """Returns N of @concurrent(max=N) on the outermost function that has it, else None."""
+    marks = (getattr(function, mark, None) for function in functions for mark in (CONCURRENT, _COG_CONCURRENT))
+    return next((most for most in marks if most is not None), None)
+
+
+def is_streaming(*functions: Callable[..., Any]) -> bool:
+    """Returns whether a function has @streaming. cog's decorator leaves no mark, so this looks for it in the source."""
+    return any(getattr(f, STREAMING, False) or _has_cogs_mark(f) for f in functions)
+
+
+def find_defaults(function: Callable[..., Any]) -> dict[str, bool]:
+    """Returns for each parameter with cog's `Input(...)` whether the source names a default in it.
+
+    The object itself does not tell: its default is None both without one and with `default=None`.
+    """
+    definition = _definition(function)
+    if definition is None:
+        return {}
+    arguments, namespace = definition.args, getattr(function, "__globals__", {})
+    placed = [*arguments.posonlyargs, *arguments.args]
+    pairs = [
+        *zip(reversed(placed), reversed(arguments.defaults), strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    calls = {
+        name.arg: call for name, call in pairs if isinstance(call, ast.Call) and _is_cogs(call, "Input", namespace)
+    }
+    return {
+        name: bool(call.args) or any(word.arg in ("default", None) for word in call.keywords)
+        for name, call in calls.items()
+    }
+
+
+def _has_cogs_mark(function: Callable[..., Any]) -> bool:
+    definition, namespace = _definition(function), getattr(function, "__globals__", {})
+    return definition is not None and any(_is_cogs(mark, "streaming", namespace) for mark in definition.decorator_list)
+
+
+def _definition(function: Callable[..., Any]) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError, ValueError):  # no source, as of a compiled module
+        return None
+    first = tree.body[0]
+    return first if isinstance(first, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
+
+def _is_cogs(expression: ast.expr, name: str, namespace: dict[str, Any]) -> bool:
+    """Returns whether an expression is cog's `name`, called or not, under whatever name it was imported."""
+    if isinstance(expression, ast.Call):
+        expression = expression.func
+    if isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
+        target = getattr(namespace.get(expression.value.id), expression.attr, None)
+    else:
+        target = namespace.get(expression.id) if isinstance(expression, ast.Name) else None
+    return getattr(target, "__name__", "") == name and getattr(target, "__module__", "").split(".")[0] == "cog"

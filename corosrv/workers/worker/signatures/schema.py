@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import corosrv
-from corosrv.workers.worker.signatures.endpoints import paths
-from corosrv.workers.worker.signatures.envelopes import ENVELOPES, component
-from corosrv.workers.worker.signatures.returned import OutputType
+from corosrv.workers.worker.signatures.annotations import OutputType
+from corosrv.workers.worker.signatures.endpoints import ENVELOPES, component, paths
 from corosrv.workers.worker.signatures.shapes import (
     AnyObject,
     AnyOf,

@@ -11,12 +11,9 @@ from typing import Any
 
 from corosrv.base.errors import SignatureError
 from corosrv.workers.worker.signatures import defaults
-from corosrv.workers.worker.signatures.annotations import input_shape
-from corosrv.workers.worker.signatures.declared import concurrency, find_defaults, is_streaming
-from corosrv.workers.worker.signatures.framework import is_framework
-from corosrv.workers.worker.signatures.limits import limited
-from corosrv.workers.worker.signatures.returned import OutputType, is_async, output_type
-from corosrv.workers.worker.signatures.shapes import Hidden, Nullable, Shape, nullable
+from corosrv.workers.worker.signatures.annotations import OutputType, input_shape, is_async, output_type
+from corosrv.workers.worker.signatures.defaults import concurrency, find_defaults, is_streaming, limited
+from corosrv.workers.worker.signatures.shapes import Hidden, Nullable, Shape, is_framework, nullable
 from corosrv.workers.worker.types import MISSING, FieldInfo
 
 _METHODS = ("run", "predict")

@@ -1,15 +1,48 @@
-"""Addresses of input files: which ones are accepted, and the names of their files."""
+"""Addresses of input files: which ones are accepted, and the names of their files.
+
+Names of files that others chose, made safe: one part of a path, of a bounded length, that hides nothing.
+
+Makes directories that only this user can read.
+"""
 
 from __future__ import annotations
 
 import base64
 import mimetypes
+import os
 import re
+import unicodedata
 from dataclasses import dataclass
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from corosrv.base.outgoing import is_http_url
-from corosrv.workers.worker.values.file_names import file_name
+
+MAX_NAME = 200  # bytes; file systems take 255, and a number may be added
+_MAX_ENDING = 20
+
+
+def file_name(original: str) -> str:
+    """Makes a name safe: never empty, `.` or `..`, without `/` or control characters, and not too long."""
+    name = "".join("_" if char == "/" or unicodedata.category(char) in ("Cc", "Cs") else char for char in original)
+    if not name.strip(". "):
+        return "file"
+    stem, ending = os.path.splitext(name)
+    if len(ending.encode()) > _MAX_ENDING:
+        stem, ending = name, ""
+    room = MAX_NAME - len(ending.encode())
+    return stem.encode()[:room].decode(errors="ignore") + ending
+
+
+def make_private(path: str) -> None:
+    """Makes a directory and its missing parents. Leaves an existing one as it is. Raises OSError."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        make_private(os.path.dirname(path))
+        make_private(path)
+
 
 _SPACE = re.compile(r"[ \t\r\n\f]+")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")

@@ -12,8 +12,7 @@ from functools import partial
 from typing import BinaryIO
 
 from corosrv.base.errors import InputFailed
-from corosrv.workers.worker.values.addresses import DataUrl, is_data
-from corosrv.workers.worker.values.private import make_private
+from corosrv.workers.worker.values.addresses import DataUrl, is_data, make_private
 
 AT_ONCE = 8
 TIME_LIMIT = 60.0  # seconds, from a download's begin to its last byte

@@ -13,8 +13,7 @@ from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.dispatcher import Dispatcher
-from corosrv.workers.dispatch.host import CallListener, HandedCall
-from corosrv.workers.dispatch.permits import Permit
+from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from tests.dialects.kserve.grpc.client import Stub, infer_request, status, talk
 from tests.dialects.kserve.grpc.conftest import serving
 from tests.workers.dispatch.hosts import FakeCall, FakeHost, card, outputs

@@ -13,8 +13,7 @@ import pytest
 from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
 from corosrv.formats.tensors import Tensor
-from corosrv.workers.objects.content import ObjectContent
-from corosrv.workers.objects.store import ObjectStore
+from corosrv.workers.objects import ObjectContent, ObjectStore
 from tests.dialects.kserve.grpc.client import Stub, infer_request, status, talk, typed_request, value_of
 from tests.dialects.kserve.grpc.conftest import serving
 from tests.support.function_worker import FunctionCall, FunctionWorker

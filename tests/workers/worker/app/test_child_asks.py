@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from corosrv.formats.tensors import Tensor
-from corosrv.workers.wire.attached import MIN_ATTACHED
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, CallEnd
+from corosrv.workers.wire.descriptors import MIN_ATTACHED
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from tests.support.app_child import AppChildProcess, number
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from corosrv.formats.tensors import Tensor
-from corosrv.workers.wire.attached import MIN_ATTACHED
 from corosrv.workers.wire.calls import CallEnd
-from corosrv.workers.wire.process_messages import SlotFailed
+from corosrv.workers.wire.descriptors import MIN_ATTACHED
+from corosrv.workers.wire.messages import SlotFailed
 from tests.support.app_child import AppChildProcess, number
 
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from corosrv.workers.wire.calls import CallEnd
-from corosrv.workers.wire.process_messages import DroppedLogs
+from corosrv.workers.wire.messages import DroppedLogs
 from tests.support.app_child import TIMEOUT, AppChildProcess, number
 
 TOLD = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.workers.objects.store import ObjectStore
+from corosrv.workers.objects import ObjectStore
 from corosrv.workers.wire.calls import (
     Ask,
     AskEnd,
@@ -20,7 +20,7 @@ from corosrv.workers.wire.calls import (
     ObjectLookup,
 )
 from corosrv.workers.wire.tensors import TensorPacking, unpack
-from corosrv.workers.worker.parent.object_asks import ObjectAsks
+from corosrv.workers.worker.parent.call_asks import ObjectAsks
 from tests.support.app_child import AppChildProcess, number
 
 BOTH = ["objects", "objects_async"]

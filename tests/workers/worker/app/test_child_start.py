@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from corosrv.workers.wire.calls import PROTOCOL, StartPool
-from corosrv.workers.wire.process_messages import Fatal
+from corosrv.workers.wire.messages import Fatal
 from tests.support.app_child import TIMEOUT, AppChildProcess, number, write_app
 
 COUNTER = """

@@ -21,8 +21,8 @@ import msgspec
 from corosrv.contracts.jobs.answers import LogLine
 from corosrv.contracts.jobs.infer import HandlerCard
 from corosrv.formats.tensors import Tensor, TensorSpec
-from corosrv.workers.wire import attached
 from corosrv.workers.wire import calls as m
+from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.wire.thread_channel import ThreadChannel
@@ -512,7 +512,7 @@ def give_attached(call: ScriptedCall, n_announced: int, fds: list[int]) -> None:
 
 @call
 def lie_about_size(call: ScriptedCall) -> None:
-    give_attached(call, 5, [attached.make([b"four"])])
+    give_attached(call, 5, [descriptors.make([b"four"])])
 
 
 @call
@@ -522,7 +522,7 @@ def attach_nothing(call: ScriptedCall) -> None:
 
 @call
 def attach_twice(call: ScriptedCall) -> None:
-    give_attached(call, 4, [attached.make([b"four"]), attached.make([b"four"])])
+    give_attached(call, 4, [descriptors.make([b"four"]), descriptors.make([b"four"])])
 
 
 @call
@@ -542,7 +542,7 @@ def attach_a_pipe(call: ScriptedCall) -> None:
 @call
 def attach_to_an_end(call: ScriptedCall) -> None:
     """Sends a descriptor beside a message that has none, which does no harm."""
-    fd = attached.make([b"four"])
+    fd = descriptors.make([b"four"])
     call.lane.send(m.CallEnd(call.id), [fd])
     os.close(fd)
 

@@ -1,10 +1,14 @@
-"""Runs an application's handlers in a subprocess: imports it, starts a pool, serves its slots, stops."""
+"""Runs an application's handlers in a subprocess: imports it, starts a pool, serves its slots, stops.
+
+Keeps a worker alive when a terminal sends its signals to all processes at once: the server alone ends it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import os
+import signal
 import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
@@ -28,19 +32,41 @@ from corosrv.workers.wire.calls import (
     WorkerStopped,
 )
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.wire.process_messages import Lanes, SlotFailed
+from corosrv.workers.wire.messages import Lanes, SlotFailed
 from corosrv.workers.worker.app.pools import BoundHandler, HandlerGroup, Pool, stop_method
-from corosrv.workers.worker.child.apps import survived_signals
-from corosrv.workers.worker.child.apps.app_lane import AppLane, make_lane
 from corosrv.workers.worker.child.apps.call_lifecycle import CallLifecycle
+from corosrv.workers.worker.child.apps.lane_asks import AppLane, make_lane
 from corosrv.workers.worker.child.apps.load_app import find_pool, load_app
 from corosrv.workers.worker.child.apps.thread_runner import ThreadRunner
-from corosrv.workers.worker.child.runtime import WorkerRuntime
-from corosrv.workers.worker.child.tracebacks import describe, trace
+from corosrv.workers.worker.child.runtime import WorkerRuntime, describe, trace
 
 if TYPE_CHECKING:
-    from corosrv.workers.worker.app.base_worker import BaseWorker
+    from corosrv.workers.worker.app.pools import BaseWorker
     from corosrv.workers.worker.child.apps.loop_runner import LoopRunner, LoopThread
+
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+def install() -> None:
+    """Lets the worker survive them, while copies that a handler forks end as any process. In the main thread."""
+    handlers = {number: signal.signal(number, lambda *_: None) for number in _NUMBERS}
+    masks = threading.local()
+
+    def before_fork() -> None:
+        # A signal that reaches the copy before it has its own handlers would be lost.
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+
+    def after_in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def after_in_child() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    os.register_at_fork(before=before_fork, after_in_parent=after_in_parent, after_in_child=after_in_child)
+
 
 HEARTBEAT = 1.6  # seconds between two: a lease of 10 s outlives five that are lost
 
@@ -71,7 +97,7 @@ class AppChild:
         """Imports the application, starts the pool that the server names, serves calls and ends the process."""
         try:
             self._runtime.install(self._let_go)
-            survived_signals.install()
+            install()
             self._control.start(self._on_message, self._beat, HEARTBEAT)
             self._start(self._starts.get())
         except BaseException as error:  # also sys.exit() of user code

@@ -1,18 +1,146 @@
-"""Makes the calls of handlers that are no coroutines."""
+"""Makes the calls of handlers that are no coroutines.
+
+Turns the calls that handlers make into messages, and messages into answers.
+
+Shares one lane among threads: the slot's, which waits for calls, and those that wait for what a handler asked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
-from corosrv.base.errors import CallCancelled
-from corosrv.workers.wire.calls import ObjectAnswer
-from corosrv.workers.worker.app.asking import OutgoingCall
+from corosrv.base.errors import CallCancelled, CorosrvError
+from corosrv.workers.wire.calls import Ask, AskOutputs, ObjectAnswer, RunCall, WireRequest
+from corosrv.workers.wire.tensors import TensorPacking
+from corosrv.workers.worker.app.context import OutgoingCall
 from corosrv.workers.worker.app.messages import ModelInferResponse
 from corosrv.workers.worker.app.objects import ObjectReply, Objects
-from corosrv.workers.worker.app.signal import EndSignal
-from corosrv.workers.worker.child.apps.call_messages import open_call, response_of
-from corosrv.workers.worker.child.apps.lane_asks import AskAnswer, LaneAsks, MakeMessage, OpenAsk
-from corosrv.workers.worker.child.apps.lane_mail import LaneMail
+from corosrv.workers.worker.app.signal import EndSignal, error_of
+from corosrv.workers.worker.child.apps.lane_asks import AppLane, AskAnswer, LaneAsks, MakeMessage, OpenAsk
+
+
+def open_call(
+    open_ask: Callable[[MakeMessage, Sequence[int]], OpenAsk], call: OutgoingCall, signal: EndSignal, request_id: str
+) -> OpenAsk:
+    """Sends a call on behalf of a request. Raises what `signal` says, and what `open_ask` raises."""
+    signal.check()
+    with TensorPacking() as packing:
+        inputs = packing.pack(call.inputs)
+        outputs = None if call.outputs is None else list(call.outputs)
+        request = WireRequest(inputs, request_id, dict(call.parameters or {}), outputs)
+
+        def make_message(number: int) -> Ask:
+            return Ask(
+                number,
+                request,
+                call.model,
+                call.version,
+                None if call.capability is None else dict(call.capability),
+                dict(call.prefer or {}),
+                call.is_fuzzy,
+                call.stream,
+                _budget_us(call, signal),
+                call.priority or 0,
+                request_id,
+            )
+
+        return open_ask(make_message, packing.fds())
+
+
+def _budget_us(call: OutgoingCall, signal: EndSignal) -> int | None:
+    """Returns the microseconds that a call may take: its own limit, and what its request has left."""
+    seconds = signal.remaining()
+    if call.timeout_ms is not None:
+        own_seconds = max(0.0, call.timeout_ms / 1000)
+        seconds = own_seconds if seconds is None else min(seconds, own_seconds)
+    return None if seconds is None else int(seconds * 1e6)
+
+
+def response_of(answer: AskAnswer, signal: EndSignal) -> ModelInferResponse | None:
+    """Returns an answer to a call; None if it has ended well. Raises why it has not, or why nobody wants it."""
+    message, tensors, _ = answer
+    if isinstance(message, AskOutputs):
+        return ModelInferResponse(
+            tensors, message.parameters, message.is_final, model_name=message.model, model_version=message.version
+        )
+    if not message.status:
+        return None
+    if signal.is_set:
+        signal.check()
+    raise error_of(message.status, message.error_kind, message.message, message.code, retry_after_of(message))
+
+
+def retry_after_of(message: object) -> int | None:
+    value = getattr(message, "retry_after", None)  # an ObjectAnswer has none
+    return value if isinstance(value, int) else None
+
+
+Arrival = tuple[RunCall, tuple[int, ...]]  # with its descriptors
+
+
+class LaneMail:
+    """Receives the messages of a lane. Whichever thread waits first reads for all; no thread is kept for that."""
+
+    def __init__(self, lane: AppLane, asks: LaneAsks) -> None:
+        self._lane = lane
+        self._asks = asks
+        self._calls: deque[Arrival] = deque()
+        self._has_reader = False
+        self._has_ended = False
+        self._fault: CorosrvError | None = None
+        self._changed = threading.Condition()
+
+    def next_call(self) -> Arrival | None:
+        """Returns the next call; None when no more come. Waits. Raises BadFrame, ProtocolError and InvalidTensor."""
+        self._wait_until(lambda: bool(self._calls))
+        if self._calls:
+            return self._calls.popleft()
+        if self._fault is not None:
+            raise self._fault
+        return None
+
+    def next_answer(self, ask: OpenAsk) -> AskAnswer | None:
+        """Returns the next answer to an ask; None once its call or the lane is over. Waits."""
+        self._wait_until(lambda: bool(ask.answers) or ask.is_over)
+        return self._asks.take(ask) if ask.answers else None
+
+    def wake(self) -> None:
+        """Lets all threads that wait check again what they wait for."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _wait_until(self, is_ready: Callable[[], bool]) -> None:
+        """Waits until it is so, or the lane has ended."""
+        with self._changed:
+            while not is_ready() and not self._has_ended:
+                if self._has_reader:
+                    self._changed.wait()
+                else:
+                    self._read_for_all()
+
+    def _read_for_all(self) -> None:
+        self._has_reader = True
+        self._changed.release()
+        try:
+            self._read()
+        except CorosrvError as fault:
+            self._fault = fault
+            self._has_ended = True
+        finally:
+            self._changed.acquire()
+            self._has_reader = False
+            self._changed.notify_all()
+
+    def _read(self) -> None:
+        message = self._lane.receive()
+        if message is None:
+            self._has_ended = True
+        elif isinstance(message, RunCall):
+            self._calls.append((message, self._lane.take_fds()))
+        else:
+            self._asks.deliver(message, self._lane.take_fds())
 
 
 class ThreadExchange:

@@ -1,17 +1,49 @@
-"""Keeps what a running call asks of the server over its lane, and the answers that have come."""
+"""Keeps what a running call asks of the server over its lane, and the answers that have come.
+
+Makes the child's end of a lane on which calls come.
+
+Joins the lane of one slot with what its running call asks over it.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec.msgpack
 
 from corosrv.base.errors import CallCancelled
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, ObjectAnswer, ObjectAsk
+from corosrv.workers.wire.calls import (
+    ASK_WINDOW,
+    Ask,
+    AskCancel,
+    AskEnd,
+    AskOutputs,
+    AskTaken,
+    LaneFromAppWorker,
+    LaneToAppWorker,
+    ObjectAnswer,
+    ObjectAsk,
+)
+from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.tensors import unpack
-from corosrv.workers.worker.child.apps.app_lane import AppLane
+from corosrv.workers.worker.app.signal import EndSignal
+from corosrv.workers.worker.child.control import Drops, Ferry
+from corosrv.workers.worker.child.run import SlotEnd
+
+AppLane = SlotEnd[LaneFromAppWorker, LaneToAppWorker]
+
+
+def make_lane(number: int, fd: int, ferry: Ferry, drops: Drops) -> AppLane:
+    """Makes a lane of a descriptor that came from the server; `number`: of its slot."""
+    codec: StructCodec[LaneFromAppWorker, LaneToAppWorker] = StructCodec(LaneToAppWorker, msgspec.msgpack)
+    return SlotEnd(number, fd, codec, ferry, drops, takes_fds=True)
+
 
 MakeMessage = Callable[[int], Ask | ObjectAsk]  # of an ask, with its number
 AskAnswer = tuple[AskOutputs | AskEnd | ObjectAnswer, tuple[Tensor, ...], tuple[int, ...]]  # with what came beside it
@@ -116,3 +148,16 @@ class LaneAsks:
             if ask.number in self._open:
                 self._lane.outbox.post(AskTaken(ask.number, ask.n_untold))
         ask.n_untold = 0
+
+
+@dataclass(frozen=True)
+class AppSlot:
+    """Belongs to the runner that serves the lane. Slots are numbered as their lanes."""
+
+    lane: AppLane
+    asks: LaneAsks
+    make_caller: Callable[[EndSignal, str], Any]  # of the request with this id; its Caller or AsyncCaller
+
+    @property
+    def id(self) -> int:
+        return self.lane.id

@@ -10,7 +10,7 @@ from corosrv.base.errors import AppError, LoadError
 from corosrv.workers.wire.calls import InitApp
 from corosrv.workers.worker.app.app import App
 from corosrv.workers.worker.app.pools import Pool
-from corosrv.workers.worker.child.modules import module_from_file, module_from_name
+from corosrv.workers.worker.child.load import module_from_file, module_from_name
 
 _ADVICE = "an application is named as MODULE:NAME, looked for in --app-dir, or as FILE.py:NAME"
 

@@ -8,16 +8,12 @@ import threading
 from contextvars import copy_context
 
 from corosrv.base.errors import BadFrame
-from corosrv.workers.worker.app.invoke import invoke, invoke_batch
+from corosrv.workers.worker.app.answers import invoke, invoke_batch
 from corosrv.workers.worker.app.messages import ModelInferResponse
-from corosrv.workers.worker.child.apps.app_lane import AppLane
-from corosrv.workers.worker.child.apps.app_slot import AppSlot
-from corosrv.workers.worker.child.apps.call_lifecycle import CallLifecycle
-from corosrv.workers.worker.child.apps.callers import ThreadCaller, ThreadExchange
-from corosrv.workers.worker.child.apps.handler_call import HandlerCall, Result
-from corosrv.workers.worker.child.apps.lane_asks import LaneAsks
-from corosrv.workers.worker.child.apps.lane_mail import LaneMail
-from corosrv.workers.worker.child.slot_end import Poison
+from corosrv.workers.worker.child.apps.call_lifecycle import CallLifecycle, HandlerCall, Result
+from corosrv.workers.worker.child.apps.callers import LaneMail, ThreadCaller, ThreadExchange
+from corosrv.workers.worker.child.apps.lane_asks import AppLane, AppSlot, LaneAsks
+from corosrv.workers.worker.child.run import Poison
 
 log = logging.getLogger("corosrv.worker")
 

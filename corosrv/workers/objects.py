@@ -1,22 +1,84 @@
-"""Stores the objects of one front: with a time to live, within a quota, each seen by its caller alone.
+"""Keeps large values that calls pass to each other by reference.
+
+Holds the content of one object: small ones as bytes, large ones in a sealed memory file that can be passed on.
+
+Checks the names under which objects are found again.
+
+Stores the objects of one front: with a time to live, within a quota, each seen by its caller alone.
 
 Contents are immutable, so a reader sees all of one version or none. They are in memory, not in files: nothing is left
 behind by a server that was killed, and no name can be guessed.
+
+Offers the numbers of a store of objects to Prometheus.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from corosrv.base.errors import ObjectExpired, ObjectNotFound, ObjectTooLarge, Refused, StoreFull
 from corosrv.contracts.jobs.infer import ObjRef
-from corosrv.workers.objects.content import ObjectContent
-from corosrv.workers.objects.keys import check_key
+from corosrv.workers.wire import descriptors
+
+MIN_FILE = 64 << 10  # bytes; smaller contents need no descriptor
+
+
+class ObjectContent:
+    """Holds immutable bytes. Owns the memory file, if there is one; whoever passes the descriptor on duplicates it."""
+
+    __slots__ = ("_bytes", "_fd", "size")
+
+    def __init__(self, data: bytes = b"", fd: int | None = None, size: int = 0) -> None:
+        """Takes either bytes, or a sealed memory file of `size` bytes, which is the content's from now on."""
+        self._bytes = data
+        self._fd = fd
+        self.size = size if fd is not None else len(data)
+
+    @classmethod
+    def copy(cls, pieces: Iterable[bytes | memoryview]) -> ObjectContent:
+        """Copies pieces into a content, which chooses its form by their size. Raises OSError."""
+        pieces = list(pieces)
+        size = sum(map(len, pieces))
+        if size < MIN_FILE:
+            return cls(b"".join(pieces))
+        return cls(fd=descriptors.make(pieces), size=size)
+
+    @property
+    def fd(self) -> int | None:
+        """The descriptor of the memory file; None for a small content, and after close()."""
+        return self._fd
+
+    def view(self) -> memoryview:
+        """Returns the bytes, without a copy. The view stays valid after close()."""
+        if self._fd is None:
+            return memoryview(self._bytes)
+        return descriptors.map_value(self._fd, self.size)
+
+    def close(self) -> None:
+        """Closes the descriptor; views stay valid. Twice is harmless."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+_KEY = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+
+
+def check_key(key: str) -> None:
+    """Raises Refused unless the key has 1 to 200 of the characters that keys may have."""
+    if not _KEY.fullmatch(key):
+        raise Refused(f"an object's key has 1 to 200 of A-Z a-z 0-9 . _ : -, not {key[:220]!r}", "key")
+
 
 MAX_TTL = 7 * 86_400.0  # seconds
 MAX_OBJECTS = 4096  # at once: each takes some memory beside its bytes, and a large one a descriptor
@@ -217,3 +279,19 @@ class ObjectStore:
     @property
     def stats(self) -> StoreStats:
         return StoreStats(len(self._objects), self._n_bytes, self._max_bytes, self._n_evicted, self._n_expired)
+
+
+class ObjectCollector(Collector):
+    """Reads a store's numbers at each scrape."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._store.stats
+        yield GaugeMetricFamily("corosrv_objects", "Objects that are stored", stats.n_objects)
+        yield GaugeMetricFamily("corosrv_objects_bytes", "Bytes of their contents", stats.n_bytes)
+        yield CounterMetricFamily("corosrv_objects_evicted", "Objects removed to make room", stats.n_evicted)
+        yield CounterMetricFamily(
+            "corosrv_objects_expired", "Objects removed when their time was over", stats.n_expired
+        )

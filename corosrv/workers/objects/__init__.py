@@ -1,1 +1,0 @@
-"""Keeps large values that calls pass to each other by reference."""
