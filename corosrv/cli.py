@@ -35,8 +35,8 @@ from corosrv.contracts.settings.fleet import new_replica_id
 from corosrv.fleet.upstreams.spec import parse_all
 from corosrv.models.fitting.model_file import flaw_of
 from corosrv.models.hub import library
+from corosrv.models.hub.cache import stored_models
 from corosrv.models.hub.commands import pull_model, remove_model
-from corosrv.models.hub.stored import stored_models
 from corosrv.web.http import address, descriptors
 from corosrv.web.management import commands
 

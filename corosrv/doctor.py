@@ -105,13 +105,13 @@ def _devices() -> Finding:
 
 
 def _cpu_flags() -> str:
-    from corosrv.models.engine.cpu import cpu_identity
+    from corosrv.models.engine.libllama import cpu_identity
 
     return cpu_identity()
 
 
 def _cpu() -> Finding:
-    from corosrv.models.engine.cpu import physical_cores
+    from corosrv.models.engine.libllama import physical_cores
 
     identity = _cpu_flags()
     name = re.search(r"model name: ([^;]*)", identity)

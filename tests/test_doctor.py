@@ -160,7 +160,7 @@ def test_compilers_that_miscompile_amx_are_known(version, is_bad):
 def test_a_bad_compiler_matters_on_a_processor_with_amx_only(monkeypatch, has_amx, fake_compiler):
     fake_compiler("g++ (GCC) 12.2.0")
     monkeypatch.setattr(
-        "corosrv.models.engine.cpu.cpu_identity", lambda: "flags: avx2 amx_tile" if has_amx else "flags: avx2"
+        "corosrv.models.engine.libllama.cpu_identity", lambda: "flags: avx2 amx_tile" if has_amx else "flags: avx2"
     )
 
     assert findings()["compiler"].grade is (Grade.WARN if has_amx else Grade.OK)

@@ -22,9 +22,7 @@ import PIL.Image
 import PIL.WebPImagePlugin  # the one of our four formats that Pillow would look for among all others
 
 from corosrv.base.errors import InvalidImage, ProtocolError
-from corosrv.images.decoder_messages import DecodeImage, DecodingRefused, ImageDecoded
-from corosrv.images.decoding import decode
-from corosrv.images.recognition import ImageFormat
+from corosrv.images.decoding import DecodeImage, DecodingRefused, ImageDecoded, ImageFormat, decode
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.codec import StructCodec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from corosrv.base.errors import InvalidImage
-from corosrv.images.recognition import ImageFormat
+from corosrv.images.decoding import ImageFormat
 
 Dimensions = tuple[int, int]  # width, height
 

@@ -1,25 +1,185 @@
-"""Reads the images of requests: their content, what they are, how large, and at last their pixels."""
+"""Reads the images of requests: their content, what they are, how large, and at last their pixels.
+
+Reads base64, in which lines may break, and data URLs, strictly: any other character too much is an error.
+
+A limit on the bytes that images take in memory, of all requests together.
+
+Keeps the images that were decoded last, for requests that have the same files again: a chat sends all of them.
+"""
 
 from __future__ import annotations
 
+import binascii
 import contextlib
+import hashlib
+import re
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from corosrv.base.errors import InvalidImage, NotOffered, TooManyImages
-from corosrv.base.waits import call_in_thread
+from corosrv.base.processor import Turns
+from corosrv.base.waits import ThreadLock, call_in_thread
 from corosrv.contracts.jobs import Image, ModelCard
 from corosrv.contracts.settings import ImageSettings
 from corosrv.contracts.settings.server import PIXEL_BYTES
-from corosrv.images.data_url import is_data_url, read_base64, read_data_url
 from corosrv.images.decoders import DecoderPool
-from corosrv.images.decoding import check_dimensions, check_pillow
+from corosrv.images.decoding import ImageFormat, check_dimensions, check_pillow, recognise
 from corosrv.images.dimensions import read_dimensions
 from corosrv.images.fetching import ImageFetcher
 from corosrv.images.intake import ImageDetail, ImageIntake
-from corosrv.images.memory import ImageMemory, MemoryLease
-from corosrv.images.recent import RecentImages, file_key
-from corosrv.images.recognition import ImageFormat, recognise
+
+_SCHEME = "data:"
+_MOST_HEAD = 256  # characters in front of the comma
+_PIECE = 1 << 18  # characters between two turns of others; divisible by 4, so that each piece stands for whole bytes
+_ALPHABET = re.compile(r"[A-Za-z0-9+/]*")
+_LAST = re.compile(r"[A-Za-z0-9+/]*={0,2}")  # padding is allowed at the very end alone
+
+
+def is_data_url(url: str) -> bool:
+    return url[: len(_SCHEME)].lower() == _SCHEME
+
+
+def read_data_url(url: str, param: str, max_bytes: int) -> bytes:
+    """Returns the content of `data:image/...;base64,...`. Gives way to others while it decodes. Raises InvalidImage."""
+    head, comma, text = url[len(_SCHEME) :].partition(",")
+    media_type, *options = head[:_MOST_HEAD].lower().split(";")
+    if not comma or options[-1:] != ["base64"]:
+        raise InvalidImage(f"{param}: a data URL begins with data:image/TYPE;base64,", param)
+    if not media_type.startswith("image/"):
+        raise InvalidImage(f"{param}: a data URL of an image has a type as image/png, not {media_type[:40]!r}", param)
+    return read_base64(text, param, max_bytes)
+
+
+def read_base64(text: str, param: str, max_bytes: int) -> bytes:
+    """Returns what base64 stands for, `max_bytes` at most. Gives way to others. Raises InvalidImage.
+
+    Line breaks are skipped: `base64` and `encodebytes` of Python put some there.
+    """
+    if "\n" in text or "\r" in text:
+        text = text.replace("\n", "").replace("\r", "")
+    if not text:
+        raise InvalidImage(f"{param}: the image is empty", param)
+    n_bytes = len(text) * 3 // 4 - text[-2:].count("=")
+    if n_bytes > max_bytes:
+        raise InvalidImage(f"{param}: the image has {n_bytes} bytes, and {max_bytes} are allowed", param)
+    if len(text) % 4:
+        raise _not_base64(param)
+    pieces, turns = [], Turns()
+    for start in range(0, len(text), _PIECE):
+        turns.give_way()
+        piece = text[start : start + _PIECE]
+        if not (_LAST if start + _PIECE >= len(text) else _ALPHABET).fullmatch(piece):
+            raise _not_base64(param)
+        pieces.append(binascii.a2b_base64(piece))
+    return b"".join(pieces)
+
+
+def _not_base64(param: str) -> InvalidImage:
+    words = "A-Z, a-z, 0-9, + and /, padded with =, without spaces"
+    return InvalidImage(f"{param}: the image is not base64: {words}", param)
+
+
+class ImageMemory:
+    """Counts the bytes of all images. Belongs to one process, whose threads may all use it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = ThreadLock()
+        self._n_bytes = 0
+        # Leases may end while garbage is collected, where no lock can be waited for.
+        self._returned: deque[int] = deque()
+
+    @property
+    def n_bytes(self) -> int:
+        with self._lock:
+            return self._settled()
+
+    def lend(self, n_bytes: int) -> MemoryLease:
+        """Raises TooManyImages where that were more than the limit."""
+        with self._lock:
+            if self._settled() + n_bytes > self._limit:
+                raise TooManyImages(self._limit)
+            self._n_bytes += n_bytes
+        return MemoryLease(self._returned, n_bytes)
+
+    def _settled(self) -> int:
+        while self._returned:
+            self._n_bytes -= self._returned.popleft()
+        return self._n_bytes
+
+
+class MemoryLease:
+    """Holds bytes of the memory until it is closed, or until nobody has it any more: each image has its own."""
+
+    __slots__ = ("_n_bytes", "_returned")
+
+    def __init__(self, returned: deque[int], n_bytes: int) -> None:
+        self._returned = returned
+        self._n_bytes = n_bytes
+
+    def __enter__(self) -> MemoryLease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the bytes back. Twice is harmless."""
+        n_bytes, self._n_bytes = self._n_bytes, 0
+        if n_bytes:
+            self._returned.append(n_bytes)
+
+    __del__ = close
+
+
+FileKey = tuple[str, bytes]  # the caller, for whom alone it is kept: others would learn from the time that it was sent
+
+
+def file_key(caller: str, data: bytes, max_side: int = 0) -> FileKey:
+    """Hashes an image's file: half a millisecond for a megabyte. `max_side`: to which its pixels are made smaller."""
+    return caller, hashlib.sha256(data).digest() + max_side.to_bytes(4, "little")
+
+
+class RecentImages:
+    """Keeps decoded images whose pixels have `max_bytes` together. Threads may share it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = ThreadLock()
+        self._images: OrderedDict[FileKey, Image] = OrderedDict()
+        self._n_bytes = 0
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of all pixels."""
+        return self._n_bytes
+
+    def find(self, key: FileKey) -> Image | None:
+        """Returns the image of a file that was decoded, which is then the last to be forgotten."""
+        with self._lock:
+            image = self._images.get(key)
+            if image is not None:
+                self._images.move_to_end(key)
+            return image
+
+    def keep(self, key: FileKey, image: Image) -> None:
+        """Keeps an image, unless it is larger than all the room. Those that were used least recently make room."""
+        with self._lock:
+            if len(image.pixels) > self._max_bytes or key in self._images:
+                return
+            self._images[key] = image
+            self._n_bytes += len(image.pixels)
+            while self._n_bytes > self._max_bytes:
+                _, oldest = self._images.popitem(last=False)
+                self._n_bytes -= len(oldest.pixels)
+
+    def clear(self) -> None:
+        """Forgets all images: requests need the memory."""
+        with self._lock:
+            self._images.clear()
+            self._n_bytes = 0
+
 
 CAPABILITY = "images"
 LOW_SIDE = 512  # pixels of the longer side of an image of low detail, as OpenAI has it

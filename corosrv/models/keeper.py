@@ -13,10 +13,8 @@ from corosrv.base import errors, waits
 from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models import size
 from corosrv.models.loadable import Download, Loadable
-from corosrv.models.plan import plan
-from corosrv.models.served import ServedModel
-from corosrv.models.state import HOLDING, ModelState
-from corosrv.models.wakeup import Wakeup
+from corosrv.models.plan import HOLDING, ModelState, plan
+from corosrv.models.served import ServedModel, Wakeup
 
 log = logging.getLogger("corosrv.models")
 

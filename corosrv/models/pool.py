@@ -14,8 +14,8 @@ from corosrv.contracts.jobs.stats import DecodeStats
 from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models.keeper import Keeper
 from corosrv.models.loadable import Download, Loadable
+from corosrv.models.plan import ModelState
 from corosrv.models.served import ServedModel
-from corosrv.models.state import ModelState
 
 _BEGINNING = (ModelState.DOWNLOADING, ModelState.LOADING)
 

@@ -1,25 +1,112 @@
-"""One model of a pool: its state, who waits for it, and why it failed."""
+"""One model of a pool: its state, who waits for it, and why it failed.
+
+Counts the uses of a model: jobs that are alive, and calls under way.
+
+Wakes one waiter, from any thread.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from corosrv.base import errors
+from corosrv.base.errors import NoDescriptor
+from corosrv.base.waits import TimedOut, wait_readable
 from corosrv.contracts.jobs import ModelCard
 from corosrv.contracts.jobs.stats import DecodeStats
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models import size
 from corosrv.models.fitting import gguf
 from corosrv.models.loadable import Download, Loadable
-from corosrv.models.plan import Standing
-from corosrv.models.state import ModelState, check_move
-from corosrv.models.uses import Uses
-from corosrv.models.wakeup import Wakeup
+from corosrv.models.plan import ModelState, Standing, check_move
 from corosrv.workers.dispatch.estimates import Backoff
+
+
+class Uses:
+    """Counts uses. All of it under the pool's lock, but for a use's end, which may come from anywhere.
+
+    Things that are used until they are dropped (readers, vocabularies) may be dropped by the garbage collector, in
+    any thread and in the middle of anything: so the end of a use takes no lock, it is noted and counted later.
+    """
+
+    def __init__(self, on_idle: Callable[[], None]) -> None:
+        """`on_idle` is called at the end of the last use, from wherever that is."""
+        self._on_idle = on_idle
+        self._n_begun = 0
+        self._ended: deque[None] = deque()
+        self._alive: set[weakref.ref[object]] = set()  # things that are used until they are dropped
+        self.idle_since = time.monotonic()
+
+    @property
+    def is_used(self) -> bool:
+        while self._ended:
+            self._ended.popleft()
+            self._n_begun -= 1
+        return self._n_begun > 0
+
+    def begin(self) -> None:
+        """Counts a use that lasts until end() is called."""
+        self._n_begun += 1
+
+    def until_dropped(self, thing: object) -> None:
+        """Counts a use that lasts as long as `thing` lives."""
+        self._n_begun += 1
+        self._alive.add(weakref.ref(thing, self._dropped))
+
+    def _dropped(self, reference: weakref.ref[object]) -> None:
+        self._alive.discard(reference)
+        self.end()
+
+    def end(self) -> None:
+        """Ends a use that begin() counted. Any thread, at any moment."""
+        self.idle_since = time.monotonic()
+        self._ended.append(None)
+        if len(self._ended) == self._n_begun:
+            self._on_idle()
+
+
+class Wakeup:
+    """Wakes a greenlet or a thread that waits; may be set from any thread, also by the garbage collector.
+
+    Calls of set() while nobody waits end the next wait, all together. Unless close() is called, the descriptor lives
+    as long as the object.
+    """
+
+    _fd = -1
+
+    def __init__(self) -> None:
+        """Raises NoDescriptor when the process has no file descriptor left."""
+        try:
+            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            raise NoDescriptor("no file descriptor is left to wait for a model: raise the limit (ulimit -n)") from error
+
+    def set(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    def wait(self, timeout: float | None) -> None:
+        """Waits until set() is or was called, or for `timeout` seconds."""
+        try:
+            wait_readable(self._fd, timeout)
+        except TimedOut:
+            return
+        os.eventfd_read(self._fd)
+
+    def close(self) -> None:
+        """Closes the descriptor; nobody may call set() any more. Twice is harmless."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0

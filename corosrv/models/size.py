@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from corosrv.base.errors import ModelFailed
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.fitting.gguf import Facts
-from corosrv.models.fitting.model import model_needs, plan_memory, projector_bytes, with_defaults
-from corosrv.models.fitting.plan import ContextPair
+from corosrv.models.fitting.plan import ContextPair, model_needs, plan_memory, projector_bytes, with_defaults
 from corosrv.models.fitting.room import Room
 from corosrv.models.loadable import Footprint
 

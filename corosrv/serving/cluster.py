@@ -13,15 +13,12 @@ from gevent import monkey
 
 from corosrv.base.errors import RedisRefused, RedisUnavailable, SettingsError
 from corosrv.contracts.settings import ClusterSettings
-from corosrv.fleet.cluster.collector import ClusterCollector
-from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.front_id import new_front_id
+from corosrv.fleet.cluster.connection import RedisClient, check_server, parse_info
 from corosrv.fleet.cluster.group_aborts import AbortsGroup, GroupAborts
+from corosrv.fleet.cluster.health import ClusterCollector
 from corosrv.fleet.cluster.key_records import KeyRecords
-from corosrv.fleet.cluster.keys import KeyNames
-from corosrv.fleet.cluster.registry import FrontRegistry
-from corosrv.fleet.cluster.served import FrontOffer, FrontRecord
-from corosrv.fleet.cluster.server_check import check_server, parse_info
+from corosrv.fleet.cluster.queue_names import KeyNames
+from corosrv.fleet.cluster.registry import FrontOffer, FrontRecord, FrontRegistry, new_front_id
 from corosrv.web.http.reply import json_response
 
 log = logging.getLogger("corosrv.cluster")

@@ -32,7 +32,7 @@ from corosrv.formats import bodies as json_limits
 from corosrv.images.reader import ImageReader
 from corosrv.models.engine import Engine
 from corosrv.models.engine.binding import NativeJsonScanner
-from corosrv.models.engine.builtin_template import check_source
+from corosrv.models.engine.marks import check_source
 from corosrv.models.hub import library
 from corosrv.models.hub.download import HubDownload
 from corosrv.models.loadable import Download, Loadable

@@ -20,8 +20,7 @@ from corosrv.contracts.settings import Settings
 from corosrv.dialects.kserve.several import SeveralWorkers
 from corosrv.dialects.llamacpp.metrics import with_token_counter
 from corosrv.dialects.openai import answer_types
-from corosrv.fleet.cluster.front_id import host_name
-from corosrv.fleet.cluster.served import FrontOffer
+from corosrv.fleet.cluster.registry import FrontOffer, host_name
 from corosrv.formats import bodies
 from corosrv.serving.part import Part
 from corosrv.serving.readiness import Readiness

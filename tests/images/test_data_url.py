@@ -4,7 +4,7 @@ import gevent
 import pytest
 
 from corosrv.base.errors import InvalidImage
-from corosrv.images.data_url import read_base64, read_data_url
+from corosrv.images.reader import read_base64, read_data_url
 from tests.images.pictures import base64, data_url
 
 DATA = bytes(range(256)) * 3

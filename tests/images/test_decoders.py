@@ -16,10 +16,8 @@ from corosrv.base.errors import DecoderUnavailable, InvalidImage, ProtocolError,
 from corosrv.contracts.jobs import Image
 from corosrv.images import decoders as pools
 from corosrv.images.decoder import CPU_SECONDS, PIXEL_BYTES, SPARE_BYTES
-from corosrv.images.decoder_messages import DecodeImage, ImageDecoded
-from corosrv.images.decoder_process import COMMAND, DecoderProcess
-from corosrv.images.decoders import DecoderPool
-from corosrv.images.recognition import ImageFormat
+from corosrv.images.decoders import COMMAND, DecoderPool, DecoderProcess
+from corosrv.images.decoding import DecodeImage, ImageDecoded, ImageFormat
 from tests.images.pictures import RED, plain
 from tests.support.children import output, python
 from tests.support.descriptors import n_descriptors
@@ -253,8 +251,8 @@ def test_a_decoder_keeps_no_descriptors_of_images_and_gives_way_to_its_server(po
 def test_a_decoder_ends_with_its_server_even_in_the_middle_of_an_image():
     program = f"""
         import os, signal
-        from corosrv.images.decoder_messages import DecodeImage
-        from corosrv.images.decoder_process import DecoderProcess
+        from corosrv.images.decoding import DecodeImage
+        from corosrv.images.decoders import DecoderProcess
         from corosrv.images.decoders import _room
         from tests.images.pictures import plain
         decoder = DecoderProcess({FAULTY!r}, timeout=1.0)
@@ -341,7 +339,7 @@ def test_the_room_of_pixels_cannot_be_cut_by_their_decoder():
 def test_a_message_without_its_files_ends_the_decoder():
     program = (
         "from corosrv.images.decoder import answer\n"
-        "from corosrv.images.decoder_messages import DecodeImage\n"
+        "from corosrv.images.decoding import DecodeImage\n"
         "answer(DecodeImage('PNG', 1, 1, 'image'), ())"
     )
 

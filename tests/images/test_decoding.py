@@ -9,9 +9,8 @@ from PIL import Image
 
 from corosrv.base.errors import InvalidImage, NotOffered
 from corosrv.contracts import jobs
-from corosrv.images.decoding import MAX_SIDE, check_dimensions, check_pillow, decode
+from corosrv.images.decoding import MAX_SIDE, ImageFormat, check_dimensions, check_pillow, decode, recognise
 from corosrv.images.encoder import mtmd
-from corosrv.images.recognition import ImageFormat, recognise
 from tests.images.pictures import BLACK, BLUE, FORMATS, GREEN, RED, WHITE, encoded, plain, png, png_chunk
 
 MOST = 1_000_000

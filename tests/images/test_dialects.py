@@ -22,9 +22,8 @@ from corosrv.dialects.openai.responses import schema as response_schema
 from corosrv.dialects.openai.responses.answer_types import ResponseObject
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf, Stored
 from corosrv.dialects.openai.responses.stored_images import read_images
-from corosrv.images.decoding import decode
+from corosrv.images.decoding import ImageFormat, decode
 from corosrv.images.reader import ImageReader
-from corosrv.images.recognition import ImageFormat
 from corosrv.web.http import body
 from tests.images.decoders import DECODERS
 from tests.images.pictures import BLUE, CARD, base64, data_url, plain

@@ -11,8 +11,7 @@ from corosrv.base.errors import InvalidImage, SettingsError, TooManyImages
 from corosrv.contracts.settings import ImageSettings
 from corosrv.dialects.openai.responses.store import ResponseStore, Stored
 from corosrv.images.decoders import DecoderPool
-from corosrv.images.memory import ImageMemory
-from corosrv.images.reader import ImageReader
+from corosrv.images.reader import ImageMemory, ImageReader
 from tests.images.decoders import DECODERS
 from tests.images.pictures import CARD, data_url, plain
 from tests.support.answers import empty_response

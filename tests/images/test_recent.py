@@ -8,8 +8,7 @@ from corosrv.base.errors import TooManyImages
 from corosrv.contracts.jobs import Image
 from corosrv.contracts.settings import ImageSettings
 from corosrv.images.decoders import DecoderPool
-from corosrv.images.reader import ImageReader
-from corosrv.images.recent import RecentImages, file_key
+from corosrv.images.reader import ImageReader, RecentImages, file_key
 from tests.images.decoders import DECODERS
 from tests.images.pictures import CARD, data_url, plain
 

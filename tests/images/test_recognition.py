@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from corosrv.base.errors import InvalidImage
-from corosrv.images.recognition import ImageFormat, recognise
+from corosrv.images.decoding import ImageFormat, recognise
 from tests.images.pictures import FORMATS, encoded, plain
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"></svg>'

@@ -27,7 +27,7 @@ import gevent
 from gevent.pool import Pool
 
 from corosrv.contracts.jobs import Job, Sampling, Text, Tokens
-from corosrv.images.transfer.states import TransferResult
+from corosrv.images.transfer.session import TransferResult
 from tests.images.transfer.table_transfers import WAIT, TableTransfers
 from tests.support import engines, gguf, projector
 from tests.support.descriptors import n_descriptors

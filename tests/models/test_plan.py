@@ -1,7 +1,6 @@
 """What is loaded and unloaded next, given where the models stand."""
 
-from corosrv.models.plan import LoadPlan, Standing, plan
-from corosrv.models.state import ModelState
+from corosrv.models.plan import LoadPlan, ModelState, Standing, plan
 
 READY, LOADING, UNLOADING = ModelState.READY, ModelState.LOADING, ModelState.UNLOADING
 UNLOADED, FAILED = ModelState.UNLOADED, ModelState.FAILED

@@ -6,8 +6,8 @@ import pytest
 
 from corosrv.base.errors import IllegalTransition
 from corosrv.contracts.settings import ModelSettings
+from corosrv.models.plan import NEXT, ModelState, check_move
 from corosrv.models.served import ServedModel
-from corosrv.models.state import NEXT, ModelState, check_move
 
 ALLOWED = [
     ("unloaded", "loading"),

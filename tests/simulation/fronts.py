@@ -11,9 +11,8 @@ import gevent
 from corosrv.base.errors import CorosrvError, ReadTimeout
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferRequest, ModelTarget
 from corosrv.contracts.jobs.job import Terms
-from corosrv.fleet.cluster.keys import KeyNames
 from corosrv.fleet.cluster.queue_link import QueueLink
-from corosrv.fleet.cluster.queue_names import QueueNames
+from corosrv.fleet.cluster.queue_names import KeyNames, QueueNames
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import HandedCall

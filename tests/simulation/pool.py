@@ -15,7 +15,8 @@ from corosrv.base.errors import CorosrvError, ReadTimeout
 from corosrv.base.waits import waiters
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferEnd
 from corosrv.contracts.jobs.job import Terms
-from corosrv.fleet.upstreams import connection, connections
+from corosrv.fleet.upstreams import connections
+from corosrv.fleet.upstreams import connections as connection
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.fleet.upstreams.spec import UpstreamSpec

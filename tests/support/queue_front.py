@@ -31,10 +31,8 @@ from corosrv.base.errors import CallCancelled, CorosrvError
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferOutputs, InferRequest, ModelTarget
 from corosrv.contracts.jobs.job import Terms
 from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.keys import KeyNames
 from corosrv.fleet.cluster.queue_link import QueueLink
-from corosrv.fleet.cluster.queue_names import QueueNames
-from corosrv.fleet.cluster.queue_timing import QueueTiming
+from corosrv.fleet.cluster.queue_names import KeyNames, QueueNames, QueueTiming
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, Permit, PermitPool

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from corosrv.images.encoder.gguf_head import GgufHead, open_ggml
-from corosrv.images.transfer.layout import FLOAT_BYTES
+from corosrv.images.transfer.pool import FLOAT_BYTES
 
 _TENSOR = b"token_embd.weight"
 _F32 = 0  # ggml's type of a tensor's numbers

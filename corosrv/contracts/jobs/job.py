@@ -190,7 +190,7 @@ class Image:
     height: int
     pixels: bytes = field(repr=False)
     file: bytes = field(default=b"", compare=False, repr=False)  # that was decoded, where it is to be stored
-    lease: object = field(default=None, compare=False, repr=False)  # ends with the image: see corosrv.images.memory
+    lease: object = field(default=None, compare=False, repr=False)  # ends with the image: see corosrv.images.reader
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.height < 1 or len(self.pixels) != 3 * self.width * self.height:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corosrv.dialects.anthropic import answer_types, schema
-from corosrv.images.api_docs import images_in
+from corosrv.images.intake import images_in
 from corosrv.web.groups.headers import GenerateHeaders
 from corosrv.web.http.operation import GENERATES, operation
 

@@ -12,7 +12,7 @@ from corosrv.dialects.generation.fields import Lora
 from corosrv.dialects.llamacpp import answer_types, schema
 from corosrv.dialects.llamacpp.loading import Success
 from corosrv.dialects.openai.chat.schema import ChatBody
-from corosrv.images.api_docs import PROMPTS, images_in
+from corosrv.images.intake import PROMPTS, images_in
 from corosrv.web.groups.headers import GenerateHeaders
 from corosrv.web.http.operation import GENERATES, NEEDS_MODEL, READS, operation
 

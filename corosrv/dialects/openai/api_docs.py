@@ -5,7 +5,7 @@ from __future__ import annotations
 from corosrv.dialects.openai import answer_types
 from corosrv.dialects.openai.chat.schema import ChatBody
 from corosrv.dialects.openai.completions.schema import CompletionBody
-from corosrv.images.api_docs import PROMPTS, images_in
+from corosrv.images.intake import PROMPTS, images_in
 from corosrv.web.groups.headers import GenerateHeaders
 from corosrv.web.http.operation import GENERATES, operation
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from corosrv.fleet.cluster import queue_scripts
-from corosrv.fleet.cluster.bands import band_of
-from corosrv.fleet.cluster.queue_names import QueueNames
+from corosrv.fleet.cluster.queue_names import QueueNames, band_of
 from corosrv.fleet.cluster.script_runner import ScriptRunner
 from corosrv.fleet.cluster.shared_call import Message, SharedCall, SharedCallState
 from corosrv.workers.dispatch.host import CallListener

@@ -1,20 +1,84 @@
-"""Runs commands on the Redis server that several fronts share."""
+"""Runs commands on the Redis server that several fronts share.
+
+Shows a Redis server's URL to people without what is secret in it.
+
+Loads redis-py, an optional dependency, and makes connections of it that work under gevent.
+
+Says what is wrong with a Redis server that cannot be relied on: its version, its role, its full memory.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import gevent
+import gevent.queue
+from gevent import monkey
 from gevent.lock import BoundedSemaphore
 
-from corosrv.base.errors import RedisRefused, RedisUnavailable
-from corosrv.fleet.cluster.address import public_address
+from corosrv.base.errors import RedisRefused, RedisUnavailable, SettingsError
 from corosrv.fleet.cluster.health import LinkHealth, LinkProbe
-from corosrv.fleet.cluster.library import is_cooperative, load_redis, make_pool
+
+
+def public_address(url: str) -> str:
+    """Returns the host and port of a Redis URL, or the path of its socket: no password, and no parameters."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "unix":
+            return parts.path
+        return f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+    except ValueError:
+        return "a Redis server"
+
+
+def load_redis() -> Any:
+    """Returns the module redis. Raises SettingsError where it is not installed."""
+    try:
+        redis = importlib.import_module("redis")
+        importlib.import_module("redis.backoff")
+        importlib.import_module("redis.connection")
+    except ImportError:
+        raise SettingsError("COROSRV_REDIS_URL needs redis-py: pip install 'corosrv[redis]'") from None
+    return redis
+
+
+def is_cooperative() -> bool:
+    """Tells whether sockets of this process wait through gevent."""
+    return bool(monkey.is_module_patched("socket"))
+
+
+def make_pool(url: str, n_connections: int, timeout: float, command_timeout: float) -> Any:
+    """Makes a pool of connections, which waits `timeout / 2` seconds for a free one and as long to connect.
+
+    Its connections wait `command_timeout` seconds for each answer, and send nothing a second time. Raises SettingsError
+    for a URL that is none, in words that do not have it.
+    """
+    redis = load_redis()
+    queue_class = gevent.queue.LifoQueue if is_cooperative() else queue.LifoQueue
+    try:
+        return redis.BlockingConnectionPool.from_url(
+            url,
+            max_connections=n_connections,
+            timeout=timeout / 2,
+            queue_class=queue_class,
+            socket_connect_timeout=timeout / 2,
+            socket_timeout=command_timeout,
+            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+            protocol=2,
+        )
+    except ValueError:  # whose words may hold the password
+        raise SettingsError(
+            "COROSRV_REDIS_URL is no URL of a Redis server, as redis://:PASSWORD@HOST:6379/0 (a password's special "
+            "characters are written as %XX)"
+        ) from None
+
 
 N_CONNECTIONS = 4  # for commands; the probe and each blocking read have their own
 
@@ -248,3 +312,39 @@ def _refusal(error: Exception) -> RedisRefused:
     elif not word.isupper():
         word, words = "ERR", str(error)
     return RedisRefused(f"Redis refused a command: {word} {words}", word)
+
+
+OLDEST = (6, 2)
+
+
+def parse_info(text: str) -> dict[str, str]:
+    """Returns the fields of the reply to INFO."""
+    pairs = (line.partition(":") for line in text.splitlines() if not line.startswith("#"))
+    return {name: value for name, colon, value in pairs if colon}
+
+
+def check_server(info: Mapping[str, str]) -> list[str]:
+    """Returns what an operator should know of a server that may be used, from its INFO.
+
+    Raises SettingsError for one that may not: it is too old, throws away what it was given, or takes no writes.
+    """
+    version = info.get("redis_version", "")
+    if _numbers(version) < OLDEST:
+        raise SettingsError(f"COROSRV_REDIS_URL: Redis 6.2 or later is needed, and this is {version or 'unknown'}")
+    if info.get("role", "master") != "master":
+        raise SettingsError("COROSRV_REDIS_URL: this Redis is a replica, which takes no writes; name its primary")
+    policy = info.get("maxmemory_policy", "")
+    if policy != "noeviction":
+        raise SettingsError(
+            f"COROSRV_REDIS_URL: this Redis has maxmemory-policy {policy or 'unknown'}, which deletes calls and "
+            "answers when its memory is full; set it to noeviction"
+        )
+    if info.get("aof_enabled") != "1":
+        return [
+            "Redis keeps no append-only file: what is queued and recorded there is lost when it ends (appendonly yes)"
+        ]
+    return []
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())

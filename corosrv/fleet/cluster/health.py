@@ -1,14 +1,19 @@
-"""Keeps the state of the link to Redis: asks once a second whether it answers, and tells those who listen."""
+"""Keeps the state of the link to Redis: asks once a second whether it answers, and tells those who listen.
+
+Prometheus metrics of the link to Redis and of the fronts that share it.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 import gevent
 import gevent.event
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 log = logging.getLogger("corosrv.cluster")
 
@@ -102,3 +107,17 @@ class LinkProbe:
             else:
                 gevent.sleep(random.uniform(pause / 2, pause))
                 pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+class ClusterCollector(Collector):
+    """Reads the numbers at each scrape."""
+
+    def __init__(self, health: LinkHealth, n_others: Callable[[], int]) -> None:
+        """`n_others`: counts the other fronts."""
+        self._health = health
+        self._n_others = n_others
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("corosrv_redis_up", "1 while Redis answers", self._health.is_up)
+        yield CounterMetricFamily("corosrv_redis_losses", "Times that Redis was lost", self._health.n_losses)
+        yield GaugeMetricFamily("corosrv_cluster_fronts", "Other fronts known through Redis", self._n_others())

@@ -14,13 +14,10 @@ from gevent.event import Event
 from corosrv.base.errors import CorosrvError, WorkerLost
 from corosrv.contracts.jobs.infer import HandlerCard, InferJob, InferReader
 from corosrv.fleet.cluster import queue_scripts
-from corosrv.fleet.cluster.bands import Band, BandTurns
 from corosrv.fleet.cluster.call_codec import SharedEnd, encode_end
-from corosrv.fleet.cluster.delivered import DeliveredCalls
-from corosrv.fleet.cluster.delivery import Delivered
+from corosrv.fleet.cluster.delivery import Delivered, DeliveredCalls
 from corosrv.fleet.cluster.health import LinkHealth
-from corosrv.fleet.cluster.queue_names import QueueNames
-from corosrv.fleet.cluster.queue_timing import QueueTiming
+from corosrv.fleet.cluster.queue_names import Band, BandTurns, QueueNames, QueueTiming
 from corosrv.fleet.cluster.script_runner import ScriptRunner
 from corosrv.workers.dispatch.waiting import FreePermits
 

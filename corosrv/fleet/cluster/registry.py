@@ -1,20 +1,81 @@
-"""Tells other fronts what this one serves, and keeps a copy of what they do."""
+"""Tells other fronts what this one serves, and keeps a copy of what they do.
+
+Makes the name of this process among all fronts.
+
+Describes what a front serves, as it stands in Redis for the other fronts.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
+import re
+import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import gevent
 import gevent.event
+import msgspec
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import HandlerCard
 from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.keys import KeyNames
-from corosrv.fleet.cluster.served import FrontOffer, FrontRecord, decode, encode
-from corosrv.fleet.cluster.subscription import Subscription
+from corosrv.fleet.cluster.group_aborts import Subscription
+from corosrv.fleet.cluster.queue_names import KeyNames
+
+
+def host_name() -> str:
+    """Returns the machine's name in characters that stand in keys as they are."""
+    return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:60]
+
+
+def new_front_id() -> str:
+    """Returns an id that no front has had before: each start of a process makes a new one."""
+    return f"{host_name()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+MAX_BYTES = 4 << 20  # of one front's description
+
+
+class FrontOffer(msgspec.Struct, frozen=True):
+    """Says what one front serves. `handlers`: by domain, the word that each front has for the same dispatcher."""
+
+    host: str = ""  # for people
+    models: list[str] = []  # that its own engine serves
+    handlers: dict[str, list[HandlerCard]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class FrontRecord:
+    """Holds what another front said of itself. `version` changes with it."""
+
+    id: str
+    version: bytes
+    served: FrontOffer = field(default_factory=FrontOffer)
+
+
+_DECODER = msgspec.msgpack.Decoder(FrontOffer)
+
+
+def encode(served: FrontOffer) -> tuple[bytes, bytes]:
+    """Returns the bytes that stand for a description, and its version."""
+    body = msgspec.msgpack.encode(served)
+    return body, hashlib.blake2b(body, digest_size=8).hexdigest().encode()
+
+
+def decode(id: str, version: bytes, body: bytes) -> FrontRecord:
+    """Reads a description. One that cannot be read, or is too large, serves nothing: others may write to Redis too."""
+    if len(body) <= MAX_BYTES:
+        try:
+            return FrontRecord(id, version, _DECODER.decode(body))
+        except msgspec.MsgspecError:
+            pass
+    return FrontRecord(id, version)
+
 
 log = logging.getLogger("corosrv.cluster")
 

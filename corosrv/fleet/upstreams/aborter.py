@@ -11,7 +11,7 @@ from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import ForwardRequest
 from corosrv.fleet.upstreams.abort import ABORT_PATH, abort_body
 from corosrv.fleet.upstreams.connections import UpstreamConnections
-from corosrv.fleet.upstreams.short_exchange import Addressee, ask_shortly
+from corosrv.fleet.upstreams.exchange import Addressee, ask_shortly
 
 log = logging.getLogger("corosrv.upstreams")
 

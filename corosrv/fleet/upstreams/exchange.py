@@ -1,10 +1,17 @@
-"""Runs one HTTP exchange with an upstream: a request as it was sent, and its answer piece by piece."""
+"""Runs one HTTP exchange with an upstream: a request as it was sent, and its answer piece by piece.
+
+Writes the heads of HTTP/1.1 requests.
+
+Asks an upstream something small, in little time: whether it is well, what it serves, to abort a request.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import gevent
 
@@ -12,12 +19,46 @@ from corosrv.base.errors import CorosrvError, Refused
 from corosrv.base.outgoing import retry_after
 from corosrv.base.waits import TimedOut
 from corosrv.contracts.jobs.infer import AnswerHead, ForwardRequest, Headers
-from corosrv.fleet.upstreams.answer_body import BodyDecoder, body_decoder, keeps_connection
-from corosrv.fleet.upstreams.answer_head import BadAnswer, HeadReader, ReceivedHead
-from corosrv.fleet.upstreams.connection import PIECE, UpstreamConnection
-from corosrv.fleet.upstreams.connections import UpstreamConnections
+from corosrv.fleet.upstreams.answer_body import (
+    BadAnswer,
+    BodyDecoder,
+    HeadReader,
+    ReceivedHead,
+    body_decoder,
+    keeps_connection,
+)
+from corosrv.fleet.upstreams.connections import PIECE, UpstreamConnection, UpstreamConnections
 from corosrv.fleet.upstreams.failures import UpstreamBusy, UpstreamDown, UpstreamLost, UpstreamSilent, words_of
-from corosrv.fleet.upstreams.request_head import request_head
+
+# Of one hop, or made anew.
+NOT_SENT = frozenset({
+    "connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "te",
+    "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET = re.compile(r"[\x21-\x7e]+")
+_VALUE = re.compile(r"[^\r\n\0]*")
+
+
+def request_head(method: str, target: str, host: str, headers: Headers, n_body: int) -> bytes:
+    """Writes a head, with the empty line at its end. Raises ValueError for what would not be one."""
+    if not _NAME.fullmatch(method):
+        raise ValueError(f"{method[:60]!r} is no method")
+    if not _TARGET.fullmatch(target):
+        raise ValueError(f"{target[:60]!r} is no target of a request")
+    lines = [f"{method} {target} HTTP/1.1\r\nHost: {host}\r\n"]
+    for name, value in headers:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name[:60]!r} is no name of a field")
+        if not _VALUE.fullmatch(value):
+            raise ValueError(f"the value of {name[:60]} has more than one line")
+        if name.lower() not in NOT_SENT:
+            lines.append(f"{name}: {value}\r\n")
+    if n_body or method not in ("GET", "HEAD"):
+        lines.append(f"Content-Length: {n_body}\r\n")
+    lines.append("\r\n")
+    return "".join(lines).encode("latin-1")
+
 
 SHORTEST_PAUSE = 1.0  # seconds, where an upstream that is busy names none
 
@@ -217,3 +258,41 @@ def _passed_on(head: ReceivedHead) -> Headers:
     """Returns the headers of an answer that go on to the client."""
     own = _NOT_PASSED_ON.union(members) if (members := head.members("connection")) else _NOT_PASSED_ON
     return tuple(field for field in head.fields if field[0].lower() not in own)
+
+
+TIME_LIMIT = 2.0  # seconds that one answer may take
+MAX_ANSWER = 4 << 20  # bytes
+
+
+class Addressee(Protocol):
+    """Stands for the upstream that is asked."""
+
+    def path(self, path: str) -> str:
+        """Returns the path of a request on this upstream."""
+
+    def headers(self, headers: Headers = ()) -> Headers:
+        """Returns the headers of a request to this upstream."""
+
+
+def ask_shortly(upstream: Addressee, connections: UpstreamConnections, request: ForwardRequest) -> tuple[int, bytes]:
+    """Returns the status and the body of the answer. Waits, TIME_LIMIT seconds at most.
+
+    Raises CorosrvError: UpstreamSilent where no answer has come in time.
+    """
+    exchange = Exchange(connections, ExchangeLimits(TIME_LIMIT, TIME_LIMIT))
+    body = bytearray()
+    late = UpstreamSilent(f"it did not answer within {TIME_LIMIT:g} s")
+    try:
+        with gevent.Timeout(TIME_LIMIT, late):
+            head = exchange.ask(upstream.path(request.path), request, upstream.headers(request.headers))
+            for piece in exchange.pieces():
+                body += piece
+                if len(body) > MAX_ANSWER:
+                    raise CorosrvError(f"its answer is longer than {MAX_ANSWER >> 20} MiB")
+    except UpstreamSilent as error:
+        if exchange.is_sent or connections.is_numeric:
+            raise
+        raise UpstreamDown(str(error)) from None  # perhaps its name was not found yet, which says nothing of it
+    finally:
+        exchange.close(is_whole=False)
+    return head.status, bytes(body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from corosrv.base.errors import ErrorKind, NotHandedOver, WorkerLost
-from corosrv.fleet.upstreams.answer_head import BadAnswer
+from corosrv.fleet.upstreams.answer_body import BadAnswer
 
 
 class UpstreamBusy(NotHandedOver):

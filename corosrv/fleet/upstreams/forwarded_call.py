@@ -1,9 +1,15 @@
-"""Runs one call on an upstream, in a greenlet of its own."""
+"""Runs one call on an upstream, in a greenlet of its own.
+
+Recognizes the last event of a stream, behind which its connection may stay open for as long as it likes.
+
+Reads from an answer how many tokens it has, where it says so.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 import uuid
 from dataclasses import replace
@@ -17,9 +23,63 @@ from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest,
 from corosrv.fleet.upstreams.abort import tag
 from corosrv.fleet.upstreams.complaints import AnsweredError
 from corosrv.fleet.upstreams.exchange import Exchange
-from corosrv.fleet.upstreams.stream_end import StreamEnd
-from corosrv.fleet.upstreams.usage import UsageReader
 from corosrv.workers.dispatch.host import CallListener, HandedItem, Permit, RunningCall
+
+_LONGEST_LINE = 64  # bytes; no line that marks an end is longer
+_SPACED = re.compile(rb"\n\r?\n")
+
+# A line of its own: in JSON, a line end inside a text is escaped.
+_MARK = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop)\r?\n", re.MULTILINE)
+_WORDS = (b"[DONE]", b"message_stop")
+
+
+class StreamEnd:
+    """Looks for `data: [DONE]`, by which OpenAI's streams end, and for `message_stop`, the last of Anthropic's."""
+
+    __slots__ = ("_has_mark", "_line")
+
+    def __init__(self) -> None:
+        self._line = b""  # the beginning of a line whose end is still to come
+        self._has_mark = False
+
+    def feed(self, piece: bytes) -> bool:
+        """Returns True once the last event is whole. Touches no socket."""
+        text = self._line + piece
+        if not self._has_mark:
+            match = _MARK.search(text) if any(word in text for word in _WORDS) else None
+            if match is None:
+                self._line = text[text.rfind(b"\n") + 1 :]
+                if len(self._line) > _LONGEST_LINE:
+                    self._line = b"-"  # which begins no mark
+                return False
+            self._has_mark = True
+            text = text[match.end() - 1 :]  # from the line's end on: the next empty line ends the event
+        self._line = text[-2:]
+        return _SPACED.search(text) is not None
+
+
+TAIL = 4096  # bytes at the end of an answer in which its usage stands
+
+# As OpenAI, Anthropic and the Responses API have it, and llama-server. Within a text the quotes would be escaped.
+_COUNT = re.compile(rb'(?<!\\)"(?:completion_tokens|output_tokens|predicted_n)"[ \t\r\n]*:[ \t\r\n]*([0-9]{1,9})\b')
+
+
+class UsageReader:
+    """Keeps the end of an answer, whatever its form, and finds the count of its tokens there."""
+
+    __slots__ = ("_tail",)
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def feed(self, piece: bytes) -> None:
+        self._tail = piece[-TAIL:] if len(piece) >= TAIL else (self._tail + piece)[-TAIL:]
+
+    def n_tokens(self) -> int | None:
+        """Returns the last count that the answer tells; None if it tells none."""
+        counts = _COUNT.findall(self._tail)
+        return int(counts[-1]) if counts else None
+
 
 log = logging.getLogger("corosrv.upstreams")
 

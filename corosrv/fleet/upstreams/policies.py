@@ -1,21 +1,167 @@
-"""Policies that choose the upstream of a call."""
+"""Policies that choose the upstream of a call.
+
+Names upstreams: by their URLs, so that all fronts which share an upstream know it by one name.
+
+Ranks upstreams for a key so that a change of one upstream changes the rank of no others (rendezvous hashing).
+
+Gives turns in proportion to weights.
+
+Remembers which upstream has seen which beginnings of prompts: it has computed them, and may still hold them.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Container, Iterator, Sequence
+from hashlib import blake2b
+from itertools import count
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.jobs.infer import ForwardRequest
-from corosrv.fleet.upstreams.ids import rank_name
-from corosrv.fleet.upstreams.prefixes import Mark, PrefixIndex, marks_of
-from corosrv.fleet.upstreams.rendezvous import score
-from corosrv.fleet.upstreams.turns import WeightedTurns
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HostGroup
 from corosrv.workers.dispatch.policy import Policy
+
+_SIZE = 6  # bytes of the hash: among a thousand upstreams two are alike once in half a billion servers
+_MARK = "."  # before the number of an entry that is not the first of its URL
+
+
+def upstream_id(url: str, ids: Container[str]) -> str:
+    """Returns the id of an upstream at this URL that is not among these.
+
+    The first entry of a URL has the same id in every process; one that comes while an older drains has a number behind.
+    """
+    first = f"upstream-{blake2b(url.encode(), digest_size=_SIZE).hexdigest()}"
+    later = (f"{first}{_MARK}{number}" for number in count(2))
+    return first if first not in ids else next(id for id in later if id not in ids)
+
+
+def rank_name(id: str) -> str:
+    """Returns the name by which an upstream is ranked for sessions: that of its URL, whichever entry of it this is."""
+    return id.partition(_MARK)[0]
+
+
+_BITS = 52  # of a hash that are used: a float between 0 and 1 holds them, and is neither
+
+
+def score(key: str, upstream: str, weight: float = 1.0) -> float:
+    """Returns how well an upstream suits a key, the same in every process: the one with the highest score has the key.
+
+    Of many keys an upstream has its weight's share.
+    """
+    text = f"{upstream}\0{key}".encode(errors="surrogatepass")
+    digest = int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> (64 - _BITS)
+    return -weight / math.log((digest + 0.5) / (1 << _BITS))
+
+
+class WeightedTurns:
+    """Keeps a place on one line for each upstream, which moves on by 1 / weight with every turn: the lowest is next.
+
+    An upstream that could not take its turns for a while has lost them: it starts again where the others are.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[str, float] = {}  # by the upstream's id
+        self._front = 0.0  # the furthest place from which a turn was taken
+
+    def __len__(self) -> int:
+        """Returns the number of upstreams that have taken turns and are not forgotten."""
+        return len(self._places)
+
+    def place(self, upstream: str) -> float:
+        return max(self._places.get(upstream, 0.0), self._front)
+
+    def take(self, upstream: str, weight: float) -> None:
+        """Records that an upstream has taken a turn."""
+        self._front = self.place(upstream)
+        self._places[upstream] = self._front + 1 / weight
+
+    def forget(self, upstream: str) -> None:
+        self._places.pop(upstream, None)
+
+
+FIRST_BLOCK = 64  # bytes; the finest step in which beginnings are told apart
+GROWTH = 8  # a block is an eighth of what is before it, so that long prompts have few blocks
+MAX_PROMPT = 1 << 20  # bytes of a prompt that are looked at
+MAX_MARKS = 1 << 17  # that are remembered, of all upstreams together: some 20 MB
+LIFETIME = 3600.0  # seconds after which an upstream is no longer expected to hold what it has seen
+
+Mark = tuple[int, int]  # a beginning of a prompt: its length in bytes, and its hash
+
+
+def _block_ends() -> Iterator[int]:
+    end = 0
+    while (end := end + max(FIRST_BLOCK, end // GROWTH // FIRST_BLOCK * FIRST_BLOCK)) <= MAX_PROMPT:
+        yield end
+
+
+BLOCK_ENDS = tuple(_block_ends())
+
+
+def marks_of(prompt: bytes, model: str = "") -> list[Mark]:
+    """Returns the beginnings by which a prompt is known, the shortest first; none if it is shorter than one block.
+
+    Prompts of one model that begin alike share marks. Hashes differ between processes, as those of Python do.
+    """
+    marks: list[Mark] = []
+    start, digest = 0, hash(model)
+    for end in BLOCK_ENDS:
+        if end > len(prompt):
+            break
+        digest = hash((digest, prompt[start:end]))
+        marks.append((end, digest))
+        start = end
+    return marks
+
+
+class PrefixIndex:
+    """Maps the beginnings of prompts to upstreams that have seen them. Nothing waits; the time is passed in.
+
+    It holds at most `max_marks` marks, and forgets those first that were added longest ago.
+    """
+
+    def __init__(self, max_marks: int = MAX_MARKS) -> None:
+        self._max_marks = max_marks
+        self._seen: OrderedDict[int, float] = OrderedDict()  # when, by a mark's hash salted with its upstream's
+        self._salts: dict[str, int] = {}  # by the upstream's id
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        """Returns the number of marks, those of forgotten upstreams among them until they are the oldest."""
+        return len(self._seen)
+
+    def add(self, upstream: str, marks: Sequence[Mark], now: float) -> None:
+        """Records that an upstream is sent a prompt with these marks."""
+        salt = self._salts.get(upstream)
+        if salt is None:
+            salt = self._salts[upstream] = hash((upstream, next(self._numbers)))
+        for _, digest in reversed(marks):  # so that of one prompt the longest, which fewest others share, leaves first
+            self._seen[digest ^ salt] = now
+            self._seen.move_to_end(digest ^ salt)
+        while len(self._seen) > self._max_marks:
+            self._seen.popitem(last=False)
+
+    def longest(self, upstreams: Sequence[str], marks: Sequence[Mark], now: float) -> tuple[int, list[str]]:
+        """Returns the length of the longest beginning that some of these upstreams have seen, and which have."""
+        salts = [(upstream, salt) for upstream in upstreams if (salt := self._salts.get(upstream)) is not None]
+        for length, digest in reversed(marks) if salts else ():
+            holders = [upstream for upstream, salt in salts if self._is_fresh(digest ^ salt, now)]
+            if holders:
+                return length, holders
+        return 0, []
+
+    def _is_fresh(self, digest: int, now: float) -> bool:
+        seen_at = self._seen.get(digest)
+        return seen_at is not None and now - seen_at <= LIFETIME
+
+    def forget(self, upstream: str) -> None:
+        """Forgets what an upstream has seen; one that comes with its id later has seen nothing."""
+        self._salts.pop(upstream, None)
+
 
 MIN_SHARE = 0.25  # of a prompt, which an upstream must know to be preferred for it
 MAX_LEAD = 0.5  # of its permits, by which such an upstream may be busier than the idlest one

@@ -17,10 +17,9 @@ from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import ForwardRequest, HandlerCard, InferJob, InferReader, ModelTarget
 from corosrv.contracts.jobs.job import Terms
 from corosrv.fleet.upstreams import probing
-from corosrv.fleet.upstreams.exchange import ExchangeLimits
-from corosrv.fleet.upstreams.ids import upstream_id
+from corosrv.fleet.upstreams.exchange import TIME_LIMIT, ExchangeLimits
+from corosrv.fleet.upstreams.policies import upstream_id
 from corosrv.fleet.upstreams.prober import ListedModels, Prober
-from corosrv.fleet.upstreams.short_exchange import TIME_LIMIT
 from corosrv.fleet.upstreams.spec import UpstreamSpec
 from corosrv.fleet.upstreams.upstream import ANY_MODEL, POOL, Upstream, UpstreamHost, model_card
 from corosrv.workers.dispatch.dispatcher import Dispatcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import Enum
 
-from corosrv.fleet.upstreams.rendezvous import score
+from corosrv.fleet.upstreams.policies import score
 from corosrv.gateway.delegation.announcement import Announcement, Offers
 from corosrv.gateway.delegation.targets import PeerTarget
 

@@ -1,4 +1,7 @@
-"""Checks a projector file from another process, which does not end with it."""
+"""Checks a projector file from another process, which does not end with it.
+
+Puts into words how an encoder process ended, for the log and for clients of images. For the server's side.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,24 @@ import msgspec
 
 from corosrv.base.errors import LoadError
 from corosrv.contracts.settings import child_environment
-from corosrv.images.encoder.reports import describe_end
 from corosrv.workers.worker.parent.process import Exit
+
+
+def describe_end(end: str, fatal: str, has_answered: bool, model: str, mmproj: str) -> str:
+    """Returns one sentence.
+
+    `end`: the exit code or signal in words, `fatal`: the reason that the process gave, if it gave one, `has_answered`:
+    whether it had opened its files, and said so.
+    """
+    if fatal:
+        return f"the encoder cannot serve: {fatal}"
+    if has_answered:
+        return f"the encoder process ended by {end} while it served"
+    return (
+        f"the encoder process ended by {end} while it opened the projector {mmproj} and the model {model}; "
+        "libmtmd does not survive a projector file that is damaged or lacks tensors"
+    )
+
 
 _TIMEOUT = 300.0  # seconds
 

@@ -16,8 +16,8 @@ from llama_cpp import llama_cpp, mtmd_cpp
 
 from corosrv.base.errors import LoadError
 from corosrv.images.encoder.encoding import Encoding, EncodingFailed
-from corosrv.images.transfer.layout import FLOAT_BYTES
 from corosrv.images.transfer.messages import RowSegment, Segment, TokenSegment
+from corosrv.images.transfer.pool import FLOAT_BYTES
 
 _LOAD_MODE_NONE = 0
 _AS_THE_FILE_SAYS = -1

@@ -1,15 +1,84 @@
-"""Opens a projector file, and refuses one that cannot be used before images come."""
+"""Opens a projector file, and refuses one that cannot be used before images come.
+
+Says by name why a model cannot read the rows of a projector, where libmtmd itself would make nonsense of them.
+
+Tries a projector before requests do: a file that is damaged may open, and end the process at its first use.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from corosrv.base.errors import LoadError
+from corosrv.images.encoder.encoding import EncodingFailed
 from corosrv.images.encoder.gguf_head import GgufHead
 from corosrv.images.encoder.mtmd import LogTail, Projector
-from corosrv.images.encoder.pairing import Pair, check_pair
-from corosrv.images.encoder.trial import Trial, try_projector
+from corosrv.images.transfer.messages import MROPE, NON_CAUSAL
+
+# Types of projectors that are made for models with M-RoPE alone. libmtmd asks the model, and not the projector.
+MROPE_KINDS = frozenset({"qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "qwen2.5o", "paddleocr"})
+_WORDS = {MROPE: "M-RoPE positions", NON_CAUSAL: "attention that is not causal"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Holds what decides whether a projector and a model belong together."""
+
+    mmproj: str
+    model: str
+    kind: str  # the projector's type, as its file has it
+    is_mrope: bool  # of the model
+    has_attention: bool  # the model has some
+    is_non_causal: bool  # of the projector's rows
+
+
+def check_pair(pair: Pair, supports: Collection[str]) -> None:
+    """Raises LoadError for rows that the model cannot read, or the decode loop, which does what `supports` names."""
+    if pair.kind in MROPE_KINDS and not pair.is_mrope:
+        raise LoadError(
+            f"the projector {pair.mmproj} ({pair.kind}) is for models with M-RoPE, and the model {pair.model} has "
+            "none: use the projector that was made with the model"
+        )
+    if pair.is_non_causal and not pair.has_attention:
+        raise LoadError(
+            f"the projector {pair.mmproj} ({pair.kind}) needs attention that is not causal, "
+            f"and the model {pair.model} is recurrent: use the projector that was made with the model"
+        )
+    needs = {MROPE: pair.is_mrope, NON_CAUSAL: pair.is_non_causal}
+    missing = [_WORDS[need] for need, is_needed in needs.items() if is_needed and need not in supports]
+    if missing:
+        raise LoadError(
+            f"the projector {pair.mmproj} needs {' and '.join(missing)}, which this version does not support"
+        )
+
+
+SIDE = 64  # pixels of the trial's image
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Says what became of a small image."""
+
+    n_rows: int
+    seconds: float
+
+
+def try_projector(projector: Projector, path: str) -> Trial:
+    """Encodes a small image. Takes as long as that does; raises LoadError where no finite rows come out."""
+    pixels = bytes(range(256)) * (3 * SIDE * SIDE // 256)
+    began = time.monotonic()
+    try:
+        encoding = projector.encode(SIDE, SIDE, memoryview(pixels))
+    except EncodingFailed as error:
+        raise LoadError(f"the projector {path} does not encode an image of {SIDE} x {SIDE} pixels: {error}") from error
+    if not math.isfinite(sum(encoding.rows.cast("f"))):  # in float64, where no sum of finite numbers overflows
+        raise LoadError(f"the projector {path} makes numbers of an image that are not finite: the file is damaged")
+    return Trial(encoding.total, time.monotonic() - began)
+
 
 log = logging.getLogger("corosrv.encoder")
 

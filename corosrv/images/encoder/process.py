@@ -16,9 +16,8 @@ from typing import Protocol
 import msgspec.msgpack
 
 from corosrv.base.errors import LoadError, ProtocolError, WireError
-from corosrv.images.encoder.encoding import Encoding, EncodingFailed
+from corosrv.images.encoder.encoding import Encoding, EncodingFailed, PoolWriter
 from corosrv.images.encoder.side import Action, Encode, EncoderSide, Reply, Write
-from corosrv.images.encoder.writer import PoolWriter
 from corosrv.images.transfer.messages import (
     PROTOCOL_VERSION,
     Hello,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from corosrv.images.transfer.blocks import BlockAllocator
-from corosrv.images.transfer.limits import TransferLimits
 from corosrv.images.transfer.messages import (
     CancelTransfer,
     CloseTransfer,
@@ -15,10 +13,8 @@ from corosrv.images.transfer.messages import (
     OpenTransfer,
     ToEncoder,
 )
-from corosrv.images.transfer.session import TransferSession
-from corosrv.images.transfer.states import ACTIVE, TransferResult, TransferState
-from corosrv.images.transfer.stats import TransferCounters, TransferStats
-from corosrv.images.transfer.trace import Trace, TraceEvent, TraceKind
+from corosrv.images.transfer.session import ACTIVE, BlockAllocator, TransferResult, TransferSession, TransferState
+from corosrv.images.transfer.stats import Trace, TraceEvent, TraceKind, TransferCounters, TransferLimits, TransferStats
 
 log = logging.getLogger("corosrv.transfer")
 

@@ -6,10 +6,8 @@ import math
 from typing import Protocol
 
 from corosrv.base.errors import ProtocolError, RowsNotFinite
-from corosrv.images.transfer.blocks import Allocation
 from corosrv.images.transfer.ledger import TransferLedger
-from corosrv.images.transfer.session import TransferSession
-from corosrv.images.transfer.states import TransferResult, TransferState
+from corosrv.images.transfer.session import Allocation, TransferResult, TransferSession, TransferState
 
 
 class RowStore(Protocol):

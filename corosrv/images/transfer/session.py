@@ -1,11 +1,138 @@
-"""Follows one transfer through its states."""
+"""Follows one transfer through its states.
+
+Defines the states of a transfer, and what a client sees of them.
+
+Hands out the blocks of a pool.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
 from corosrv.base.errors import IllegalTransition, Misuse
-from corosrv.images.transfer.blocks import Allocation
 from corosrv.images.transfer.messages import BlocksFilled, ImagePixels, RowSegment, TransferMeta
-from corosrv.images.transfer.states import MOVES, Poll, TransferResult, TransferState
+
+
+class TransferState(Enum):
+    """States of a transfer on the language side."""
+
+    QUEUED = "queued"  # the encoder does not know it
+    OPENING = "opening"  # it is being encoded: its description is awaited
+    NEED = "need"  # it waits for room for rows, in the pool or in memory
+    FILLING = "filling"  # the encoder writes into lent blocks
+    READY = "ready"  # lent blocks are written, and not copied yet
+    DRAINING = "draining"  # it has failed, and the encoder may still write into lent blocks
+    DONE = "done"
+    FAILED = "failed"
+
+
+MOVES: dict[TransferState, frozenset[TransferState]] = {
+    TransferState.QUEUED: frozenset({TransferState.OPENING, TransferState.FAILED}),
+    TransferState.OPENING: frozenset({TransferState.NEED, TransferState.FAILED}),
+    TransferState.NEED: frozenset({TransferState.FILLING, TransferState.FAILED}),
+    TransferState.FILLING: frozenset({TransferState.READY, TransferState.DRAINING, TransferState.FAILED}),
+    TransferState.READY: frozenset({TransferState.DONE, TransferState.NEED, TransferState.FAILED}),
+    TransferState.DRAINING: frozenset({TransferState.FAILED}),
+    TransferState.DONE: frozenset(),
+    TransferState.FAILED: frozenset(),
+}
+
+ACTIVE = frozenset({TransferState.OPENING, TransferState.NEED, TransferState.FILLING, TransferState.READY})
+ENDED_FOR_CLIENT = frozenset({TransferState.DRAINING, TransferState.DONE, TransferState.FAILED})
+
+
+class Poll(IntEnum):
+    """Says how far a transfer is; it moves forward only, and to FAILED from anywhere but SUCCESS."""
+
+    FAILED = 0
+    BOOTSTRAPPING = 1
+    WAITING = 2
+    TRANSFERRING = 3
+    SUCCESS = 4
+
+
+class TransferResult(Enum):
+    """Says why a transfer ended."""
+
+    SUCCESS = "success"
+    CANCELLED = "cancelled"
+    ENCODER = "encoder"  # the encoder gave up
+    LOST = "lost"  # the encoder process ended
+    TIMEOUT = "timeout"
+    PROTOCOL = "protocol"  # the encoder said or wrote what it must not
+    TOO_LARGE = "too_large"  # the item is larger than all rows together may be
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Identifies what one transfer was lent in one generation. Equal block numbers alone do not make it the same."""
+
+    tid: int
+    gen: int
+    blocks: tuple[int, ...]
+
+
+class BlockAllocator:
+    """Lends blocks, each to one owner at a time, and takes an allocation back whole, once, from its owner.
+
+    At all times free + in use + quarantined = n_blocks. Quarantined blocks belong to transfers that have ended for
+    their clients, while the encoder may still write.
+    """
+
+    def __init__(self, n_blocks: int, *, is_strict: bool = __debug__) -> None:
+        """Makes an allocator whose blocks are all free. One that is not strict counts wrong frees and goes on."""
+        self.n_blocks = n_blocks
+        self.n_refused = 0  # frees of what was not lent
+        self._is_strict = is_strict
+        self._free = deque(range(n_blocks))
+        self._lent: dict[tuple[int, int], Allocation] = {}
+        self._quarantined: set[tuple[int, int]] = set()
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def n_quarantined(self) -> int:
+        return sum(len(self._lent[key].blocks) for key in self._quarantined)
+
+    @property
+    def n_in_use(self) -> int:
+        return sum(len(allocation.blocks) for allocation in self._lent.values()) - self.n_quarantined
+
+    def allocate(self, tid: int, gen: int, n_wanted: int) -> Allocation:
+        """Lends as many blocks as are wanted and free. Raises Misuse if that is none, or a generation comes again."""
+        n_lent = min(n_wanted, len(self._free))
+        if n_lent < 1 or (tid, gen) in self._lent:
+            raise Misuse(f"transfer {tid} asks for {n_wanted} blocks of {self.n_free} in generation {gen}")
+        allocation = Allocation(tid, gen, tuple(self._free.popleft() for _ in range(n_lent)))
+        self._lent[tid, gen] = allocation
+        return allocation
+
+    def quarantine(self, allocation: Allocation) -> None:
+        """Marks blocks as waiting for the encoder to be quiet; they stay lent."""
+        if self._is_lent(allocation):
+            self._quarantined.add((allocation.tid, allocation.gen))
+
+    def free(self, allocation: Allocation) -> bool:
+        """Takes an allocation back, and returns whether it was lent. Raises Misuse if it was not and this is strict."""
+        if not self._is_lent(allocation):
+            return False
+        key = (allocation.tid, allocation.gen)
+        del self._lent[key]
+        self._quarantined.discard(key)
+        self._free.extend(allocation.blocks)
+        return True
+
+    def _is_lent(self, allocation: Allocation) -> bool:
+        if self._lent.get((allocation.tid, allocation.gen)) == allocation:
+            return True
+        self.n_refused += 1
+        if self._is_strict:
+            raise Misuse(f"{allocation} is not lent")
+        return False
 
 
 class TransferSession:

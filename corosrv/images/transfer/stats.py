@@ -1,13 +1,92 @@
-"""Counts what transfers did."""
+"""Counts what transfers did.
+
+Records the steps of transfers, for tests and for the log of a fault.
+
+Defines the bounds and time limits of transfers.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
-from corosrv.images.transfer.states import TransferResult, TransferState
+from corosrv.base.errors import SettingsError
+from corosrv.images.transfer.session import TransferResult, TransferState
+
+MAX_EVENTS = 4096  # the oldest go
+
+
+class TraceKind(Enum):
+    """Kinds of steps."""
+
+    OPEN = "open"
+    ALLOCATE = "allocate"
+    GRANT = "grant"
+    COPY = "copy"
+    FREE = "free"
+    CLOSE = "close"
+    CANCEL = "cancel"
+    QUARANTINE = "quarantine"
+    END = "end"  # as the client sees it
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """Records one step of a transfer, or the wish that the encoder of an epoch be killed."""
+
+    kind: TraceKind
+    rid: int = 0
+    tid: int = 0
+    gen: int = 0
+    blocks: tuple[int, ...] = ()
+    epoch: int = 0
+
+
+class Trace:
+    """Keeps the last steps; `n_events` counts all."""
+
+    def __init__(self) -> None:
+        self.events: deque[TraceEvent] = deque(maxlen=MAX_EVENTS)
+        self.n_events = 0
+
+    def add(self, event: TraceEvent) -> None:
+        self.events.append(event)
+        self.n_events += 1
+
+    def events_after(self, n_events: int) -> list[TraceEvent]:
+        """Returns the steps after the first `n_events`, as far as they are kept."""
+        n_new = min(self.n_events - n_events, len(self.events))
+        return list(self.events)[len(self.events) - n_new :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferLimits:
+    """Says how many transfers run at once, what they may take, and how long each of their steps may last.
+
+    Sizes are rows, blocks or transfers; `staging_budget` is bytes, times are seconds.
+    """
+
+    max_blocks_per_round: int = 16
+    max_active: int = 4
+    max_queued: int = 64
+    staging_budget: int = 64 << 20
+    max_rows: int = 8191  # of one item
+    open_timeout: float = 30.0  # without a description of the item
+    round_timeout: float = 10.0  # from a grant to its rows
+    drain_timeout: float = 5.0  # from a cancellation to its answer; the encoder is killed then
+    deadline: float = 120.0  # from submission to the last row
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if limit.type == "float" and value <= 0:
+                raise SettingsError(f"transfer.{limit.name} must be more than 0 seconds, not {value}")
+            if limit.type == "int" and value < 1:
+                raise SettingsError(f"transfer.{limit.name} must be at least 1, not {value}")
+
 
 PHASES = {
     TransferState.QUEUED: "queue",

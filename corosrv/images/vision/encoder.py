@@ -13,19 +13,14 @@ from corosrv.base.errors import CorosrvError, EncoderUnavailable, EncodeTimedOut
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs import Image
 from corosrv.images.transfer.core import TransferCore, TransferOutcome
-from corosrv.images.transfer.layout import pool_geometry
-from corosrv.images.transfer.limits import TransferLimits
 from corosrv.images.transfer.messages import ImagePixels
-from corosrv.images.transfer.pool import SharedPool
-from corosrv.images.transfer.states import TransferResult
-from corosrv.images.transfer.stats import TransferStats
-from corosrv.images.vision.cache import ImageCache
+from corosrv.images.transfer.pool import SharedPool, pool_geometry
+from corosrv.images.transfer.session import TransferResult
+from corosrv.images.transfer.stats import TransferLimits, TransferStats
 from corosrv.images.vision.link import EncoderCommand
 from corosrv.images.vision.pump import TransferPump
-from corosrv.images.vision.stability import RECOVERY
-from corosrv.images.vision.supervisor import EncoderSupervisor
-from corosrv.images.vision.suspects import CrashSuspects
-from corosrv.images.vision.task import ImageTask, Wake, read_pieces
+from corosrv.images.vision.supervisor import RECOVERY, CrashSuspects, EncoderSupervisor
+from corosrv.images.vision.task import ImageCache, ImageTask, Wake, read_pieces
 from corosrv.images.vision.turns import EncoderTurns
 
 log = logging.getLogger("corosrv.vision")

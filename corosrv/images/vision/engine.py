@@ -19,9 +19,8 @@ from corosrv.contracts.jobs.stats import DecodeStats
 from corosrv.contracts.settings import ModelSettings
 from corosrv.images.vision.encoder import EncoderStats, ImageEncoder
 from corosrv.images.vision.options import encoder_options, encoder_share
-from corosrv.images.vision.prompts import ImagePrompts, count_rows, has_images
+from corosrv.images.vision.prompts import ImagePrompts, VisionVocabulary, count_rows, has_images
 from corosrv.images.vision.turns import EncoderTurns
-from corosrv.images.vision.vocabulary import VisionVocabulary
 from corosrv.images.vision.waiting import MakeWatch
 from corosrv.models.engine import Engine
 from corosrv.models.engine.reader import Reader

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from corosrv.contracts.settings import ModelSettings
-from corosrv.images.transfer.limits import TransferLimits
 from corosrv.images.transfer.messages import MROPE, NON_CAUSAL
+from corosrv.images.transfer.stats import TransferLimits
 from corosrv.images.vision.encoder import EncoderOptions
 from corosrv.images.vision.link import EncoderCommand
 from corosrv.models.engine import libllama
-from corosrv.models.engine.cpu import physical_cores
+from corosrv.models.engine.libllama import physical_cores
 
 STAGING_BYTES = 256 << 20  # of the rows that are on their way
 MAX_ROWS = 1 << 24  # of an image, by an encoder that keeps to the protocol

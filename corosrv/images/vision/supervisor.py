@@ -1,9 +1,16 @@
-"""Keeps an encoder process running: starts it, and another in place of one that died."""
+"""Keeps an encoder process running: starts it, and another in place of one that died.
+
+Remembers which images the encoder process died of.
+
+Decides from its restarts whether an encoder process is worth waiting for.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from gevent.event import Event
@@ -13,9 +20,70 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.images.transfer.pool import SharedPool
 from corosrv.images.vision.link import EncoderCommand, EncoderLink
 from corosrv.images.vision.pump import TransferPump
-from corosrv.images.vision.stability import StabilityRecord
 from corosrv.workers.dispatch.estimates import Backoff
 from corosrv.workers.worker.parent.process import Restarts
+
+MOST_CRASHES = 2
+MEMORY = 600.0  # seconds
+MAX_SUSPECTS = 1024  # the oldest are forgotten
+
+
+class CrashSuspects:
+    """Counts the crashes of each image, known by its SHA-256. The caller passes the time in."""
+
+    def __init__(self) -> None:
+        self._crashes: OrderedDict[str, tuple[int, float]] = OrderedDict()  # number, and time of the last one
+
+    def add(self, sha256: str, now: float) -> None:
+        """Counts a crash while this image was being encoded."""
+        n_crashes = self._count(sha256, now) + 1
+        self._crashes[sha256] = n_crashes, now
+        self._crashes.move_to_end(sha256)
+        if len(self._crashes) > MAX_SUSPECTS:
+            self._crashes.popitem(last=False)
+
+    def is_refused(self, sha256: str, now: float) -> bool:
+        """Returns whether the image crashed the encoder twice, the last time less than ten minutes ago."""
+        return self._count(sha256, now) >= MOST_CRASHES
+
+    def _count(self, sha256: str, now: float) -> int:
+        n_crashes, last_at = self._crashes.get(sha256, (0, now))
+        return n_crashes if now - last_at < MEMORY else 0
+
+
+MOST_RESTARTS = 3
+WINDOW = 60.0  # seconds in which so many restarts are too many
+RECOVERY = 60.0  # seconds that a process has to serve before it is trusted again
+
+
+class StabilityRecord:
+    """Records the restarts of one encoder. The caller passes the time in."""
+
+    def __init__(self) -> None:
+        self._restarts: deque[float] = deque(maxlen=MOST_RESTARTS)
+        self._serves_since = math.inf
+        self._is_unstable = False
+
+    def note_restart(self, now: float) -> None:
+        """Records that a process follows one whose death was recorded."""
+        self._restarts.append(now)
+        if len(self._restarts) == MOST_RESTARTS and now - self._restarts[0] <= WINDOW:
+            self._is_unstable = True
+
+    def note_ready(self, now: float) -> None:
+        """Records that the process serves."""
+        self._serves_since = now
+
+    def note_death(self) -> None:
+        """Records that the process has ended."""
+        self._serves_since = math.inf
+
+    def is_unstable(self, now: float) -> bool:
+        """Returns whether there were too many restarts, and none has served for long enough since."""
+        if now - self._serves_since >= RECOVERY:
+            self._is_unstable = False
+        return self._is_unstable
+
 
 log = logging.getLogger("corosrv.vision")
 

@@ -10,9 +10,8 @@ from gevent.event import Event
 
 from corosrv.base.errors import ClientGone, DeadlinePassed
 from corosrv.contracts.jobs import Image, Terms
-from corosrv.images.vision.cache import EncodedImage
 from corosrv.images.vision.encoder import ImageEncoder
-from corosrv.images.vision.task import ImageTask
+from corosrv.images.vision.task import EncodedImage, ImageTask
 from corosrv.models.pool import Watch
 
 AT_ONCE = 4  # images of one request that wait for the encoder; the next follow as these end

@@ -2,6 +2,8 @@
 
 llama-cpp-python opens `llama_cpp/lib/libllama.so`; a linker records `libllama.so.0`, which in a wheel is another file.
 Whoever is opened first under the SONAME that both share is the one that everybody gets.
+
+The processor's model, and the cores that this process may use.
 """
 
 from __future__ import annotations
@@ -92,3 +94,30 @@ def check_fingerprint(built_with: str) -> None:
         return
     if hashlib.sha256(b"".join(header.read_bytes() for header in installed)).hexdigest() != built_with:
         raise LibllamaError(f"the installed llama-cpp-python is not the one corosrv was built with; {REBUILD}")
+
+
+def physical_cores() -> int:
+    """Returns the cores that this process may use; two hardware threads of a core count once."""
+    cpus = os.sched_getaffinity(0)
+    cores = set()
+    for cpu in cpus:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+        except OSError:
+            return len(cpus)
+    return max(len(cores), 1)
+
+
+def cpu_identity() -> str:
+    """Returns the processor's model and instruction sets, which decide which kernels libllama may run."""
+    names = ("model name", "flags", "Features", "CPU part")
+    lines: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in names:
+                lines.setdefault(name.strip(), value.strip())
+    except OSError:
+        return os.uname().machine
+    return "; ".join(f"{name}: {value}" for name, value in sorted(lines.items()))

@@ -1,12 +1,21 @@
-"""Control markers in what a client wrote: set between two marks while a template runs, and cut out as text after it."""
+"""Control markers in what a client wrote: set between two marks while a template runs, and cut out as text after it.
+
+Marks the places of images in a conversation while its template runs, and finds them again in what it wrote.
+
+Chat templates that libllama has built in, known by their names.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from corosrv.base.errors import Refused
+from corosrv.contracts.jobs import Image, Messages
+from corosrv.models.engine.binding import apply_chat_template, chat_template_names
 
 # 32 code points that Unicode keeps for internal use: they mark places in a conversation while it is rendered.
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
@@ -99,3 +108,93 @@ def strings(value: Any) -> list[str]:
         elif isinstance(part, (list, tuple)):
             pending += part
     return texts
+
+
+_WORD_BYTES = 16
+_WORD = re.compile(f"image[0-9a-f]{{{2 * _WORD_BYTES}}}")
+
+
+class ImagePlaces:
+    """Puts words into texts in place of images. Nobody can guess them, so nobody can write them into a text."""
+
+    def __init__(self) -> None:
+        self._images: dict[str, Image] = {}
+
+    def mark(self, prompt: Messages) -> Messages:
+        """Returns the conversation with a word of its own in place of each image."""
+        return replace(prompt, messages=tuple(map(self._mark_turn, prompt.messages)))
+
+    def _mark_turn(self, turn: dict[str, Any]) -> dict[str, Any]:
+        content = turn.get("content")
+        if not isinstance(content, tuple):
+            return turn
+        return {**turn, "content": "".join(part if isinstance(part, str) else self._word(part) for part in content)}
+
+    def _word(self, image: Image) -> str:
+        word = f"image{secrets.token_hex(_WORD_BYTES)}"
+        self._images[word] = image
+        return word
+
+    def split(self, pieces: Sequence[Piece], param: str) -> list[list[Piece] | Image]:
+        """Returns runs of text, and the images between them; a run stands before the first and behind the last.
+
+        Raises Refused if the template has left out an image.
+        """
+        runs: list[list[Piece] | Image] = [[]]
+        missing = set(self._images)
+        for piece in pieces:
+            end = 0
+            for match in _WORD.finditer(piece.text):
+                if match.group() not in self._images:  # a user's
+                    continue
+                _add(runs, piece.text[end : match.start()], piece.is_text)
+                runs += [self._images[match.group()], []]
+                missing.discard(match.group())
+                end = match.end()
+            _add(runs, piece.text[end:], piece.is_text)
+        if missing:
+            raise Refused("the model's chat template leaves out an image", param, "invalid_template")
+        return runs
+
+
+def _add(runs: list[list[Piece] | Image], text: str, is_text: bool) -> None:
+    run = runs[-1]
+    assert isinstance(run, list)
+    if text:
+        run.append(Piece(text, is_text))
+
+
+def builtin_name(source: str) -> str | None:
+    """Returns the name of the built-in template that `source` selects; None where it is a template's text."""
+    name = source.strip()
+    return name if name in chat_template_names() else None
+
+
+def check_source(source: str) -> None:
+    """Raises Refused for a text that is neither a template nor the name of a built-in one."""
+    if "{{" in source or "{%" in source or builtin_name(source) is not None:
+        return
+    raise Refused(
+        f"{source.strip()[:80]!r} is neither a Jinja template, which has {{{{ or {{% in it, nor one of the built-in "
+        f"templates, which are {', '.join(chat_template_names())}"
+    )
+
+
+class BuiltinTemplate:
+    """One of them. It knows roles and contents; tools and calls have to be written into these."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = False, **ignored: Any) -> str:
+        """Renders a conversation; other arguments have no meaning to it.
+
+        Raises Refused for a NUL where no other character is left to stand for it.
+        """
+        texts = [(str(message["role"]), str(message.get("content") or "")) for message in messages]
+        if not any("\0" in content for _, content in texts):
+            return apply_chat_template(self._name, texts, add_generation_prompt)
+        # libllama reads texts up to the first NUL.
+        (mark,) = free_marks((content for _, content in texts), 1)
+        marked = [(role, content.replace("\0", mark)) for role, content in texts]
+        return apply_chat_template(self._name, marked, add_generation_prompt).replace(mark, "\0")

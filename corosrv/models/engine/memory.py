@@ -12,8 +12,8 @@ from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine import libllama
 from corosrv.models.engine.libllama import Device
 from corosrv.models.fitting import gguf
-from corosrv.models.fitting.model import plan_memory, with_defaults, with_plan
 from corosrv.models.fitting.model_file import flaw_of
+from corosrv.models.fitting.plan import plan_memory, with_defaults, with_plan
 from corosrv.models.fitting.room import Room, read_room
 
 log = logging.getLogger("corosrv.engine")

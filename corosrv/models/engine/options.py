@@ -1,15 +1,75 @@
-"""Makes the native engine's options of settings."""
+"""Makes the native engine's options of settings.
+
+Translates settings of a model's place into libllama's numbers, and refuses what this libllama cannot do.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
-from corosrv.contracts.settings import ModelSettings
+from corosrv.base.errors import ModelFailed
+from corosrv.contracts.settings import ModelSettings, sources
+from corosrv.contracts.settings.placement import SPLIT_MODES
 from corosrv.models.engine import libllama
 from corosrv.models.engine.binding import GrammarLimits, Options, Placement, Synthetic
-from corosrv.models.engine.cpu import physical_cores
-from corosrv.models.engine.placement import placement
+from corosrv.models.engine.libllama import Device, physical_cores
 from corosrv.models.engine.probe import Verdict
+
+_CACHE_TYPES = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
+}  # fmt: skip
+_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+_NUMA = {"": 0, "distribute": 1, "isolate": 2, "numactl": 3}
+_ROPE_SCALINGS = {"": -1, "none": 0, "linear": 1, "yarn": 2}
+_LOAD_MODES = {(True, False): -1, (False, False): 0, (False, True): 2, (True, True): 3}  # by mmap and mlock
+
+
+def placement(settings: ModelSettings, devices: Sequence[Device]) -> Placement:
+    """Returns the native placement. Raises ModelFailed for devices that are not among these."""
+    check_devices(settings, devices)
+    return Placement(
+        gpu_layers=int(settings.gpu_layers) if settings.gpu_layers.isdigit() else -1,
+        devices=settings.devices,
+        split_mode=SPLIT_MODES.index(settings.split_mode),
+        main_gpu=settings.main_gpu,
+        tensor_split=tuple(float(part) for part in sources.split_words(settings.tensor_split)),
+        flash_attn=_FLASH_ATTN[settings.flash_attn],
+        load_mode=_LOAD_MODES[settings.mmap, settings.mlock],
+        numa=_NUMA[settings.numa],
+        cache_type_k=_CACHE_TYPES[settings.cache_type_k],
+        cache_type_v=_CACHE_TYPES[settings.cache_type_v],
+        rope_scaling=_ROPE_SCALINGS[settings.rope_scaling],
+        rope_freq_base=settings.rope_freq_base,
+        rope_freq_scale=settings.rope_freq_scale,
+        yarn_ext_factor=settings.yarn_ext_factor,
+        yarn_attn_factor=settings.yarn_attn_factor,
+        yarn_beta_fast=settings.yarn_beta_fast,
+        yarn_beta_slow=settings.yarn_beta_slow,
+        yarn_orig_ctx=settings.yarn_orig_ctx,
+    )
+
+
+def check_devices(settings: ModelSettings, devices: Sequence[Device]) -> None:
+    """Raises ModelFailed for an unknown device, and for a setting of GPUs where there is none."""
+    gpus = [device for device in devices if not device.is_processor]
+    known = [device.name for device in gpus]
+    for name in settings.devices:
+        if name not in (*known, "none"):
+            others = f"the devices are {', '.join(known)}, and none" if known else "it has the processor alone (none)"
+            raise ModelFailed(f"COROSRV_DEVICE: libllama has no device '{name}' here; {others}. {BUILD_FOR_GPU}")
+    name = settings.names_gpu
+    if name and not gpus:
+        raise ModelFailed(f"COROSRV_{name.upper()} needs a GPU, and this libllama sees none. {BUILD_FOR_GPU}")
+    n_parts = len(sources.split_words(settings.tensor_split))
+    if n_parts > len(gpus):
+        raise ModelFailed(f"COROSRV_TENSOR_SPLIT has {n_parts} parts, for {len(gpus)} devices")
+    if settings.main_gpu and settings.main_gpu >= len(gpus):
+        raise ModelFailed(f"COROSRV_MAIN_GPU is {settings.main_gpu}, and the devices are 0 to {len(gpus) - 1}")
+
+
+BUILD_FOR_GPU = "Build it for one with CMAKE_ARGS=-DGGML_CUDA=on make install (docs/guide/models.md: Other devices)"
 
 
 def native_options(settings: ModelSettings, copy_bytes: int) -> Options:

@@ -23,9 +23,9 @@ from msgspec.structs import replace
 from corosrv.base.errors import ModelFailed
 from corosrv.base.waits import call_in_thread, run_process
 from corosrv.contracts.settings import child_environment
-from corosrv.models.engine import libllama, model_files
+from corosrv.models.engine import libllama, verdicts
 from corosrv.models.engine.binding import GrammarLimits, Options
-from corosrv.models.engine.cpu import cpu_identity
+from corosrv.models.engine.libllama import cpu_identity
 from corosrv.models.engine.verdicts import StoredVerdicts
 from corosrv.models.fitting import gguf
 
@@ -182,7 +182,7 @@ def _key(options: Options) -> str | None:
     That is the processor, libllama, the extension, the files, and those options that shape what libllama computes.
     """
     try:
-        files = [model_files.identity(path) for path in (options.model, *options.adapters)]
+        files = [verdicts.identity(path) for path in (options.model, *options.adapters)]
     except (OSError, gguf.BrokenFile):
         return None
     parts = [cpu_identity(), msgspec.json.encode(_shaping(options)).decode(), *files]

@@ -1,23 +1,111 @@
-"""Jobs to the tasks of the decode loop."""
+"""Jobs to the tasks of the decode loop.
+
+Private ids of embedding rows: equal ids stand for equal rows, so that prefixes are compared by ids alone.
+
+The LoRA adapters of one model: which there are, and how much of each a job gets.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import struct
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.base.processor import Turns
-from corosrv.contracts.jobs import AnyJob, EmbedJob, Job, Pieces, RerankJob, Rows, Terms, ThoughtBudget
-from corosrv.models.engine.adapters import Adapters
+from corosrv.base.waits import ThreadLock
+from corosrv.contracts.jobs import Adapter, AnyJob, EmbedJob, Job, Pieces, RerankJob, Rows, Terms, ThoughtBudget
 from corosrv.models.engine.binding import Task, TaskKind
 from corosrv.models.engine.marks import Piece
-from corosrv.models.engine.row_ids import RowIds
 from corosrv.models.engine.slots import TaskNote, TaskNotes
 from corosrv.models.engine.vocabulary import ROW_ID, EngineVocabulary
+
+FIRST_ID, LAST_ID = -2, -(2**31)  # -1 stands for rows without an id of their own
+MAX_CONTENTS = 65_536
+
+Key = tuple[str, int, int, bytes, str]
+
+
+class RowIds:
+    """Gives each content of one caller an id, which all its rows have. Any thread may call.
+
+    The same numbers at other positions, or seen in another way, are another content.
+
+    Keeps the ids of the contents used last; one that was forgotten gets a new id, and what was computed of it is not
+    found again. No id is given twice: when none is left, rows have none, and share nothing until the model is loaded
+    anew.
+    """
+
+    def __init__(self, limit: int = MAX_CONTENTS, last_id: int = LAST_ID) -> None:
+        self._limit = limit
+        self._last_id = last_id
+        self._next = FIRST_ID
+        self._lock = ThreadLock()
+        self._ids: OrderedDict[Key, int] = OrderedDict()
+
+    def of_rows(self, rows: Rows, caller: str) -> int | None:
+        """Returns the id of these rows, or None where there is none left."""
+        key = rows.sha256, rows.n, rows.width, _reading_of(rows), caller
+        with self._lock:
+            row_id = self._ids.get(key)
+            if row_id is not None:
+                self._ids.move_to_end(key)
+                return row_id
+            if self._next < self._last_id:
+                return None
+            row_id, self._next = self._next, self._next - 1
+            self._ids[key] = row_id
+            if len(self._ids) > self._limit:
+                self._ids.popitem(last=False)
+            return row_id
+
+
+def _reading_of(rows: Rows) -> bytes:
+    """Returns the hash of how rows are read; nothing for those that are read as tokens are."""
+    if rows.is_read_as_tokens:
+        return b""
+    return hashlib.sha256(struct.pack("<?i", rows.is_non_causal, rows.n_positions) + rows.positions).digest()
+
+
+class Adapters:
+    """LoRA adapters in the order they were loaded in. Any thread may call: scales are replaced all at once."""
+
+    def __init__(self, loaded: Iterable[tuple[str, float]]) -> None:
+        """`loaded`: the path of each, and its scale where a job does not say."""
+        self._adapters = tuple(Adapter(id, Path(path).name, scale) for id, (path, scale) in enumerate(loaded))
+
+    def list(self) -> tuple[Adapter, ...]:
+        return self._adapters
+
+    def set(self, scales: Mapping[int, float]) -> None:
+        """Sets the scales for jobs that name no adapters; adapters not listed are off. Raises Refused."""
+        checked = self._checked(scales)
+        self._adapters = tuple(replace(adapter, scale=checked.get(adapter.id, 0.0)) for adapter in self._adapters)
+
+    def scales(self, named_scales: Iterable[tuple[int, float]] | None) -> tuple[float, ...]:
+        """Returns a job's scale for each adapter: those that it names, or the set ones. Raises Refused."""
+        if named_scales is None:
+            return tuple(adapter.scale for adapter in self._adapters)
+        checked = self._checked(dict(named_scales))
+        return tuple(checked.get(adapter.id, 0.0) for adapter in self._adapters)
+
+    def _checked(self, scales: Mapping[int, float]) -> Mapping[int, float]:
+        for id, scale in scales.items():
+            if not 0 <= id < len(self._adapters):
+                there_are = (
+                    f"they are numbered from 0 to {len(self._adapters) - 1}" if self._adapters else "there is none"
+                )
+                raise Refused(f"lora: {id} is no adapter of this model: {there_are}", "lora")
+            if not math.isfinite(scale):
+                raise Refused(f"lora: the scale of adapter {id} must be a finite number", "lora")
+        return scales
+
 
 MAX_STOP_BYTES = 256
 MAX_BIASED_CHARS = 256

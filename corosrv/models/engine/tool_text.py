@@ -10,7 +10,7 @@ from typing import Any
 from corosrv.formats.callformats.description import ArgumentRow, CallFormat, Spelling
 from corosrv.formats.callformats.known import HERMES
 from corosrv.formats.callformats.writer import WrittenCall, write_calls
-from corosrv.models.engine.traits import Traits
+from corosrv.models.engine.card import Traits
 
 Message = dict[str, Any]
 

@@ -19,8 +19,8 @@ from corosrv.base.errors import CorosrvError, ModelFailed
 from corosrv.base.waits import wait_readable
 from corosrv.contracts.jobs import Sampling, TokenInfo
 from corosrv.models.engine.binding import NativeEngine, Options, Task, TaskKind
-from corosrv.models.engine.confinement import end_with_server
 from corosrv.models.engine.probe import TrialStatus
+from corosrv.models.engine.template_trial import end_with_server
 
 N_TOKENS = 8  # of each text that is drawn
 N_LIKELIEST = 20  # tokens that are compared where two texts part

@@ -10,13 +10,11 @@ from corosrv.base import errors, waits
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import Image, Messages, MultimodalText, Pieces, Prompt, Text, Tokens
 from corosrv.models.engine.binding import ModelInfo, NativeEngine
-from corosrv.models.engine.builtin_template import builtin_name
+from corosrv.models.engine.card import Traits
 from corosrv.models.engine.chat import CHATML, ChatTemplate, texts_of
-from corosrv.models.engine.image_places import ImagePlaces
-from corosrv.models.engine.marks import Piece
+from corosrv.models.engine.marks import ImagePlaces, Piece, builtin_name
 from corosrv.models.engine.template_trial import TemplateCase
 from corosrv.models.engine.template_verdicts import template_findings
-from corosrv.models.engine.traits import Traits
 
 log = logging.getLogger("corosrv.engine")
 

@@ -1,4 +1,7 @@
-"""Reads the head of a GGUF file without libllama: the few facts that tell how much memory the model takes."""
+"""Reads the head of a GGUF file without libllama: the few facts that tell how much memory the model takes.
+
+Reads from a model file's keys what each layer keeps of the tokens before.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,161 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from corosrv.models.fitting.cache import CacheShape
-from corosrv.models.fitting.layers import ModelKeys, cache_shape
+from corosrv.models.fitting.cache import CacheShape, LayerCache
+
+# Architectures that keep nothing between steps: each sequence is computed in one piece.
+_WITHOUT_MEMORY = frozenset({
+    "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert", "modern-bert",
+    "wavtokenizer-dec", "gemma-embedding", "dream", "llada", "llada-moe", "rnd1",
+})  # fmt: skip
+_RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+_BOTH = frozenset(["falcon-h1"])  # each layer attends and has a state
+# Where one layer of so many attends to all tokens unless the file says which, the others being recurrent.
+_FULL_EVERY = frozenset(["qwen3next", "qwen35", "qwen35moe", "qwen4exp", "minimax-01"])
+# Where layers without heads of keys and values are recurrent.
+_HEADLESS_RECURS = frozenset({
+    "jamba", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "kimi-linear",
+    "bailingmoe3", "kimi-k3", "glm5-next",
+})  # fmt: skip
+_FIRST_WITHOUT_CACHE = {"gemma3n": 20}  # from this layer on, layers use the cache of others
+
+
+_MAX_LAYERS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKeys:
+    """The keys of one architecture in a file."""
+
+    architecture: str
+    pairs: Mapping[str, Any]
+
+    def number(self, name: str, default: int = 0) -> int:
+        """Returns a number; the default where there is none, or a list."""
+        value = self.pairs.get(f"{self.architecture}.{name}", default)
+        return value if isinstance(value, int) else default
+
+    def numbers(self, name: str, count: int, default: int) -> list[int]:
+        """Returns a number for each of `count` layers; the same for all where the file has one."""
+        value = self.pairs.get(f"{self.architecture}.{name}", default)
+        if isinstance(value, list):
+            members = [member if isinstance(member, int) else 0 for member in value[:count]]
+            return members + [0] * (count - len(members))
+        return [value if isinstance(value, int) else default] * count
+
+    def has(self, name: str) -> bool:
+        return f"{self.architecture}.{name}" in self.pairs
+
+    def members(self, name: str) -> list[Any] | None:
+        """Returns a list; None where the file has none."""
+        value = self.pairs.get(f"{self.architecture}.{name}")
+        return value if isinstance(value, list) else None
+
+    @property
+    def n_layers(self) -> int:
+        return min(self.number("block_count"), _MAX_LAYERS)
+
+
+def cache_shape(keys: ModelKeys) -> CacheShape:
+    """Returns what each layer keeps; rather too much than too little for an architecture that is not known."""
+    if keys.architecture in _WITHOUT_MEMORY:
+        return CacheShape()
+    n_layers = keys.n_layers
+    heads = keys.numbers("attention.head_count", n_layers, 1)
+    kv_heads = keys.numbers("attention.head_count_kv", n_layers, 0) if keys.has("attention.head_count_kv") else heads
+    recurs, attends = _recurrent(keys, kv_heads), _attending(keys, kv_heads)
+    n_heads = heads[0] if heads else 0
+    widths = {False: _head_widths(keys, n_heads), True: _head_widths(keys, n_heads, "_swa")}
+    state = _state(keys, n_heads)
+    layers = []
+    for recurring, attending, has_window, n_kv_heads in zip(recurs, attends, _windowed(keys), kv_heads, strict=True):
+        key_width, value_width = widths[has_window] if attending else (0, 0)
+        layers.append(LayerCache(n_kv_heads * key_width, n_kv_heads * value_width, state if recurring else 0))
+    return CacheShape(tuple(layers))
+
+
+def _head_widths(keys: ModelKeys, n_heads: int, suffix: str = "") -> tuple[int, int]:
+    """Returns the numbers of a head's key and value; `suffix`: of the keys for layers with a window."""
+    default = keys.number("embedding_length") // n_heads if n_heads > 0 else 0
+    key, value = (keys.number(f"attention.{name}_length", default) if n_heads else 0 for name in ("key", "value"))
+    if keys.number("attention.key_length_mla") and keys.number("attention.value_length_mla"):
+        value = 0  # the latent vector that is kept as the key has the value in it
+    if suffix:
+        key = keys.number(f"attention.key_length{suffix}", key)
+        value = keys.number(f"attention.value_length{suffix}", value)
+    return key, value
+
+
+def _recurrent(keys: ModelKeys, kv_heads: Sequence[int]) -> list[bool]:
+    """Returns for each layer whether it has a recurrent state."""
+    name = keys.architecture
+    if name in _RECURRENT or name in _BOTH:
+        return [True] * len(kv_heads)
+    if name in _FULL_EVERY:
+        listed = keys.members("attention.recurrent_layers")
+        if listed is not None:
+            return _stretched([bool(member) for member in listed], len(kv_heads))
+        interval = max(keys.number("full_attention_interval", 4), 1)
+        return [(layer + 1) % interval != 0 for layer in range(len(kv_heads))]
+    if name not in _HEADLESS_RECURS:
+        return [False] * len(kv_heads)
+    return [heads == 0 and not is_plain for heads, is_plain in zip(kv_heads, _feed_forward_alone(keys), strict=True)]
+
+
+def _attending(keys: ModelKeys, kv_heads: Sequence[int]) -> list[bool]:
+    """Returns for each layer whether it keeps keys and values of its own."""
+    if keys.architecture in _RECURRENT:
+        return [False] * len(kv_heads)
+    n_own = len(kv_heads) - keys.number("attention.shared_kv_layers")
+    n_own = min(n_own, _FIRST_WITHOUT_CACHE.get(keys.architecture, n_own))
+    recurs = [False] * len(kv_heads) if keys.architecture in _BOTH else _recurrent(keys, kv_heads)
+    return [
+        not recurring and not is_plain and layer < n_own
+        for layer, (recurring, is_plain) in enumerate(zip(recurs, _feed_forward_alone(keys), strict=True))
+    ]
+
+
+def _feed_forward_alone(keys: ModelKeys) -> list[bool]:
+    """Returns for each layer whether it is a feed-forward layer alone, as Nemotron-H has them."""
+    if not keys.architecture.startswith("nemotron_h"):
+        return [False] * keys.n_layers
+    return [inner > 0 for inner in keys.numbers("feed_forward_length", keys.n_layers, 0)]
+
+
+def _windowed(keys: ModelKeys) -> list[bool]:
+    """Returns for each layer whether it sees a window of tokens alone, where heads of such layers are others."""
+    listed = keys.members("attention.sliding_window_pattern")
+    if listed is not None:
+        return _stretched([bool(member) for member in listed], keys.n_layers)
+    every = keys.number("attention.sliding_window_pattern")
+    return [bool(every) and layer % every != every - 1 for layer in range(keys.n_layers)]
+
+
+def _state(keys: ModelKeys, n_heads: int) -> int:
+    """Returns the numbers of one recurrent layer's state: what it convolves, and what it carries on."""
+    n_embd = keys.number("embedding_length")
+    if head := keys.number("wkv.head_size"):
+        return keys.number("token_shift_count", 2) * n_embd + n_embd * head
+    if taps := keys.number("shortconv.l_cache"):
+        return n_embd * (taps - 1)
+    taps = keys.number("ssm.conv_kernel")
+    if head := keys.number("kda.head_dim"):
+        return 3 * (taps - 1 if taps else 3) * n_heads * head + head * head * n_heads
+    inner, state = keys.number("ssm.inner_size"), keys.number("ssm.state_size")
+    return max(taps - 1, 0) * (inner + 2 * keys.number("ssm.group_count") * state) + state * inner
+
+
+def _stretched(members: list[bool], count: int) -> list[bool]:
+    return (members + [False] * count)[:count]
+
 
 _MAX_KEY = 65_536  # bytes
 _MAX_TEXT = 16_777_216
 _MAX_PAIRS = 65_536
-_MAX_LAYERS = 65_536
 _STRING, _ARRAY = 8, 9
 _TOKENS = "tokenizer.ggml.tokens"
 _PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)

@@ -1,7 +1,11 @@
-"""Asks a hub: which files a repository has, and for their bytes. Blocks; made for a process of its own."""
+"""Asks a hub: which files a repository has, and for their bytes. Blocks; made for a process of its own.
+
+Words what the library raises: what went wrong, and what would help.
+"""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +14,46 @@ from urllib.parse import urlsplit
 
 from corosrv.base.errors import HubError
 from corosrv.contracts.settings.hub import HubName
-from corosrv.models.hub import failures, library
+from corosrv.models.hub import library
 from corosrv.models.hub.blob import BlobSource, HashedFile, Report, fetch
 from corosrv.models.hub.cache import RepoCache
 from corosrv.models.hub.choice import RepoFile
+
+
+def status_of(error: BaseException) -> int | None:
+    """Returns the HTTP status that an error stands for; None for one of the connection."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Returns whether the hub did not answer, or has troubles of its own: files that are there may be used then."""
+    status = status_of(error)
+    return not isinstance(error, ValueError) and (status is None or status >= 500 or status == 429)
+
+
+def describe(error: BaseException, name: HubName, endpoint: str) -> str:
+    """Words an error of the library for the operator."""
+    if type(error).__name__ == "GatedRepoError":
+        return (
+            f"{name.repo} is gated: accept its terms on {endpoint}/{name.repo}, and give a token that may read it "
+            "(HF_TOKEN or --hf-token)"
+        )
+    if type(error).__name__ == "RevisionNotFoundError":
+        return f"{name.repo} has no revision {name.revision!r}"
+    status = status_of(error)
+    if status in (401, 403, 404):
+        return (
+            f"{endpoint} has no repository {name.repo}, or one that needs a token which may read it "
+            f"(HF_TOKEN or --hf-token): status {status}"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full: {error}; what was downloaded stays, and the next try goes on with it"
+    if isinstance(error, PermissionError):
+        return f"the cache of models cannot be written: {error}; choose another folder with HF_HOME"
+    first_line = (str(error) or type(error).__name__).strip().splitlines()[0]
+    return f"{name.repo} could not be had from {endpoint}: {first_line}; what was downloaded stays for the next try"
+
 
 _TIMEOUT = 30.0  # seconds in which the hub must begin to answer
 
@@ -51,8 +91,8 @@ class HubClient:
                 self.name.repo, revision=self.name.revision, files_metadata=True, timeout=_TIMEOUT
             )
         except Exception as error:  # of the library, and of the three below it
-            words = failures.words(error, self.name, self.endpoint)
-            if not failures.is_unreachable(error):
+            words = describe(error, self.name, self.endpoint)
+            if not is_unreachable(error):
                 raise HubError(words) from error
             return self._list_cached(words)
         return RepoListing(str(info.sha), [_repo_file(sibling) for sibling in info.siblings or ()])
@@ -76,7 +116,7 @@ class HubClient:
         except HubError:
             raise
         except Exception as error:  # of the library, of the three below it, and of the disk
-            raise HubError(failures.words(error, self.name, self.endpoint)) from error
+            raise HubError(describe(error, self.name, self.endpoint)) from error
 
     def _fetch(self, commit: str, file: RepoFile, report: Report) -> Path:
         url = self._library.hf_hub_url(self.name.repo, file.path, revision=commit, endpoint=self.endpoint)

@@ -14,7 +14,7 @@ from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import hub as hub_name
 from corosrv.contracts.settings import load_hub
 from corosrv.contracts.settings.hub import HubName
-from corosrv.models.hub import stored
+from corosrv.models.hub import cache
 from corosrv.models.hub.messages import PullProgress
 
 _PAUSES = (0.2, 10.0)  # seconds between two reports: to a terminal, and to a log
@@ -83,4 +83,4 @@ def pull_model(before: tuple[Path | None, dict[str, Any]], /, name: str, no_mmpr
 @click.argument("name")
 def remove_model(name: str) -> None:
     """Remove a model from the cache: all of its repository, or of it a quantisation or file."""
-    click.echo(f"{stored.remove(_parse(name)) / 1e6:.0f} MB freed")
+    click.echo(f"{cache.remove(_parse(name)) / 1e6:.0f} MB freed")

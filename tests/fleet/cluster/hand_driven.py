@@ -10,8 +10,7 @@ from gevent.event import AsyncResult, Event
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import InferOutputs
-from corosrv.fleet.cluster.keys import KeyNames
-from corosrv.fleet.cluster.queue_names import QueueNames
+from corosrv.fleet.cluster.queue_names import KeyNames, QueueNames
 from corosrv.fleet.cluster.script_runner import OnReply, ignore
 from corosrv.workers.dispatch.host import CallListener
 from tests.support.waiting import wait_until

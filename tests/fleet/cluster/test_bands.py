@@ -1,6 +1,6 @@
 """Tests which band entries come from."""
 
-from corosrv.fleet.cluster.bands import Band, BandTurns, band_of
+from corosrv.fleet.cluster.queue_names import Band, BandTurns, band_of
 
 
 def test_priorities_have_three_bands():

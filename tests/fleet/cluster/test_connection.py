@@ -10,8 +10,7 @@ import gevent
 import pytest
 
 from corosrv.base.errors import RedisRefused, RedisUnavailable, SettingsError
-from corosrv.fleet.cluster.address import public_address
-from corosrv.fleet.cluster.connection import N_CONNECTIONS, RedisClient
+from corosrv.fleet.cluster.connection import N_CONNECTIONS, RedisClient, public_address
 from tests.support.patched import run_patched
 from tests.support.redis_server import RedisServer, redis_server
 

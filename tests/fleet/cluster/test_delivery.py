@@ -11,11 +11,10 @@ import pytest
 
 from corosrv.base.errors import CorosrvError, HandlerFailed, NotHandedOver, RedisUnavailable, Refused, ShuttingDown
 from corosrv.contracts.jobs.infer import AnswerBody, ForwardRequest, HandlerCard, InferJob
-from corosrv.fleet.cluster import delivered as delivered_calls
 from corosrv.fleet.cluster import delivery, queue_scripts
+from corosrv.fleet.cluster import delivery as delivered_calls
 from corosrv.fleet.cluster.call_codec import RemoteError, SharedRequest, decode_end, encode_call
-from corosrv.fleet.cluster.delivered import DeliveredCalls
-from corosrv.fleet.cluster.delivery import WINDOW, Delivered
+from corosrv.fleet.cluster.delivery import WINDOW, Delivered, DeliveredCalls
 from corosrv.workers.dispatch.reader import HandlerReader
 from tests.fleet.cluster.hand_driven import NAMES, HandDrivenRunner
 from tests.support.waiting import wait_until

@@ -15,10 +15,8 @@ from corosrv.contracts.jobs.infer import HandlerCard
 from corosrv.fleet.cluster import queue_consumer, queue_scripts
 from corosrv.fleet.cluster.delivery import Delivered
 from corosrv.fleet.cluster.health import LinkHealth
-from corosrv.fleet.cluster.keys import KeyNames
 from corosrv.fleet.cluster.queue_consumer import QueueConsumer
-from corosrv.fleet.cluster.queue_names import QueueNames
-from corosrv.fleet.cluster.queue_timing import QueueTiming
+from corosrv.fleet.cluster.queue_names import KeyNames, QueueNames, QueueTiming
 from tests.support.waiting import wait_until
 
 KEYS = frozenset({"model:m"})

@@ -9,8 +9,7 @@ import pytest
 
 from corosrv.fleet.cluster import queue_scripts
 from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.keys import KeyNames
-from corosrv.fleet.cluster.queue_names import QueueNames
+from corosrv.fleet.cluster.queue_names import KeyNames, QueueNames
 
 NAMES = QueueNames(KeyNames("test"), "front-a")
 STREAMS = NAMES.streams("app", "model:m:")

@@ -1,6 +1,6 @@
 """Tests which of several deliveries of one call has its client."""
 
-from corosrv.fleet.cluster.reply_order import ReplyFate, ReplyOrder
+from corosrv.fleet.cluster.shared_call import ReplyFate, ReplyOrder
 
 
 def test_the_first_delivery_that_sends_is_followed_and_others_are_dropped():

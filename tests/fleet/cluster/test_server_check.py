@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.base.errors import SettingsError
-from corosrv.fleet.cluster.server_check import check_server, parse_info
+from corosrv.fleet.cluster.connection import check_server, parse_info
 from tests.support.redis_server import redis_server
 
 GOOD = {"redis_version": "7.0.15", "role": "master", "maxmemory_policy": "noeviction", "aof_enabled": "1"}

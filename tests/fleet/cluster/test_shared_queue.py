@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.fleet.cluster.bands import Band
-from corosrv.fleet.cluster.keys import KeyNames
-from corosrv.fleet.cluster.queue_names import QueueNames
+from corosrv.fleet.cluster.queue_names import Band, KeyNames, QueueNames
 from tests.support.queue_front import FrontProcess, QueueFrontOptions
 from tests.support.redis_server import RedisServer, redis_server
 

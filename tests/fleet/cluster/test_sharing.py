@@ -8,10 +8,10 @@ from corosrv.base.errors import NoCapacity, QueueFull, RedisUnavailable, Shuttin
 from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard
 from corosrv.fleet.cluster import queue_scripts, shared_queue
 from corosrv.fleet.cluster.accepted import AcceptedCalls
-from corosrv.fleet.cluster.delivered import DeliveredCalls
+from corosrv.fleet.cluster.delivery import DeliveredCalls
 from corosrv.fleet.cluster.health import LinkHealth
 from corosrv.fleet.cluster.queue_consumer import QueueConsumer
-from corosrv.fleet.cluster.queue_timing import QueueTiming
+from corosrv.fleet.cluster.queue_names import QueueTiming
 from corosrv.fleet.cluster.shared_queue import SharedQueue
 from tests.fleet.cluster.hand_driven import NAMES, HandDrivenRunner
 from tests.workers.dispatch.hosts import Front, card, ended, error_of, text

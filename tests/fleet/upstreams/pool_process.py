@@ -24,7 +24,7 @@ import gevent
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferEnd, InferReader
 from corosrv.contracts.jobs.job import Terms
-from corosrv.fleet.upstreams import breaker, complaints, forwarded_call, probing, short_exchange
+from corosrv.fleet.upstreams import breaker, complaints, exchange, forwarded_call, probing
 from corosrv.fleet.upstreams.abort import AbortKind
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
@@ -120,7 +120,7 @@ class Commands:
         complaints.DURATION = complaints_for
         probing.INTERVAL = probing.FAST_INTERVAL = probes_each
         probing.SHORTEST_INTERVAL = probes_soonest
-        short_exchange.TIME_LIMIT = probe_limit
+        exchange.TIME_LIMIT = probe_limit
         self.calls = {}
         self.pool = UpstreamPool(UpstreamPoolSettings(limits=ExchangeLimits(first_byte, idle), **settings))
         self.pool.start()

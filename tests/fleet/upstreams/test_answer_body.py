@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.fleet.upstreams.answer_body import body_decoder, keeps_connection
-from corosrv.fleet.upstreams.answer_head import BadAnswer, ReceivedHead, received_head
+from corosrv.fleet.upstreams.answer_body import BadAnswer, ReceivedHead, body_decoder, keeps_connection, received_head
 
 
 def head(*fields: tuple[str, str], status: int = 200, minor: int = 1) -> ReceivedHead:

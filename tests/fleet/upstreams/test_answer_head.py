@@ -6,7 +6,7 @@ import collections
 
 import pytest
 
-from corosrv.fleet.upstreams.answer_head import MAX_FIELDS, MAX_HEAD, BadAnswer, HeadReader, parse_head, received_head
+from corosrv.fleet.upstreams.answer_body import MAX_FIELDS, MAX_HEAD, BadAnswer, HeadReader, parse_head, received_head
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Empty:\r\n\r\ndata: 1\n\n"
 PARSED = received_head(200, 1, (("Content-Type", "text/event-stream"), ("X-Empty", "")))

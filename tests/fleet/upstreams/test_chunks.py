@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from corosrv.fleet.upstreams.chunks import MAX_LINE, MAX_TRAILERS, BadChunks, ChunkDecoder
+from corosrv.fleet.upstreams.answer_body import MAX_LINE, MAX_TRAILERS, BadChunks, ChunkDecoder
 
 BODY = b"5\r\nhello\r\nA;name=value\r\n, chunked \r\n5 \r\nworld\r\n0\r\nTrailer: x\r\n\r\n"
 

@@ -9,7 +9,7 @@ import pytest
 
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs.infer import ForwardRequest, Headers
-from corosrv.fleet.upstreams.connection import PIECE
+from corosrv.fleet.upstreams.connections import PIECE
 from tests.fleet.upstreams.exchanges import answers, begun, connected, exchanged, raw_server, read_request
 from tests.support.receiver import closed_url
 from tests.support.scripted_upstream import Handler, fails_with, scripted

@@ -1,6 +1,6 @@
 """Ids of upstreams."""
 
-from corosrv.fleet.upstreams.ids import rank_name, upstream_id
+from corosrv.fleet.upstreams.policies import rank_name, upstream_id
 
 URL = "http://10.0.0.1:8080"
 

@@ -8,8 +8,7 @@ from corosrv.contracts.jobs.infer import ForwardRequest, InferJob, ModelTarget
 from corosrv.contracts.jobs.job import Terms
 from corosrv.contracts.settings.fleet import POLICIES
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
-from corosrv.fleet.upstreams.policies import POLICY_NAMES, make_policy
-from corosrv.fleet.upstreams.rendezvous import score
+from corosrv.fleet.upstreams.policies import POLICY_NAMES, make_policy, score
 from corosrv.fleet.upstreams.spec import UpstreamSpec
 from corosrv.fleet.upstreams.upstream import Upstream, UpstreamHost
 from corosrv.workers.dispatch.dispatcher import Dispatcher

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from corosrv.fleet.upstreams.prefixes import (
+from corosrv.fleet.upstreams.policies import (
     BLOCK_ENDS,
     FIRST_BLOCK,
     LIFETIME,

@@ -3,7 +3,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from corosrv.fleet.upstreams.rendezvous import score
+from corosrv.fleet.upstreams.policies import score
 
 KEYS = [f"session {number}" for number in range(5000)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.fleet.upstreams.request_head import request_head
+from corosrv.fleet.upstreams.exchange import request_head
 
 
 def test_a_head_has_the_upstreams_name_and_the_bodys_length():

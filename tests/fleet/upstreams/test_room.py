@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.fleet.upstreams.room import room_of
+from corosrv.fleet.upstreams.prober import room_of
 from corosrv.fleet.upstreams.spec import MAX_CONCURRENCY
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.fleet.upstreams.stream_end import StreamEnd
+from corosrv.fleet.upstreams.forwarded_call import StreamEnd
 
 CHAT = b'data: {"choices":[{"delta":{"content":"data: [DONE]"}}]}\n\ndata: [DONE]\n\n'
 MESSAGE = (

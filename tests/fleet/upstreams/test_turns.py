@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from corosrv.fleet.upstreams.turns import WeightedTurns
+from corosrv.fleet.upstreams.policies import WeightedTurns
 
 
 def take(turns: WeightedTurns, weights: dict[str, float], n: int) -> list[str]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from corosrv.fleet.upstreams.usage import TAIL, UsageReader
+from corosrv.fleet.upstreams.forwarded_call import TAIL, UsageReader
 
 
 def count(*pieces: bytes) -> int | None:

@@ -28,7 +28,7 @@ from corosrv.formats.callformats.learn import learn_calls
 from corosrv.formats.callformats.learn_answer import learn_answer
 from corosrv.formats.callformats.probes import USER, Probe, Rendering
 from corosrv.formats.callformats.writer import WrittenCall, write_calls
-from corosrv.models.engine.traits import find_traits
+from corosrv.models.engine.card import find_traits
 
 END = "<end>"
 NAME, ID, INDEX, ARGUMENTS = CallField

@@ -11,16 +11,7 @@ import msgspec.msgpack
 from gevent.event import Event
 from gevent.queue import Queue
 
-from corosrv.images.encoder.reports import describe_end
-from corosrv.images.transfer.layout import (
-    FLOAT_BYTES,
-    HEADER_BYTES,
-    BlockHeader,
-    block_at,
-    header_at,
-    pool_bytes,
-    whole_pages,
-)
+from corosrv.images.encoder.checking import describe_end
 from corosrv.images.transfer.messages import (
     PROTOCOL_VERSION,
     Geometry,
@@ -31,7 +22,16 @@ from corosrv.images.transfer.messages import (
     ToEncoder,
     ToLanguage,
 )
-from corosrv.images.transfer.pool import SharedPool
+from corosrv.images.transfer.pool import (
+    FLOAT_BYTES,
+    HEADER_BYTES,
+    BlockHeader,
+    SharedPool,
+    block_at,
+    header_at,
+    pool_bytes,
+    whole_pages,
+)
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.messages import Fatal, ProcessMessage

@@ -3,7 +3,7 @@
 import pytest
 
 from corosrv.base.errors import LoadError
-from corosrv.images.encoder.pairing import MROPE_KINDS, Pair, check_pair
+from corosrv.images.encoder.opening import MROPE_KINDS, Pair, check_pair
 from corosrv.images.transfer.messages import MROPE, NON_CAUSAL
 
 

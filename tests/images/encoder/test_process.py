@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from corosrv.images.transfer.layout import BlockHeader
 from corosrv.images.transfer.messages import (
     MROPE,
     PROTOCOL_VERSION,
@@ -27,6 +26,7 @@ from corosrv.images.transfer.messages import (
     TransferAborted,
     TransferMeta,
 )
+from corosrv.images.transfer.pool import BlockHeader
 from tests.images.encoder.pool import EPOCH, HandDriver, HandPool, TokenDriver, geometry, unsealed_copy
 from tests.support import gguf, projector
 

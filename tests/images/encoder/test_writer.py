@@ -7,10 +7,9 @@ import msgspec
 import pytest
 
 from corosrv.base.errors import ProtocolError
-from corosrv.images.encoder.encoding import Encoding
-from corosrv.images.encoder.writer import PoolWriter, check_geometry
-from corosrv.images.transfer.layout import BlockHeader
+from corosrv.images.encoder.encoding import Encoding, PoolWriter, check_geometry
 from corosrv.images.transfer.messages import GrantBlocks, RowSegment
+from corosrv.images.transfer.pool import BlockHeader
 from tests.images.encoder.pool import EPOCH, HandPool, geometry, unsealed_copy
 
 N_EMBD, BLOCK_ROWS = 3, 2

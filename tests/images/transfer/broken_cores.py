@@ -8,16 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from corosrv.images.transfer.blocks import BlockAllocator
-from corosrv.images.transfer.core import TransferCore
-from corosrv.images.transfer.inbox import TransferInbox
+from corosrv.images.transfer.core import TransferCore, TransferInbox
 from corosrv.images.transfer.ledger import TransferLedger
 from corosrv.images.transfer.messages import BlocksFilled, CancelTransfer, GrantBlocks, TransferAborted
 from corosrv.images.transfer.scheduler import TransferScheduler
-from corosrv.images.transfer.session import TransferSession
-from corosrv.images.transfer.states import Poll, TransferResult, TransferState
-from corosrv.images.transfer.stats import IgnoredReason
-from corosrv.images.transfer.trace import TraceKind
+from corosrv.images.transfer.session import BlockAllocator, Poll, TransferResult, TransferSession, TransferState
+from corosrv.images.transfer.stats import IgnoredReason, TraceKind
 
 BROKEN: list[tuple[type, str]] = []  # with the rule that each of them breaks
 

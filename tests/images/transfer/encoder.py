@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from corosrv.base.errors import ProtocolError, RowsNotFinite
-from corosrv.images.transfer.blocks import Allocation
 from corosrv.images.transfer.messages import (
     BlocksFilled,
     CancelTransfer,
@@ -19,6 +18,7 @@ from corosrv.images.transfer.messages import (
     TransferAborted,
     TransferMeta,
 )
+from corosrv.images.transfer.session import Allocation
 
 NAN = b"\x00\x00\xc0\x7f"
 

@@ -33,9 +33,8 @@ from corosrv.images.transfer.messages import (
     TransferAborted,
     TransferMeta,
 )
-from corosrv.images.transfer.states import Poll, TransferResult, TransferState
-from corosrv.images.transfer.stats import IgnoredReason
-from corosrv.images.transfer.trace import TraceEvent, TraceKind
+from corosrv.images.transfer.session import Poll, TransferResult, TransferState
+from corosrv.images.transfer.stats import IgnoredReason, TraceEvent, TraceKind
 from tests.images.transfer.encoder import row
 
 if TYPE_CHECKING:

@@ -12,12 +12,10 @@ from gevent.event import AsyncResult
 
 from corosrv.contracts.jobs import Image
 from corosrv.images.transfer.core import TransferCore, TransferOutcome
-from corosrv.images.transfer.layout import pool_geometry
-from corosrv.images.transfer.limits import TransferLimits
 from corosrv.images.transfer.messages import GrantBlocks, ImagePixels
-from corosrv.images.transfer.pool import SharedPool
-from corosrv.images.transfer.states import TransferResult
-from corosrv.images.transfer.stats import TransferStats
+from corosrv.images.transfer.pool import SharedPool, pool_geometry
+from corosrv.images.transfer.session import TransferResult
+from corosrv.images.transfer.stats import TransferLimits, TransferStats
 from corosrv.images.vision.link import EncoderCommand
 from corosrv.images.vision.pump import TransferPump
 from corosrv.images.vision.supervisor import EncoderSupervisor

@@ -19,7 +19,7 @@ from corosrv.images.transfer.messages import (
     TransferAborted,
     TransferMeta,
 )
-from corosrv.images.transfer.states import Poll, TransferResult
+from corosrv.images.transfer.session import Poll, TransferResult
 from corosrv.images.transfer.stats import IgnoredReason
 from tests.images.transfer.encoder import NAN, meta
 from tests.images.transfer.rules import RULES

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from corosrv.base.errors import Misuse, SettingsError
-from corosrv.images.transfer.blocks import Allocation, BlockAllocator
 from corosrv.images.transfer.core import TransferCore
 from corosrv.images.transfer.ledger import MAX_ENDED
-from corosrv.images.transfer.limits import TransferLimits
 from corosrv.images.transfer.messages import Geometry, ImagePixels
-from corosrv.images.transfer.states import Poll
-from corosrv.images.transfer.trace import MAX_EVENTS, Trace, TraceEvent, TraceKind
+from corosrv.images.transfer.session import Allocation, BlockAllocator, Poll
+from corosrv.images.transfer.stats import MAX_EVENTS, Trace, TraceEvent, TraceKind, TransferLimits
 from tests.images.transfer.encoder import PlainPool, meta
 from tests.images.transfer.world import World
 

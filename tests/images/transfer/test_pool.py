@@ -9,9 +9,9 @@ import struct
 import pytest
 
 from corosrv.base.errors import ProtocolError, RowsNotFinite
-from corosrv.images.transfer.blocks import Allocation
-from corosrv.images.transfer.layout import (
+from corosrv.images.transfer.pool import (
     BlockHeader,
+    SharedPool,
     block_at,
     header_at,
     pack_superblock,
@@ -19,7 +19,7 @@ from corosrv.images.transfer.layout import (
     pool_geometry,
     unpack_superblock,
 )
-from corosrv.images.transfer.pool import SharedPool
+from corosrv.images.transfer.session import Allocation
 
 GEOMETRY = pool_geometry(n_blocks=4, block_rows=2, n_embd=3)
 ALLOCATION = Allocation(tid=7, gen=2, blocks=(3, 1))

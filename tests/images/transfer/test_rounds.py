@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.images.transfer.states import Poll, TransferResult
-from corosrv.images.transfer.trace import TraceKind
+from corosrv.images.transfer.session import Poll, TransferResult
+from corosrv.images.transfer.stats import TraceKind
 from tests.images.transfer.broken_cores import TupleGuardedScheduler, UnguardedScheduler
 from tests.images.transfer.rules import RULES
 from tests.images.transfer.world import World

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from corosrv.base.errors import IllegalTransition, Misuse
-from corosrv.images.transfer.blocks import Allocation
 from corosrv.images.transfer.messages import BlocksFilled, ImagePixels
-from corosrv.images.transfer.session import TransferSession
-from corosrv.images.transfer.states import ACTIVE, ENDED_FOR_CLIENT, MOVES, TransferState
+from corosrv.images.transfer.session import ACTIVE, ENDED_FOR_CLIENT, MOVES, Allocation, TransferSession, TransferState
 
 
 def make_session() -> TransferSession:

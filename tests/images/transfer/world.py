@@ -6,11 +6,9 @@ import random
 from collections.abc import Callable
 
 from corosrv.images.transfer.core import TransferCore
-from corosrv.images.transfer.limits import TransferLimits
 from corosrv.images.transfer.messages import Geometry, ImagePixels, ToLanguage
-from corosrv.images.transfer.session import TransferSession
-from corosrv.images.transfer.states import Poll
-from corosrv.images.transfer.stats import IgnoredReason
+from corosrv.images.transfer.session import Poll, TransferSession
+from corosrv.images.transfer.stats import IgnoredReason, TransferLimits
 from tests.images.transfer.encoder import HonestEncoder, PlainPool
 from tests.images.transfer.rules import RULES, RuleChecker
 

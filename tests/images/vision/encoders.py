@@ -9,11 +9,11 @@ import gevent
 from gevent.event import Event
 
 from corosrv.contracts.jobs import Image, Terms
-from corosrv.images.transfer.limits import TransferLimits
-from corosrv.images.vision.cache import EncodedImage
+from corosrv.images.transfer.stats import TransferLimits
 from corosrv.images.vision.encoder import EncoderOptions, ImageEncoder
 from corosrv.images.vision.link import EncoderCommand
 from corosrv.images.vision.options import SUPPORTS
+from corosrv.images.vision.task import EncodedImage
 from corosrv.images.vision.waiting import encode_images
 from tests.support import projector
 

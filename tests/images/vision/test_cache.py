@@ -1,7 +1,7 @@
 """Encoded images that are kept."""
 
 from corosrv.contracts.jobs import Rows, Tokens
-from corosrv.images.vision.cache import EncodedImage, ImageCache
+from corosrv.images.vision.task import EncodedImage, ImageCache
 
 WIDTH = 4
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from corosrv.images.transfer.states import TransferResult
+from corosrv.images.transfer.session import TransferResult
 from corosrv.images.transfer.stats import IgnoredReason, TransferStats
-from corosrv.images.vision.collector import TransferCollector
 from corosrv.images.vision.encoder import EncoderStats
+from corosrv.images.vision.models import TransferCollector
 
 TRANSFERS = TransferStats(
     n_free=1,

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from corosrv.images.vision.encode_clock import EncodeClock, ProcessReading, ThreadTimes, read_threads
+from corosrv.images.vision.pump import EncodeClock, ProcessReading, ThreadTimes, read_threads
 
 
 def reading(at: float, held: float = 0.0, *threads: tuple[float, float]) -> ProcessReading:

@@ -9,7 +9,8 @@ import gevent
 import pytest
 
 from corosrv.base.errors import Refused
-from corosrv.images.vision import stability, supervisor
+from corosrv.images.vision import supervisor
+from corosrv.images.vision import supervisor as stability
 from corosrv.images.vision.encoder import ImageEncoder
 from tests.images.vision.encoders import N_EMBD, encode, image, measure, options
 from tests.support import gguf, projector

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.images.transfer.layout import pool_geometry
-from corosrv.images.transfer.pool import SharedPool
+from corosrv.images.transfer.pool import SharedPool, pool_geometry
 from corosrv.images.vision.link import EncoderCommand, EncoderLink
 from tests.support.waiting import wait_until
 
@@ -17,7 +16,7 @@ from tests.support.waiting import wait_until
 PROGRAM = """
 import os, socket, sys, time
 import msgspec
-from corosrv.images.transfer.layout import pool_geometry
+from corosrv.images.transfer.pool import pool_geometry
 from corosrv.images.transfer.messages import PROTOCOL_VERSION, BlocksFilled, Hello
 from corosrv.workers.wire.frame import encode
 from corosrv.workers.wire.messages import Fatal

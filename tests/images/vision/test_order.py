@@ -2,7 +2,7 @@
 
 import math
 
-from corosrv.images.vision.order import EncodeOrder
+from corosrv.images.vision.turns import EncodeOrder
 
 LIMIT = 10.0
 

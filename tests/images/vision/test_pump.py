@@ -8,8 +8,6 @@ import gevent
 import pytest
 
 from corosrv.images.transfer.core import TransferCore
-from corosrv.images.transfer.layout import pool_geometry
-from corosrv.images.transfer.limits import TransferLimits
 from corosrv.images.transfer.messages import (
     PROTOCOL_VERSION,
     CancelTransfer,
@@ -21,11 +19,11 @@ from corosrv.images.transfer.messages import (
     RowSegment,
     TransferMeta,
 )
-from corosrv.images.transfer.pool import SharedPool
-from corosrv.images.transfer.states import TransferResult
+from corosrv.images.transfer.pool import SharedPool, pool_geometry
+from corosrv.images.transfer.session import TransferResult
+from corosrv.images.transfer.stats import TransferLimits
 from corosrv.images.vision import pump
-from corosrv.images.vision.encode_clock import ThreadTimes
-from corosrv.images.vision.pump import MOST_MESSAGES, TransferPump
+from corosrv.images.vision.pump import MOST_MESSAGES, ThreadTimes, TransferPump
 from tests.images.vision.encoders import image
 from tests.support.waiting import wait_until
 

@@ -1,6 +1,6 @@
 """Restarts of an encoder, and whether it is worth waiting for."""
 
-from corosrv.images.vision.stability import RECOVERY, StabilityRecord
+from corosrv.images.vision.supervisor import RECOVERY, StabilityRecord
 
 
 def record_of(*restarts: float) -> StabilityRecord:

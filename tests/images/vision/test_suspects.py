@@ -1,6 +1,6 @@
 """Tests which images are refused because an encoder died of them."""
 
-from corosrv.images.vision.suspects import MAX_SUSPECTS, MEMORY, CrashSuspects
+from corosrv.images.vision.supervisor import MAX_SUSPECTS, MEMORY, CrashSuspects
 
 
 def test_an_image_is_refused_after_its_second_crash():

@@ -8,9 +8,8 @@ from corosrv.base.errors import EncoderUnavailable
 from corosrv.contracts.jobs import Rows, Tokens
 from corosrv.images.transfer.core import TransferOutcome
 from corosrv.images.transfer.messages import RowSegment, TokenSegment, TransferMeta
-from corosrv.images.transfer.states import TransferResult
-from corosrv.images.vision.cache import EncodedImage
-from corosrv.images.vision.task import ImageTask, read_pieces
+from corosrv.images.transfer.session import TransferResult
+from corosrv.images.vision.task import EncodedImage, ImageTask, read_pieces
 from tests.images.vision.encoders import image
 
 WIDTH = 2

@@ -8,7 +8,7 @@ from corosrv.base import errors
 from corosrv.contracts.settings import ModelSettings
 from corosrv.images.vision.options import encoder_share
 from corosrv.images.vision.turns import EncoderTurns
-from corosrv.models.engine.cpu import physical_cores
+from corosrv.models.engine.libllama import physical_cores
 from tests.support.descriptors import n_descriptors
 
 CORES = physical_cores()

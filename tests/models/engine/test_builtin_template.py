@@ -7,8 +7,8 @@ import pytest
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Messages
 from corosrv.models.engine.binding import apply_chat_template, chat_template_names
-from corosrv.models.engine.builtin_template import builtin_name, check_source
 from corosrv.models.engine.chat import ChatTemplate
+from corosrv.models.engine.marks import builtin_name, check_source
 
 SYSTEM = {"role": "system", "content": "Be kind."}
 FIRST, SECOND, THIRD = (

@@ -4,8 +4,7 @@ import pytest
 
 from corosrv.base.errors import PromptTooLong, Refused
 from corosrv.contracts.jobs import Image, Messages, MultimodalText, Tokens
-from corosrv.models.engine.image_places import ImagePlaces
-from corosrv.models.engine.marks import Piece
+from corosrv.models.engine.marks import ImagePlaces, Piece
 from tests.support.engines import opened
 from tests.support.gguf import write_llama
 

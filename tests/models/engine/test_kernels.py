@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from corosrv.models.engine import Engine
-from corosrv.models.engine.cpu import cpu_identity
+from corosrv.models.engine.libllama import cpu_identity
 from tests.support.engines import answer, job, opened, packaged_model, read_all, text_of
 
 pytestmark = pytest.mark.model

@@ -10,7 +10,7 @@ from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine import libllama
 from corosrv.models.engine.binding import Placement
 from corosrv.models.engine.libllama import Device
-from corosrv.models.engine.placement import placement
+from corosrv.models.engine.options import placement
 from tests.support.engines import opened, packaged_model, read_all
 
 CPU = Device("CPU", "a processor", True)

@@ -11,7 +11,8 @@ import pytest
 
 from corosrv.base.errors import ModelFailed
 from corosrv.contracts.jobs import Candidate, TokenInfo
-from corosrv.models.engine import libllama, model_files, probe, trial, verdicts
+from corosrv.models.engine import libllama, probe, trial, verdicts
+from corosrv.models.engine import verdicts as model_files
 from corosrv.models.engine.binding import Options
 from corosrv.models.engine.probe import Verdict
 from tests.support.engines import packaged_model

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from corosrv.contracts.jobs import Rows
-from corosrv.models.engine.row_ids import FIRST_ID, RowIds
+from corosrv.models.engine.tasks import FIRST_ID, RowIds
 
 
 def rows(content: int, n: int = 2) -> Rows:

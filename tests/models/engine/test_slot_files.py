@@ -13,10 +13,10 @@ import pytest
 
 from corosrv.base import errors
 from corosrv.contracts.jobs import SlotFile, Terms
-from corosrv.models.engine import slot_file, slot_keeper
+from corosrv.models.engine import slots
 from corosrv.models.engine.binding import SlotContent
 from corosrv.models.engine.engine import Engine
-from corosrv.models.engine.slot_file import FileOwner, SlotFileLimits
+from corosrv.models.engine.slots import FileOwner, SlotFileLimits
 from tests.support.engines import SLOW, job, opened, packaged_model, read_all, text_of
 from tests.support.waiting import wait_until
 
@@ -25,7 +25,7 @@ QUESTION = STORY + "The first port was"
 OWNER = FileOwner(b"m" * 32, 7)
 LIMITS = SlotFileLimits(tokens=8, scales=2, state_bytes=100)
 CONTENT = SlotContent(struct.pack("<4i", 1, 2, 3, 4), struct.pack("<2f", 0.5, 1), bytes(range(60)))
-HEADER = slot_file._HEADER
+HEADER = slots._HEADER
 
 
 # The file alone.
@@ -40,27 +40,27 @@ def changed(path: str, at: int, to: bytes) -> None:
     """Other bytes, and a digest that goes with them."""
     whole = bytearray(Path(path).read_bytes()[:-32])
     whole[at : at + len(to)] = to
-    Path(path).write_bytes(whole + slot_file._digest([bytes(whole)]))
+    Path(path).write_bytes(whole + slots._digest([bytes(whole)]))
 
 
 def refusal(path: str, owner: FileOwner = OWNER) -> str:
     with pytest.raises(errors.Refused) as refused:
-        slot_file.read(path, owner, LIMITS)
+        slots.read(path, owner, LIMITS)
     assert refused.value.param == "filename"
     return str(refused.value)
 
 
 def test_what_is_written_is_read_and_nothing_else_is_left_in_the_folder(path):
-    n_bytes = slot_file.write(path, CONTENT, OWNER)
+    n_bytes = slots.write(path, CONTENT, OWNER)
 
-    assert slot_file.read(path, OWNER, LIMITS) == (CONTENT, n_bytes)
+    assert slots.read(path, OWNER, LIMITS) == (CONTENT, n_bytes)
     assert n_bytes == os.path.getsize(path)
     assert os.listdir(os.path.dirname(path)) == ["a.slot"]
     assert os.stat(path).st_mode & 0o777 == 0o600
 
 
 def test_every_cut_and_every_changed_byte_is_noticed(path):
-    slot_file.write(path, CONTENT, OWNER)
+    slots.write(path, CONTENT, OWNER)
     whole = Path(path).read_bytes()
 
     for size in range(len(whole)):
@@ -77,14 +77,14 @@ def test_every_cut_and_every_changed_byte_is_noticed(path):
     ("at", "to"), [(52, 2**32 - 1), (52, 9), (56, 2**32 - 1), (56, 3), (60, 2**32 - 1), (60, 101)]
 )  # fmt: skip
 def test_absurd_numbers_are_refused_before_anything_is_read(path, at, to):
-    slot_file.write(path, CONTENT, OWNER)
+    slots.write(path, CONTENT, OWNER)
     changed(path, at, struct.pack("<I", to))
 
     assert "are more than" in refusal(path)
 
 
 def test_other_models_and_versions_are_refused_by_name(path):
-    slot_file.write(path, CONTENT, OWNER)
+    slots.write(path, CONTENT, OWNER)
 
     assert "another model" in refusal(path, FileOwner(b"n" * 32, 7))
     changed(path, 8, struct.pack("<I", 2))
@@ -92,40 +92,40 @@ def test_other_models_and_versions_are_refused_by_name(path):
 
 
 def test_another_caller_s_file_is_neither_found_nor_written_over(path):
-    slot_file.write(path, CONTENT, OWNER)
+    slots.write(path, CONTENT, OWNER)
     other = FileOwner(OWNER.model, 8)
 
     with pytest.raises(errors.NotFound, match=r"no slot file 'a\.slot'"):
-        slot_file.read(path, other, LIMITS)
+        slots.read(path, other, LIMITS)
     with pytest.raises(errors.Refused, match="taken"):
-        slot_file.write(path, CONTENT, other)
-    assert slot_file.read(path, OWNER, LIMITS)[0] == CONTENT
+        slots.write(path, CONTENT, other)
+    assert slots.read(path, OWNER, LIMITS)[0] == CONTENT
 
 
 def test_links_pipes_folders_and_nothing_are_not_read(path, tmp_path):
     with pytest.raises(errors.NotFound):
-        slot_file.read(path, OWNER, LIMITS)
-    slot_file.write(str(tmp_path / "b"), CONTENT, OWNER)
+        slots.read(path, OWNER, LIMITS)
+    slots.write(str(tmp_path / "b"), CONTENT, OWNER)
     os.symlink(tmp_path / "b", path)
     with pytest.raises(errors.NotFound):
-        slot_file.read(path, OWNER, LIMITS)
+        slots.read(path, OWNER, LIMITS)
     os.mkfifo(tmp_path / "pipe")
     assert "no file" in refusal(str(tmp_path / "pipe"))
     with pytest.raises(errors.NotFound):
-        slot_file.read(str(tmp_path), OWNER, LIMITS)
+        slots.read(str(tmp_path), OWNER, LIMITS)
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(path, monkeypatch):
-    slot_file.write(path, CONTENT, OWNER)
+    slots.write(path, CONTENT, OWNER)
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(errors.Unavailable, match="No space left"):
-        slot_file.write(path, SlotContent(b"", b"", b""), OWNER)
+        slots.write(path, SlotContent(b"", b"", b""), OWNER)
 
-    assert slot_file.read(path, OWNER, LIMITS)[0] == CONTENT
+    assert slots.read(path, OWNER, LIMITS)[0] == CONTENT
     assert os.listdir(os.path.dirname(path)) == ["a.slot"]
 
 
@@ -146,7 +146,7 @@ def test_a_slot_that_there_is_not_is_refused(engine, path):
 
 
 def test_a_busy_slot_is_waited_for_some_time_and_no_longer(path, monkeypatch):
-    monkeypatch.setattr(slot_keeper, "PATIENCE", 0.01)
+    monkeypatch.setattr(slots, "PATIENCE", 0.01)
     with opened(model=SLOW) as engine, engine.submit(job(max_tokens=400, slot=1)):
         wait_until(lambda: engine.slots()[1].is_busy)
         with pytest.raises(errors.SlotBusy, match="slot 1"):
@@ -154,10 +154,10 @@ def test_a_busy_slot_is_waited_for_some_time_and_no_longer(path, monkeypatch):
 
 
 def test_few_slot_requests_run_at_once(path, monkeypatch):
-    monkeypatch.setattr(slot_keeper, "PATIENCE", 20)
+    monkeypatch.setattr(slots, "PATIENCE", 20)
     with opened(model=SLOW) as engine, engine.submit(job(max_tokens=400, slot=1)) as reader:
         wait_until(lambda: engine.slots()[1].is_busy)
-        waiting = [gevent.spawn(engine.erase_slot, 1) for _ in range(slot_keeper.MOST_AT_ONCE)]
+        waiting = [gevent.spawn(engine.erase_slot, 1) for _ in range(slots.MOST_AT_ONCE)]
         gevent.sleep(0)
         with pytest.raises(errors.QueueFull, match="slots"):
             engine.erase_slot(1)

@@ -8,7 +8,7 @@ import pytest
 
 from corosrv.base.errors import HubError
 from corosrv.contracts.settings import hub as hub_name
-from corosrv.models.hub.stored import remove, stored_models
+from corosrv.models.hub.cache import remove, stored_models
 from tests.models.hub.test_pull import MODEL, OTHER, run
 from tests.support.hub_server import HubServer, Repo
 

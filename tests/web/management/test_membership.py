@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from corosrv.cli import main
 from corosrv.contracts.jobs import State
-from corosrv.fleet.upstreams.ids import upstream_id
+from corosrv.fleet.upstreams.policies import upstream_id
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.web.management import upstream_routes
 from corosrv.web.management.listener import ManagementListener, ManagementSettings

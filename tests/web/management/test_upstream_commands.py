@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from corosrv.cli import main
 from corosrv.contracts.jobs import State
-from corosrv.fleet.upstreams.ids import upstream_id
+from corosrv.fleet.upstreams.policies import upstream_id
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.web.management import queue_routes, upstream_routes
 from corosrv.web.management.listener import ManagementListener, ManagementSettings

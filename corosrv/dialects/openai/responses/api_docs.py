@@ -6,7 +6,7 @@ from corosrv.dialects.openai.answer_types import InputTokens
 from corosrv.dialects.openai.responses import schema
 from corosrv.dialects.openai.responses.answer_types import DeletedResponse, ResponseEvent, ResponseObject
 from corosrv.dialects.openai.responses.input_list import InputItems, InputQuery
-from corosrv.images.api_docs import images_in
+from corosrv.images.intake import images_in
 from corosrv.web.groups.headers import GenerateHeaders
 from corosrv.web.http.operation import GENERATES, operation
 

@@ -1,4 +1,9 @@
-"""The native engine: opened, asked, and given tasks."""
+"""The native engine: opened, asked, and given tasks.
+
+Requests to a slot, and the content of slots on its way in and out.
+
+The options that open an engine, as the C API takes them.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,117 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec.structs import asdict
+
 from corosrv.base import errors
+from corosrv.base.errors import LibllamaError
 from corosrv.base.processor import Turns
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs.stats import DecodeStats, Histogram
-from corosrv.models.engine.binding.library import MESSAGE_BYTES, check, ffi, lib, text_of
-from corosrv.models.engine.binding.options import POOLINGS, BorrowedOptions
+from corosrv.models.engine.binding.library import FLOAT_BYTES, INT32_BYTES, MESSAGE_BYTES, check, ffi, lib, text_of
 from corosrv.models.engine.binding.reader import NativeReader
-from corosrv.models.engine.binding.slot_request import BorrowedContent, NativeSlotRequest
 from corosrv.models.engine.binding.tasks import BorrowedTasks, take_long
-from corosrv.models.engine.binding.values import ModelInfo, Options, SlotAction, SlotContent, SlotCounters, Task
+from corosrv.models.engine.binding.values import (
+    ModelInfo,
+    Options,
+    Placement,
+    SlotAction,
+    SlotContent,
+    SlotCounters,
+    Task,
+)
+from corosrv.models.engine.libllama import REBUILD
+
+
+class NativeSlotRequest:
+    """Owns the handle of a corosrv_slot_request; closes it when dropped."""
+
+    __slots__ = ("_handle", "fd")
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = ffi.gc(handle, lib.corosrv_slot_request_close)
+        self.fd: int = lib.corosrv_slot_request_fd(handle)
+
+    def result(self) -> SlotContent:
+        """Returns the content once `fd` is readable; it lives as long as this object. Raises why the request failed."""
+        content, message = ffi.new("corosrv_slot_content *"), ffi.new("char[]", MESSAGE_BYTES)
+        check(lib.corosrv_slot_request_result(self._handle, content, message, MESSAGE_BYTES), message)
+        return SlotContent(
+            _view(content.tokens, INT32_BYTES * content.n_tokens),
+            _view(content.adapter_scales, FLOAT_BYTES * content.n_adapter_scales),
+            _view(content.state, content.state_size),
+        )
+
+    def abandon(self) -> None:
+        """Withdraws the request, unless it was begun or answered."""
+        lib.corosrv_slot_request_abandon(self._handle)
+
+
+def _view(pointer: Any, size: int) -> memoryview:
+    return memoryview(ffi.buffer(pointer, size)) if size else memoryview(b"")
+
+
+class BorrowedContent:
+    """Hands a content to the C API: `struct` points into it, and lives as long as this object."""
+
+    def __init__(self, content: SlotContent) -> None:
+        tokens = ffi.from_buffer("int32_t[]", content.tokens)
+        scales = ffi.from_buffer("float[]", content.adapter_scales)
+        state = ffi.from_buffer("uint8_t[]", content.state)
+        self._parts = (tokens, scales, state)
+        self.struct = ffi.new("corosrv_slot_content *", (tokens, len(tokens), scales, len(scales), state, len(state)))
+
+
+POOLINGS = {
+    "": lib.COROSRV_POOLING_MODEL,
+    "none": lib.COROSRV_POOLING_NONE,
+    "mean": lib.COROSRV_POOLING_MEAN,
+    "cls": lib.COROSRV_POOLING_CLS,
+    "last": lib.COROSRV_POOLING_LAST,
+    "rank": lib.COROSRV_POOLING_RANK,
+}
+_KERNELS = {"auto": lib.COROSRV_KERNELS_AUTO, "ggml": lib.COROSRV_KERNELS_GGML}
+
+
+class BorrowedOptions:
+    """`struct` is a corosrv_options; it, and what it points to, lives as long as this object."""
+
+    def __init__(self, options: Options) -> None:
+        self._model = ffi.new("char[]", options.model.encode())
+        self._paths = [ffi.new("char[]", path.encode()) for path in options.adapters]
+        self._adapters = ffi.new("char *[]", self._paths)
+        self._synthetic = ffi.NULL
+        if options.synthetic is not None:
+            self._synthetic = ffi.new("corosrv_synthetic *", asdict(options.synthetic))
+        translated = {
+            "model": self._model,
+            "synthetic": self._synthetic,
+            "kernels": _KERNELS[options.kernels],
+            "pooling": POOLINGS[options.pooling],
+            "adapters": self._adapters,
+            "n_adapters": len(self._paths),
+            "grammars": asdict(options.grammars),
+            "placement": self._placed(options.placement),
+        }
+        try:
+            self.struct = ffi.new("corosrv_options *", asdict(options) | translated)
+        except KeyError as error:  # sources were updated, and the extension was not
+            raise LibllamaError(f"corosrv's extension is older than its Python code ({error}); {REBUILD}") from None
+
+    def _placed(self, placement: Placement) -> Any:
+        """Returns a corosrv_placement; it, and what it points to, lives as long as this object."""
+        self._device_names = [ffi.new("char[]", name.encode()) for name in placement.devices]
+        self._devices = ffi.new("char *[]", self._device_names)
+        self._parts = ffi.new("float[]", placement.tensor_split)
+        translated = {
+            "devices": self._devices,
+            "n_devices": len(placement.devices),
+            "tensor_split": self._parts,
+            "n_tensor_split": len(placement.tensor_split),
+        }
+        self._placement = ffi.new("corosrv_placement *", asdict(placement) | translated)
+        return self._placement
+
 
 _STATES = {
     lib.COROSRV_STARTING: "starting",
