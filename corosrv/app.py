@@ -26,10 +26,9 @@ from corosrv.contracts import settings as settings_module
 from corosrv.contracts.settings import PredictionSettings, Settings
 from corosrv.serving.server import Server
 from corosrv.web.http import reply
-from corosrv.web.http.json_log import JsonFormatter
 from corosrv.web.http.lean_flask import LeanFlask
-from corosrv.web.http.nearest import nearest_route
-from corosrv.web.http.stops import NEVER_STARTS
+from corosrv.web.http.terms import nearest_route
+from corosrv.web.http.worker_watch import NEVER_STARTS, JsonFormatter
 
 if TYPE_CHECKING:
     from corosrv.web.http.front import Front

@@ -37,7 +37,7 @@ from corosrv.models.fitting.model_file import flaw_of
 from corosrv.models.hub import library
 from corosrv.models.hub.cache import stored_models
 from corosrv.models.hub.commands import pull_model, remove_model
-from corosrv.web.http import address, descriptors
+from corosrv.web.http import worker_watch
 from corosrv.web.management import commands
 
 CONNECTIONS = 10_000
@@ -231,12 +231,12 @@ def serve(
         overrides["grpc_host"] = hosts[0]
     if grpc_port := chosen.kserve.grpc_port:
         grpc_host = chosen.kserve.grpc_host or hosts[0]
-        if fault := address.fault(grpc_host, grpc_port):
+        if fault := worker_watch.fault(grpc_host, grpc_port):
             _fail(f"{grpc_host}:{grpc_port} cannot be listened on for gRPC: {fault}; choose with --grpc-port")
     listening = [*hosts, chosen.kserve.grpc_host or hosts[0]]
     if not is_open and not chosen.server.keys and not all(map(_is_loopback, listening)):
         for name in listening:
-            if (reason := address.unresolvable(name)) is not None:
+            if (reason := worker_watch.unresolvable(name)) is not None:
                 _fail(f"no address is known for the host {name} ({reason}): correct --host, such as 127.0.0.1")
         _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or add --open if everybody may use this server")
     if chosen.peer is not None and not chosen.peer.replica_id:
@@ -432,7 +432,7 @@ def _is_loopback(host: str) -> bool:
 
 def raise_descriptor_limit(connections: int) -> None:
     """Raises the soft limit of open files to the hard one; warns if that is not enough."""
-    hard = descriptors.raise_limit()
+    hard = worker_watch.raise_limit()
     # A socket and an eventfd for each stream.
     if hard < 2 * connections:
         click.echo(

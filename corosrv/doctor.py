@@ -15,7 +15,7 @@ from pathlib import Path
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.settings import ModelSettings, Settings, unknown_variables, with_nearest
 from corosrv.models.fitting.model_file import flaw_of
-from corosrv.web.http import address
+from corosrv.web.http import worker_watch
 
 Load = Callable[[], Settings]
 
@@ -244,6 +244,6 @@ def _descriptors() -> Finding:
 
 
 def _port(host: str, port: int) -> Finding:
-    if (fault := address.fault(host, port)) is not None:
+    if (fault := worker_watch.fault(host, port)) is not None:
         return Finding(Grade.FAIL, "port", f"{host}:{port}: {fault}", "choose another one with --port")
     return Finding(Grade.OK, "port", f"{host}:{port} is free")

@@ -15,10 +15,8 @@ from gunicorn.util import parse_address
 from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings as settings_module
 from corosrv.contracts.settings import Settings
-from corosrv.web.http import address
-from corosrv.web.http.json_log import JsonLogger
-from corosrv.web.http.stops import NEVER_STARTS, STOPS, let_stops_through
-from corosrv.web.http.worker_watch import WorkerWatch
+from corosrv.web.http import worker_watch
+from corosrv.web.http.worker_watch import NEVER_STARTS, STOPS, JsonLogger, WorkerWatch, let_stops_through
 
 # gunicorn's own limit only has to come after ours, which ends streams with an event and fails predictions in words.
 _MARGIN = 5  # seconds
@@ -122,7 +120,7 @@ def run(options: Mapping[str, Any]) -> None:
     """
     if not _INHERITED & os.environ.keys():
         for bind in options["bind"]:
-            if (fault := address.fault(*parse_address(bind))) is not None:
+            if (fault := worker_watch.fault(*parse_address(bind))) is not None:
                 raise SettingsError(f"{bind} cannot be listened on: {fault}; choose with --host and --port")
     master = os.getpid()
     try:

@@ -20,7 +20,7 @@ from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferJob, InferReader
 from corosrv.contracts.settings import AppSettings, ServerSettings, child_environment
 from corosrv.dialects.kserve import errors
-from corosrv.web.management import join_routes, object_routes, worker_routes
+from corosrv.web.management import join_routes, routes, worker_routes
 from corosrv.web.management.join_routes import MakeJoinedWorker
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.policy import DispatchSettings
@@ -143,7 +143,7 @@ class AppPart:
         return (
             worker_routes.blueprint(self.manager, lambda: self.dispatcher.stats().keys),
             join_routes.blueprint(self.manager.joined, self._make_joined),
-            object_routes.blueprint(self.objects),
+            routes.object_blueprint(self.objects),
         )
 
     def collectors(self) -> tuple[Collector, ...]:

@@ -22,7 +22,7 @@ from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
 from corosrv.dialects.kserve.grpc.stats import GrpcCollector
 from corosrv.dialects.kserve.object_inputs import no_objects
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.callers import caller
+from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.metrics import HttpStats
 from corosrv.workers.objects import ObjectStore
 from corosrv.workers.worker.parent.asks import no_object

@@ -9,9 +9,9 @@ from gevent import monkey
 
 from corosrv.contracts.jobs import State
 from corosrv.contracts.settings import OperatorSettings
-from corosrv.web.management import queue_routes
+from corosrv.web.management import routes
 from corosrv.web.management.listener import ManagementListener, ManagementSettings
-from corosrv.web.management.queue_routes import HasQueues
+from corosrv.web.management.routes import HasQueues
 
 
 class ServerManagement:
@@ -31,7 +31,7 @@ class ServerManagement:
             host=settings.mgmt_host,
             token_file=settings.mgmt_token_file,
         )
-        all_apis = (*apis, queue_routes.blueprint(dispatchers))
+        all_apis = (*apis, routes.queue_blueprint(dispatchers))
         self.listener = ManagementListener(options, find_state, all_apis) if apis else None
 
     def start(self) -> None:

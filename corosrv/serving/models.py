@@ -40,9 +40,9 @@ from corosrv.models.pool import ModelPool
 from corosrv.web.groups.table import GroupTable
 from corosrv.web.http import metrics
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.callers import caller
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.web.http.lean_flask import caller
 from corosrv.workers.dispatch.answers import CallRecords
 
 if TYPE_CHECKING:

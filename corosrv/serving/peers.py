@@ -30,7 +30,7 @@ from corosrv.gateway.delegation.views import peer_view
 from corosrv.gateway.forwarding.dialects import error_body
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.management import peer_routes
+from corosrv.web.management import routes as peer_routes
 
 
 class ServedHere(Protocol):
@@ -158,7 +158,7 @@ class PeerPart:
 
     def apis(self) -> tuple[Blueprint, ...]:
         """Returns what operators can see of peers."""
-        return (peer_routes.blueprint(self.roster.own_id, self._views),)
+        return (peer_routes.peer_blueprint(self.roster.own_id, self._views),)
 
     def _views(self) -> list[dict[str, Any]]:
         now = time.monotonic()

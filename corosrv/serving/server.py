@@ -28,15 +28,14 @@ from corosrv.web.docs import routes as docs
 from corosrv.web.docs.home import Home, Served, ollama_refusals
 from corosrv.web.groups import routes as group_routes
 from corosrv.web.groups.table import GroupTable
-from corosrv.web.http import access, body, health, ignored_fields, metrics, operation
-from corosrv.web.http.body_budget import BodyBudget
+from corosrv.web.http import access, body_reader, health, metrics, openapi, terms
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.key_collector import KeyCollector
-from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.web.http.heap import BodyBudget
+from corosrv.web.http.keyed_answers import KeyCollector, KeyedAnswers
 from corosrv.web.http.late import PARKS, LateResponse, RequestAccount
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import register_errors
-from corosrv.web.management.guard import TokenGuard, read_token
+from corosrv.web.management.listener import TokenGuard, read_token
 
 if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
     from corosrv.serving.apps import AppPart
@@ -86,7 +85,7 @@ class Server:
         self.parts: list[Part] = [part for part in parts if part is not None]
         self.management = self._management(settings)
         scanner = bodies.scan if self.models is None else self.models.json_scanner()
-        bodies.use_scanner(body.scan_in_thread(scanner))
+        bodies.use_scanner(body_reader.scan_in_thread(scanner))
         for collector in chain.from_iterable(part.collectors() for part in self.parts):
             self._stats.registry.register(collector)
         if self.cluster is not None:
@@ -315,7 +314,7 @@ class Server:
             self.add_hooks(root)
 
         @root.get("/metrics")
-        @operation.operation(
+        @openapi.operation(
             "Server",
             "Report counters",
             "Prometheus' text form: every part's counters, by model where they are a model's.",
@@ -385,7 +384,7 @@ class Server:
         self._stats.begin_work()
         notes.corosrv_request_id = access.request_id(http_request)
         view = current_app.view_functions.get(http_request.endpoint or "")
-        is_open = http_request.method == "OPTIONS" or operation.is_open(view)
+        is_open = http_request.method == "OPTIONS" or openapi.needs_no_key(view)
         caller = None if self.peers is None else self.peers.guard.admit(http_request.environ)
         if caller is None:
             caller = "" if is_open else self._access.check(http_request)
@@ -401,7 +400,7 @@ class Server:
         """Adds what every answer has."""
         http_request = current(request)
         response.headers["X-Request-Id"] = current(g).get("corosrv_request_id") or access.request_id(http_request)
-        ignored_fields.add_header(response)
+        terms.add_header(response)
         self._access.allow(http_request, response)
         route = http_request.url_rule.rule if http_request.url_rule else "none"
         if isinstance(response, LateResponse):

@@ -29,7 +29,7 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.keyed_answers import KeyedAnswers
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.management import upstream_routes
-from corosrv.web.management.guard import TokenGuard
+from corosrv.web.management.listener import TokenGuard
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.stats import DispatchCollector
 

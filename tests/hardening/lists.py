@@ -30,7 +30,7 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import PredictionSettings, model_list
 from corosrv.dialects.predictions import routes as prediction_routes
 from corosrv.dialects.predictions.service import PredictionService
-from corosrv.web.http import operation
+from corosrv.web.http import openapi
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
@@ -122,9 +122,9 @@ class PredictionBody(msgspec.Struct):
 def routes_of(serving: Flask) -> Iterator[Route]:
     """Yields the routes that take bodies; of several paths for the same, the first."""
     yield Route("/predictions", "POST", PredictionBody, {"input": {}})
-    seen: list[operation.Operation] = []
+    seen: list[openapi.Operation] = []
     for rule in serving.url_map.iter_rules():
-        said = operation.find(serving.view_functions.get(rule.endpoint))
+        said = openapi.find(serving.view_functions.get(rule.endpoint))
         if said is None or said.body is None or said in seen or "POST" not in (rule.methods or ()):
             continue
         seen.append(said)
@@ -132,7 +132,7 @@ def routes_of(serving: Flask) -> Iterator[Route]:
         yield Route(path, "POST", said.body, _example(said))
 
 
-def _example(said: operation.Operation) -> Any:
+def _example(said: openapi.Operation) -> Any:
     return dict(example) if isinstance(example := next(iter(said.examples.values()), {}), dict) else example
 
 

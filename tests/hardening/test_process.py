@@ -18,7 +18,7 @@ from gevent import monkey
 from gevent.event import Event
 
 import corosrv
-from corosrv.web.http.hub_lag import BLOCKED, HubLag
+from corosrv.web.http.metrics import BLOCKED, HubLag
 from tests.serve.server import APP, DEPLOYED, GUNICORN, SERVE, Server, Servers
 from tests.serve.wire import CHAT, Connection, chat, events, request
 from tests.support.waiting import eventually

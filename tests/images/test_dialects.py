@@ -24,7 +24,7 @@ from corosrv.dialects.openai.responses.store import ResponseStore, Shelf, Stored
 from corosrv.dialects.openai.responses.stored_images import read_images
 from corosrv.images.decoding import ImageFormat, decode
 from corosrv.images.reader import ImageReader
-from corosrv.web.http import body
+from corosrv.web.http import body_reader
 from tests.images.decoders import DECODERS
 from tests.images.pictures import BLUE, CARD, base64, data_url, plain
 from tests.support.answers import empty_response
@@ -50,19 +50,19 @@ def messages(call: Any) -> tuple[dict[str, Any], ...]:
 
 def chat(*sent: Any, takes: bool = True) -> tuple[dict[str, Any], ...]:
     raw = json.dumps({"messages": sent}).encode()
-    fields = body.decode(REQUEST, raw, chat_schema.decoder)
+    fields = body_reader.decode(REQUEST, raw, chat_schema.decoder)
     return messages(chat_parse.call(fields, DEFAULTS, CARD, ByteVocabulary, images(takes)))
 
 
 def respond(*sent: Any, takes: bool = True, shelf: Shelf | None = None, **more: Any) -> tuple[dict[str, Any], ...]:
-    fields = body.decode(REQUEST, json.dumps({"input": sent, **more}).encode(), response_schema.decoder)
+    fields = body_reader.decode(REQUEST, json.dumps({"input": sent, **more}).encode(), response_schema.decoder)
     shelf = shelf or ResponseStore(0).shelf("")
     return messages(response_parse.call(fields, DEFAULTS, CARD, shelf, ByteVocabulary, images(takes)))
 
 
 def anthropic(*sent: Any, takes: bool = True, **more: Any) -> tuple[dict[str, Any], ...]:
     raw = json.dumps({"max_tokens": 9, "messages": sent, **more}).encode()
-    fields = body.decode(REQUEST, raw, anthropic_schema.decoder)
+    fields = body_reader.decode(REQUEST, raw, anthropic_schema.decoder)
     return messages(anthropic_parse.call(fields, DEFAULTS, CARD, "req_1", images(takes)))
 
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from corosrv.web.http import descriptors
+from corosrv.web.http import worker_watch
 from tests.load.callers import PATIENCE, run
 from tests.load.process import Server, serving, usage
 
@@ -67,7 +67,7 @@ def in_a_row() -> str:
 
 def readers() -> str:
     """Of one prediction, all from its first event on."""
-    descriptors.raise_limit()
+    worker_watch.raise_limit()
     body = json.dumps({"input": {"n": N_OUTPUTS, "seconds": 0.1}}).encode()
     head = "PUT /predictions/crowd HTTP/1.1\r\nHost: load\r\nConnection: close\r\nContent-Type: application/json\r\n"
     ask = f"{head}Accept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body

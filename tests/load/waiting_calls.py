@@ -14,7 +14,7 @@ import statistics
 import struct
 import time
 
-from corosrv.web.http import descriptors
+from corosrv.web.http import worker_watch
 from tests.load.clients import request
 from tests.load.handlers import APP
 from tests.load.process import Server, serving, usage
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=9000)
     n_calls = parser.parse_args().calls
-    descriptors.raise_limit()
+    worker_watch.raise_limit()
     sent = call()
     with serving({"WORKER_APP": APP, "MAX_QUEUE": str(n_calls)}) as server, contextlib.ExitStack() as stack:
         first = stack.enter_context(socket.create_connection(server.address))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from corosrv.dialects.anthropic import answer_types, schema
 from corosrv.images.intake import images_in
-from corosrv.web.groups.headers import GenerateHeaders
-from corosrv.web.http.operation import GENERATES, operation
+from corosrv.web.groups.routes import GenerateHeaders
+from corosrv.web.http.openapi import GENERATES, operation
 
 _TAG = "Messages"
 

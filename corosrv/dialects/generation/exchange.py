@@ -17,17 +17,15 @@ from corosrv.dialects.generation.failures import FailureOf, failure_of, failures
 from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.generation.job_log import JobRecord
 from corosrv.images.reader import ImageReader
-from corosrv.web.groups.headers import join_group
-from corosrv.web.groups.member import GroupMember
-from corosrv.web.groups.table import GroupTable
-from corosrv.web.http import body, sse
+from corosrv.web.groups.routes import join_group
+from corosrv.web.groups.table import GroupMember, GroupTable
+from corosrv.web.http import body_reader, sse
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.ignored_fields import IgnoredFields
 from corosrv.web.http.keyed_answers import KeyedAnswers
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import json_response
-from corosrv.web.http.terms import request_terms
+from corosrv.web.http.terms import IgnoredFields, request_terms
 
 HEAD_SECONDS = 1.0  # for which a stream that has not started keeps its status back
 
@@ -113,7 +111,7 @@ class RequestFlow:
         """
         incoming = current(request)
         text = self.limits.bodies.read(incoming, self.limits.max_body_bytes)
-        decoded = body.decode(incoming, text, decoder)
+        decoded = body_reader.decode(incoming, text, decoder)
         self.ignored.note(text, decoder.type)
         return decoded
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from corosrv.base.errors import CorosrvError, JobFailed, JobOverdue, JobPutOff, JobRefused, JobWaitedTooLong
 from corosrv.contracts.jobs import Chunk, Finish
-from corosrv.web.groups.member import GroupMember
+from corosrv.web.groups.table import GroupMember
 
 FailureOf = Callable[[Chunk], CorosrvError | None]
 

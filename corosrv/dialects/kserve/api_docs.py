@@ -7,8 +7,8 @@ from functools import partial
 from corosrv.dialects.kserve import health, infer_types, metadata, schema
 from corosrv.dialects.kserve.errors import KserveError
 from corosrv.dialects.kserve.terms import CallHeaders
-from corosrv.web.http import operation as operations
-from corosrv.web.http.operation import READS
+from corosrv.web.http import openapi as operations
+from corosrv.web.http.openapi import READS
 
 TAG = "Inference"
 _CALLS = (*READS, 404, 429, 500, 502, 503, 504)

@@ -34,10 +34,9 @@ from corosrv.dialects.kserve.unary_answer import Encode, UnaryCallAnswer
 from corosrv.formats.tensors import check_inputs
 from corosrv.web.http import sse
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.callers import caller
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.late import respond
-from corosrv.web.http.lean_flask import current
+from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.terms import arrival
 

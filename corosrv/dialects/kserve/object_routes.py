@@ -15,9 +15,8 @@ from corosrv.base.waits.elsewhere import call_in_thread
 from corosrv.contracts.jobs.infer import ObjRef
 from corosrv.dialects.kserve.errors import KserveError, register_errors
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.callers import caller
-from corosrv.web.http.lean_flask import current
-from corosrv.web.http.operation import READS, operation
+from corosrv.web.http.lean_flask import caller, current
+from corosrv.web.http.openapi import READS, operation
 from corosrv.web.http.reply import json_response
 from corosrv.workers.objects import ObjectContent, ObjectStore
 

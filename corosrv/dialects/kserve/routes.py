@@ -18,7 +18,7 @@ from corosrv.dialects.kserve.schema import IndexBody
 from corosrv.formats.bodies import decode_unscanned
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.http.operation import View, with_idempotency_key, without_key
+from corosrv.web.http.openapi import View, with_idempotency_key, without_key
 from corosrv.web.http.reply import json_response
 
 _MODEL = "/v2/models/<name>"

@@ -12,7 +12,7 @@ from corosrv.contracts.idempotency import HEADER as KEY_HEADER
 from corosrv.contracts.idempotency import parse_key
 from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, LAST_PRIORITY, Terms
 from corosrv.dialects.kserve.parameters import FrontParameters
-from corosrv.web.http.term_headers import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, parse_priority, parse_timeout
+from corosrv.web.http.terms import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, parse_priority, parse_timeout
 
 Header = Callable[[str], str | None]  # looks a header up by its name
 

@@ -12,8 +12,8 @@ from corosrv.contracts.jobs.infer import InferOutputs, InferReader
 from corosrv.dialects.kserve import errors
 from corosrv.dialects.kserve.binary_tail import LENGTH_HEADER
 from corosrv.dialects.kserve.infer_answer import EncodedAnswer
+from corosrv.web.http.body_reader import chosen_encoding, compress
 from corosrv.web.http.client import ClientWatch
-from corosrv.web.http.compression import chosen_encoding, compress
 from corosrv.web.http.reply import whole_response
 
 _BINARY = "application/octet-stream"

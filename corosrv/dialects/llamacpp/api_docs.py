@@ -13,8 +13,8 @@ from corosrv.dialects.llamacpp import answer_types, schema
 from corosrv.dialects.llamacpp.loading import Success
 from corosrv.dialects.openai.chat.schema import ChatBody
 from corosrv.images.intake import PROMPTS, images_in
-from corosrv.web.groups.headers import GenerateHeaders
-from corosrv.web.http.operation import GENERATES, NEEDS_MODEL, READS, operation
+from corosrv.web.groups.routes import GenerateHeaders
+from corosrv.web.http.openapi import GENERATES, NEEDS_MODEL, READS, operation
 
 
 class ModelQuery(msgspec.Struct):

@@ -8,9 +8,9 @@ import msgspec
 from flask import Blueprint, Response, request
 
 from corosrv.dialects.generation.fields import ModelName
-from corosrv.web.http import body
+from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.operation import NEEDS_MODEL, READS, operation
+from corosrv.web.http.openapi import NEEDS_MODEL, READS, operation
 
 
 class Success(msgspec.Struct):
@@ -45,7 +45,7 @@ def blueprint(loader: Loader, bodies: BodyReader, max_body_bytes: int) -> Bluepr
     routes = Blueprint("loading", __name__)
 
     def model_name() -> str:
-        return body.decode(request, bodies.read(request, max_body_bytes), _decoder).model
+        return body_reader.decode(request, bodies.read(request, max_body_bytes), _decoder).model
 
     @routes.post("/models/load")
     @operation(

@@ -14,9 +14,8 @@ from corosrv.dialects.llamacpp.props import Switches
 from corosrv.dialects.openai import errors
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
-from corosrv.web.http.callers import caller
-from corosrv.web.http.long_json import long_json_response
-from corosrv.web.http.reply import json_response, register_errors
+from corosrv.web.http.lean_flask import caller
+from corosrv.web.http.reply import json_response, long_json_response, register_errors
 
 
 class LlamaWorker(Worker, HasSlots, HasAdapters, Protocol):

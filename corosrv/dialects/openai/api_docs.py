@@ -6,8 +6,8 @@ from corosrv.dialects.openai import answer_types
 from corosrv.dialects.openai.chat.schema import ChatBody
 from corosrv.dialects.openai.completions.schema import CompletionBody
 from corosrv.images.intake import PROMPTS, images_in
-from corosrv.web.groups.headers import GenerateHeaders
-from corosrv.web.http.operation import GENERATES, operation
+from corosrv.web.groups.routes import GenerateHeaders
+from corosrv.web.http.openapi import GENERATES, operation
 
 _DONE = "[DONE]"
 

@@ -13,10 +13,10 @@ from corosrv.base.errors import BodyTooLarge, ClientGone, UnsupportedMedia
 from corosrv.dialects.predictions import events, headers, parse
 from corosrv.dialects.predictions.prediction import Change, Prediction, Status
 from corosrv.dialects.predictions.service import CallOutcome, PredictionService
-from corosrv.web.http import body, sse
+from corosrv.web.http import body_reader, sse
+from corosrv.web.http.access import came_by_loopback
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.client import ClientWatch
-from corosrv.web.http.hosts import came_by_loopback
 from corosrv.web.http.keyed_answers import keep_if
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import encoded_response
@@ -64,7 +64,7 @@ class PredictionEndpoint:
         if kind and not headers.is_json(kind):
             raise UnsupportedMedia("the body must be JSON: its Content-Type has to be application/json")
         data = self.bodies.read(request, limit)
-        return (body.decode(request, data, _JSON) if data or kind else {}), len(data)
+        return (body_reader.decode(request, data, _JSON) if data or kind else {}), len(data)
 
     def _wait(self, prediction: Prediction) -> Prediction:
         """Waits until the prediction has ended; cancels it if its client leaves before that."""

@@ -6,7 +6,7 @@ import json
 import logging
 
 from corosrv.dialects.predictions.prediction import Prediction, Status
-from corosrv.web.http.flood import line
+from corosrv.web.http.reply import line
 
 log = logging.getLogger("corosrv.jobs")
 

@@ -14,7 +14,7 @@ from corosrv.dialects.predictions.service import PredictionService
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.keyed_answers import KeyedAnswers
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.http.operation import without_key
+from corosrv.web.http.openapi import without_key
 from corosrv.web.http.reply import encoded_response, json_response, register_errors
 
 _CANCEL = "/cancel"

@@ -30,8 +30,7 @@ from corosrv.gateway.forwarding.answers import AnswerPassing
 from corosrv.gateway.forwarding.dialects import error_event
 from corosrv.gateway.forwarding.headers import answer_headers
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.callers import caller
-from corosrv.web.http.lean_flask import current
+from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.terms import arrival, request_terms
 

@@ -15,8 +15,8 @@ from corosrv.base.errors import InvalidTrip, LoopDetected, Unauthorized
 from corosrv.gateway.delegation.headers import CALLER, ELAPSED, ENVIRON_OF, TOKEN, strip
 from corosrv.gateway.delegation.stats import DelegationStats
 from corosrv.gateway.delegation.trip import HOPS, PATH, Trip, parse_trip
-from corosrv.web.http.flood import Flood, line
 from corosrv.web.http.lean_flask import current
+from corosrv.web.http.reply import Flood, line
 
 log = logging.getLogger("corosrv.delegation")
 _refused = Flood(log, "%d requests had a wrong peer token")

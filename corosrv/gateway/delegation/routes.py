@@ -9,7 +9,7 @@ from flask import Blueprint, Response
 from corosrv.base.errors import Unauthorized
 from corosrv.gateway.delegation.announcement import PATH, Announcement
 from corosrv.gateway.delegation.guard import current_trip
-from corosrv.web.http.operation import operation
+from corosrv.web.http.openapi import operation
 from corosrv.web.http.reply import json_response
 
 

@@ -18,9 +18,8 @@ from corosrv.gateway.forwarding.headers import request_headers
 from corosrv.gateway.forwarding.paths import ForwardedPath
 from corosrv.gateway.forwarding.peek import MAX_SESSION, Peeked, peek
 from corosrv.gateway.forwarding.streamed_body import as_stream
-from corosrv.web.groups.headers import join_group
-from corosrv.web.groups.member import GroupMember
-from corosrv.web.groups.table import GroupTable
+from corosrv.web.groups.routes import join_group
+from corosrv.web.groups.table import GroupMember, GroupTable
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.metrics import HttpStats

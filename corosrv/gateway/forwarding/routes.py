@@ -17,10 +17,10 @@ from corosrv.gateway.forwarding import listing
 from corosrv.gateway.forwarding.forwarder import Forwarder
 from corosrv.gateway.forwarding.local import Choice, LocalModels
 from corosrv.gateway.forwarding.paths import BY_PATH, FORWARDED, MODELS, OF_ONE_SERVER, PROPS, ForwardedPath
-from corosrv.web.groups.headers import GenerateHeaders
+from corosrv.web.groups.routes import GenerateHeaders
 from corosrv.web.http.keyed_answers import KeyedAnswers
 from corosrv.web.http.lean_flask import current
-from corosrv.web.http.operation import GENERATES, operation
+from corosrv.web.http.openapi import GENERATES, operation
 from corosrv.web.http.reply import json_response
 from corosrv.web.http.terms import QueueHeaders
 

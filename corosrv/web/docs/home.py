@@ -12,7 +12,7 @@ from flask.blueprints import BlueprintSetupState
 import corosrv
 from corosrv.base.errors import HttpError
 from corosrv.web.docs.routes import page_file, page_response
-from corosrv.web.http.operation import without_key
+from corosrv.web.http.openapi import without_key
 from corosrv.web.http.reply import json_response, register_errors
 
 # Where OpenAI's API has what Ollama's clients ask for.

@@ -1,20 +1,175 @@
-"""Checks who may call and names requests: keys, request ids, and lines of the access log without keys."""
+"""Checks who may call and names requests: keys, request ids, and lines of the access log without keys.
+
+Checks the name that a server is called by: the `Host` that a client sends.
+
+Checks which web pages may call by their `Origin`, and adds the cross-origin headers that browsers wait for.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from flask import Request, Response
 
-from corosrv.base.errors import Unauthorized
+from corosrv.base.errors import Forbidden, Unauthorized
 from corosrv.contracts.jobs.job import new_id
-from corosrv.web.http.flood import Flood
-from corosrv.web.http.hosts import Hosts
 from corosrv.web.http.keys import KeyRing
-from corosrv.web.http.origins import Origins
+from corosrv.web.http.reply import Flood
+
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+))(?::\d*)?")
+# Names that only a machine's own resolver or its network's gives out.
+_LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa")
+
+
+class Hosts:
+    """The host names that requests to a loopback address may carry where no API key is asked for.
+
+    A web page can have its own name resolve to the loopback address (DNS rebinding). The browser then takes this
+    server for the page's own and lets the page read every answer. Its requests still carry that name as their Host.
+    Local names and addresses always pass, because no foreign page can have them: names without a dot, those of
+    localhost, `.local` and `.internal`, loopback and private addresses. A server that listens elsewhere without keys
+    was opened to everybody, under whatever name the network gives it.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """`names` are those that the operator allows: as they are, `*.example.com` for all below, `*` for any."""
+        self._names = frozenset(name.lower() for name in names)
+        self._suffixes = tuple(name[1:] for name in self._names if name.startswith("*."))
+        self._is_strict = bool(self._names)
+        self._is_allowed = lru_cache(maxsize=256)(self._look)  # most clients send the same few names
+
+    def check(self, request: Request) -> None:
+        """Raises Forbidden for a name that this server may not be called by. Requests without a Host pass.
+
+        Where the operator named hosts they are checked on every address.
+        """
+        host = request.environ.get("HTTP_HOST")
+        if "*" in self._names or not host or self._is_allowed(host):
+            return
+        if not self._is_strict and not came_by_loopback(request):
+            return
+        raise Forbidden(
+            f"this server, which asks for no API key, may not be called as {host[:200]}: its operator can allow the "
+            "name in COROSRV_ALLOWED_HOSTS",
+            "host_not_allowed",
+        )
+
+    def _look(self, host: str) -> bool:
+        parts = _HOST.fullmatch(host)
+        if parts is None:
+            return False
+        name = (parts["ipv6"] or parts["name"]).lower().removesuffix(".")
+        if name in self._names or name.endswith(self._suffixes):
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return "." not in name or name.endswith(_LOCAL_SUFFIXES)
+        return address.is_private or address.is_loopback
+
+
+def came_by_loopback(request: Request) -> bool:
+    """Returns whether the client connected to a loopback address, as far as the web server tells."""
+    socket = request.environ.get("gunicorn.socket")
+    try:
+        address = socket.getsockname()[0] if socket else request.environ.get("SERVER_NAME", "")
+        return ipaddress.ip_address(address).is_loopback
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+_LOCAL = re.compile(
+    r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
+    # Desktop apps that are made of web pages: no web site can have such an origin.
+    r"|(app|file|tauri|vscode-webview|vscode-file)://[A-Za-z0-9._-]*"
+)
+_FIELD_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]{1,4096}")
+_METHODS = "GET, POST, PUT, DELETE, OPTIONS"
+# Browsers hide every other header of an answer from the page's own code.
+_EXPOSED = "X-Request-Id, Request-Id, Retry-After, Idempotency-Replayed, X-Should-Retry, X-Corosrv-Ignored"
+
+
+class Origins:
+    """The origins whose pages may call: those that the operator names, otherwise any or the local ones.
+
+    An operator names origins as browsers send them (`https://page.example`), `localhost` for every local one and `*`
+    for any. Where none is named, `is_guarded` decides: with API keys any page may call, for it has to have a key;
+    without them only local ones, for a browser lends the address of its machine to every page.
+    """
+
+    def __init__(self, origins: Iterable[str], *, is_guarded: bool) -> None:
+        origin_names = frozenset(origins) or {"*" if is_guarded else "localhost"}
+        self._allows_any = "*" in origin_names
+        self._allows_local = "localhost" in origin_names
+        self._names = origin_names - {"*", "localhost"}
+
+    def check(self, request: Request) -> None:
+        """Raises Forbidden for a request that a browser sends on behalf of a page that may not call.
+
+        Requests without an Origin pass: other programs send none, and browsers leave it out only where the page
+        cannot read the answer, or is of this server.
+        """
+        origin = request.environ.get("HTTP_ORIGIN")
+        if not origin or self._is_allowed(origin) or _is_own(request, origin):
+            return
+        raise Forbidden(
+            f"pages of {origin[:200]} may not call this server, which asks for no API key: "
+            "its operator can name them in COROSRV_CORS_ORIGINS",
+            "origin_not_allowed",
+        )
+
+    def allow(self, request: Request, response: Response) -> None:
+        """Adds the cross-origin headers to an answer for an allowed origin, errors and streams included."""
+        origin = request.environ.get("HTTP_ORIGIN")
+        if not origin:
+            return
+        response.vary.add("Origin")
+        if not self._is_allowed(origin):
+            return
+        response.headers["Access-Control-Allow-Origin"] = origin
+        if origin in self._names:
+            response.headers["Access-Control-Allow-Credentials"] = "true"
+        if request.method == "OPTIONS":
+            _answer_preflight(request, response)
+        else:
+            response.headers["Access-Control-Expose-Headers"] = _EXPOSED
+
+    def _is_allowed(self, origin: str) -> bool:
+        if self._allows_any or origin in self._names:
+            return True
+        return self._allows_local and _LOCAL.fullmatch(origin) is not None
+
+
+def _is_own(request: Request, origin: str) -> bool:
+    """Returns whether the page came from this server, as GET /docs does.
+
+    Behind a proxy that sends a Host of its own the browser's word counts, which no page can set.
+    """
+    if request.headers.get("Sec-Fetch-Site") == "same-origin":
+        return True
+    host = request.headers.get("Host")
+    return bool(host) and origin.partition("://")[2] == host
+
+
+def _answer_preflight(request: Request, response: Response) -> None:
+    """Allows the methods of this path and the headers that the browser asks for.
+
+    By name, because browsers do not count Authorization, nor anything that is sent with credentials, under `*`.
+    """
+    names = request.headers.get("Access-Control-Request-Headers", "")
+    response.headers["Access-Control-Allow-Methods"] = response.headers.get("Allow") or _METHODS
+    if _FIELD_NAMES.fullmatch(names):
+        response.headers["Access-Control-Allow-Headers"] = names
+    if request.headers.get("Access-Control-Request-Private-Network") == "true":
+        response.headers["Access-Control-Allow-Private-Network"] = "true"
+    response.headers["Access-Control-Max-Age"] = "600"
+    response.vary.add("Access-Control-Request-Headers")
+
 
 log = logging.getLogger("corosrv.http")
 

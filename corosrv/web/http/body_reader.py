@@ -1,21 +1,136 @@
-"""Reads request bodies: each whole, in time and within its limit, and all of them within a common budget."""
+"""Reads request bodies: each whole, in time and within its limit, and all of them within a common budget.
+
+Decodes a request's body.
+
+Compressed bodies of requests and answers: gzip, and deflate in zlib's wrapping.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import gevent
+import msgspec
 from flask import Request
 from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 from werkzeug.sansio.utils import get_content_length
 
-from corosrv.base.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, CorosrvError, Refused, UnsupportedMedia
+from corosrv.base.errors import (
+    BodyIncomplete,
+    BodyTooLarge,
+    BodyTooSlow,
+    CorosrvError,
+    InvalidJson,
+    Refused,
+    UnsupportedMedia,
+)
 from corosrv.base.processor import Turns
-from corosrv.base.waits import own_hub
-from corosrv.web.http import compression
-from corosrv.web.http.body_budget import BodyBudget, BodyShare
+from corosrv.base.waits import call_in_thread, own_hub
+from corosrv.formats import bodies
+from corosrv.formats import bodies as json_body
+from corosrv.web.http.heap import BodyBudget, BodyShare
+
+# Types that clients send JSON under: curl calls everything form data unless told otherwise.
+_PLAUSIBLE_TYPES = ("", "application/x-www-form-urlencoded", "text/plain", "application/octet-stream")
+
+# A larger text is scanned in a thread.
+_AT_ONCE = 65_536
+
+T = TypeVar("T")
+
+
+def decode(request: Request, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decodes the request's body. Raises Refused, which names the field at fault, and UnsupportedMedia."""
+    try:
+        return json_body.decode(body, decoder)
+    except InvalidJson:
+        content_type = request.mimetype
+        if content_type not in _PLAUSIBLE_TYPES and "json" not in content_type:
+            raise UnsupportedMedia(f"the body must be JSON, not {content_type}") from None
+        raise
+
+
+def scan_in_thread(scan: bodies.Scanner) -> bodies.Scanner:
+    """Makes the scanner leave large texts to a thread, where it runs without the GIL while the hub serves others."""
+
+    def scan_waiting(text: bytes) -> bodies.Fault:
+        return call_in_thread(scan, text) if len(text) > _AT_ONCE else scan(text)
+
+    return scan_waiting
+
+
+_WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # of zlib, which says with them how the data are wrapped
+ENCODINGS = frozenset(_WBITS)
+
+_LEVEL = 1  # the others take several times as long for a few percent
+_INPUT = 16_384  # bytes; zlib copies what it has not used of them
+_INFLATED_PIECE = 65_536  # bytes of what is inflated or compressed at once
+
+
+def inflate(body: bytes, encoding: str) -> Iterator[bytes]:
+    """Yields a body piece by piece, so that the caller can stop a small one that becomes large.
+
+    Raises Refused for data that are not of this encoding, or have no end.
+    """
+    inflater = zlib.decompressobj(_WBITS[encoding])
+    try:
+        for begin in range(0, len(body), _INPUT):
+            unread = body[begin : begin + _INPUT]
+            while unread:
+                if inflater.eof:  # gzip may have several members
+                    if encoding == "deflate":
+                        raise Refused("the body has bytes behind its compressed data", None, "invalid_encoding")
+                    inflater = zlib.decompressobj(_WBITS[encoding])
+                yield from _inflate(inflater, unread)
+                unread = inflater.unused_data
+    except zlib.error:
+        raise Refused(f"the body is not valid {encoding} data", None, "invalid_encoding") from None
+    if not inflater.eof:
+        raise Refused(f"the body's {encoding} data end early", None, "invalid_encoding")
+
+
+def _inflate(inflater: zlib._Decompress, data: bytes) -> Iterator[bytes]:
+    piece = b""
+    while not inflater.eof and (data or len(piece) == _INFLATED_PIECE):  # a full piece may not be all there is
+        yield (piece := inflater.decompress(data, _INFLATED_PIECE))
+        data = inflater.unconsumed_tail
+
+
+@lru_cache(maxsize=64)
+def chosen_encoding(accept_encoding: str) -> str | None:
+    """Returns the encoding that a client asks for with this header: the one that it likes best, None if it has none."""
+    best, best_weight = None, 0.0
+    for member in accept_encoding.split(","):
+        name, *parameters = (part.strip().lower() for part in member.split(";"))
+        weight = _weight(parameters)
+        if name in ENCODINGS and weight > best_weight:
+            best, best_weight = name, weight
+    return best
+
+
+def _weight(parameters: Iterable[str]) -> float:
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            try:
+                return float(parameter[2:])
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def compress(pieces: Iterable[bytes | memoryview], encoding: str) -> list[bytes]:
+    """Returns the compressed form of a body. Gives way to other greenlets."""
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WBITS[encoding])
+    parts = (
+        piece[begin : begin + _INFLATED_PIECE] for piece in pieces for begin in range(0, len(piece), _INFLATED_PIECE)
+    )
+    compressed = [compressor.compress(part) for part in Turns().among(parts)]
+    return [*filter(None, compressed), compressor.flush()]
+
 
 # In the WSGI environment: the server looks after the pace of the body itself, and does so better.
 PACED = "corosrv.body_is_paced"
@@ -56,7 +171,7 @@ class BodyReader:
         Gives way to other greenlets. Raises what `read` does, and Refused for data that are not of their encoding.
         """
         encoding = _encoding(request)
-        if encoding and encoding not in compression.ENCODINGS:
+        if encoding and encoding not in ENCODINGS:
             raise UnsupportedMedia("the body may be compressed with gzip or deflate, and with nothing else")
         body = self._read(request, limit)
         return self._inflate(request, body, encoding, limit) if encoding else body
@@ -78,7 +193,7 @@ class BodyReader:
     def _inflate(self, request: Request, body: bytes, encoding: str, limit: int) -> bytes:
         share: BodyShare = request.environ[_SHARE]
         pieces, n_bytes = [], 0
-        for piece in Turns().among(compression.inflate(body, encoding)):
+        for piece in Turns().among(inflate(body, encoding)):
             n_bytes += len(piece)
             if n_bytes > limit:
                 raise BodyTooLarge(limit, is_read=True)

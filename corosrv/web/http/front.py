@@ -26,19 +26,16 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from corosrv.base.processor import garbage_times
 from corosrv.base.waits import awake_clock
-from corosrv.web.http import access, descriptors
+from corosrv.web.http import access, worker_watch
 from corosrv.web.http.body_reader import PACED
-from corosrv.web.http.client_pool import ClientPool
-from corosrv.web.http.connection import ClientLimits, Connection
-from corosrv.web.http.flood import Flood
-from corosrv.web.http.full_collections import FullCollections
+from corosrv.web.http.connection import ClientLimits, Connection, Overloaded, TooSlow
+from corosrv.web.http.heap import FullCollections
 from corosrv.web.http.late import PARKS, LateBody
 from corosrv.web.http.listener import Listener
 from corosrv.web.http.message import HttpResponse, LateErrors, UnloggedResponse
-from corosrv.web.http.pace import TooSlow
-from corosrv.web.http.refusal import Overloaded
-from corosrv.web.http.served_client import HttpExchange, ServedClient, send
-from corosrv.web.http.stops import let_stops_through
+from corosrv.web.http.reply import Flood
+from corosrv.web.http.served_client import ClientPool, HttpExchange, ServedClient, send
+from corosrv.web.http.worker_watch import let_stops_through
 
 log = logging.getLogger("corosrv.http")
 
@@ -82,7 +79,7 @@ class Front(GeventWorker):  # type: ignore[misc]
     def harden(self) -> None:
         """Sets up what a plain gevent worker lacks. Call it in the process that serves, before it does."""
         if self.worker_connections == _GUNICORNS_CONNECTIONS:
-            self.worker_connections = min(CONNECTIONS, descriptors.raise_limit() // 2)
+            self.worker_connections = min(CONNECTIONS, worker_watch.raise_limit() // 2)
         if self.cfg.http_parser == "auto":
             # The one written in C, taken wherever it is installed, lets bare line feeds and folded fields pass.
             self.cfg.set("http_parser", "python")

@@ -1,14 +1,22 @@
-"""Gives memory that is free back to the system, where the C library would keep it for later."""
+"""Gives memory that is free back to the system, where the C library would keep it for later.
+
+Runs the garbage collector's full collections while nobody waits, instead of in the middle of a stream.
+
+A limit on the bytes of request bodies in memory, of all requests together.
+"""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 from collections.abc import Callable
 
 import gevent
 from gevent import get_hub
 
-from corosrv.base.waits import own_hub
+from corosrv.base.errors import TooManyBodies
+from corosrv.base.waits import ThreadLock, own_hub
 
 LARGE = 32 << 20  # bytes that were held at once, from which on it is worth the while
 LEFT = 0.25  # of them may still be held
@@ -47,3 +55,89 @@ class HeapTrimmer:
 def _find_trim() -> Callable[[], object] | None:
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return None if malloc_trim is None else lambda: malloc_trim(ctypes.c_size_t(0))
+
+
+# Python's own number: a full collection is due after so many of the generation below.
+_DUE = 10
+# Requests leave no cycles that live long, so that the full collection can be put off; not for ever, all the same.
+_OVERDUE = 2000
+_NEVER = 1_000_000
+# With so few clients there is little to look through besides what is frozen.
+_FEW = 64
+
+
+class FullCollections:
+    """Puts the collector's full collections where they delay nobody. For the process that serves, in its main thread.
+
+    What is there when serving begins lives for ever, and so does what the first requests load: it is frozen, which
+    means that the collector never looks at it again. A model loaded later adds little.
+    """
+
+    def __init__(self) -> None:
+        self._is_warm = False
+
+    def take_over(self) -> None:
+        """Leaves full collections to `look`. Blocks for a tenth of a second: call it before serving."""
+        young, middle, _ = gc.get_threshold()
+        gc.set_threshold(young, middle, _NEVER)
+        gc.collect()
+        gc.freeze()
+        atexit.register(unfreeze)
+
+    def look(self, n_clients: int) -> None:
+        """Collects if that is due and few clients are connected. To be called about once a second."""
+        if gc.get_count()[2] < (_DUE if n_clients <= _FEW else _OVERDUE):
+            return
+        gc.collect()
+        if not self._is_warm and n_clients == 0:
+            self._is_warm = True
+            gc.freeze()
+
+
+def unfreeze() -> None:
+    """Ends the freezing, with all objects in the order of their age, in which Python expects to finalise them."""
+    gc.freeze()
+    gc.unfreeze()
+
+
+class BodyBudget:
+    """Counts the bytes of all bodies. Belongs to one process; a server's threads may use it as well."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = ThreadLock()
+        self._heap = HeapTrimmer()
+        self.n_bytes = 0
+
+    def take(self, n_bytes: int) -> None:
+        """Raises TooManyBodies where that were more than the limit."""
+        with self._lock:
+            if self.n_bytes + n_bytes > self._limit:
+                raise TooManyBodies(self._limit)
+            self.n_bytes += n_bytes
+            self._heap.note(self.n_bytes)
+
+    def give_back(self, n_bytes: int) -> None:
+        with self._lock:
+            self.n_bytes -= n_bytes
+            self._heap.note(self.n_bytes)
+
+
+class BodyShare:
+    """One request's part of the budget, from the first byte of its body until the request is over."""
+
+    __slots__ = ("_budget", "_n_bytes")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._n_bytes = 0
+
+    def grow(self, n_bytes: int) -> None:
+        """Raises TooManyBodies; what was taken before stays taken."""
+        self._budget.take(n_bytes)
+        self._n_bytes += n_bytes
+
+    def close(self) -> None:
+        """Gives everything back. Calling it twice is harmless."""
+        n_bytes, self._n_bytes = self._n_bytes, 0
+        self._budget.give_back(n_bytes)

@@ -1,4 +1,7 @@
-"""Answers of requests that are repeated with an Idempotency-Key: computed once, and sent again as they were."""
+"""Answers of requests that are repeated with an Idempotency-Key: computed once, and sent again as they were.
+
+Prometheus metrics of the answers that are kept under idempotency keys.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 from flask import Request, Response, g, request
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from corosrv.base.waits import ThreadLock, call_in_thread
 from corosrv.contracts.idempotency import (
@@ -26,11 +31,9 @@ from corosrv.contracts.idempotency import (
     parse_key,
 )
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.callers import caller
-from corosrv.web.http.flood import Flood
-from corosrv.web.http.lean_flask import current
-from corosrv.web.http.operation import with_idempotency_key
-from corosrv.web.http.reply import whole_response
+from corosrv.web.http.lean_flask import caller, current
+from corosrv.web.http.openapi import with_idempotency_key
+from corosrv.web.http.reply import Flood, whole_response
 from corosrv.web.http.sse import EventStream
 
 log = logging.getLogger("corosrv.http")
@@ -229,7 +232,7 @@ class KeyedAnswers:
 
 
 class AnswerRecording:
-    """Records the answer of one request in the making; see corosrv.web.http.encoder.Recording.
+    """Records the answer of one request in the making; see corosrv.web.http.sse.Recording.
 
     Ends once. One that nobody ends, because the server broke down around it, ends as dropped when it is collected.
     """
@@ -314,3 +317,20 @@ def _digest(incoming: Request, body: bytes, names: tuple[str, ...]) -> bytes:
     else:
         digest.update(body)
     return digest.digest()
+
+
+class KeyCollector(Collector):
+    """Reads the numbers of kept answers at each scrape."""
+
+    def __init__(self, answers: KeyedAnswers) -> None:
+        self._answers = answers
+
+    def collect(self) -> Iterable[Metric]:
+        answers = self._answers
+        yield GaugeMetricFamily(
+            "corosrv_idempotency_records", "Requests known by their Idempotency-Key", answers.n_records
+        )
+        yield GaugeMetricFamily("corosrv_idempotency_bytes", "Bytes that they and their answers take", answers.n_bytes)
+        yield CounterMetricFamily(
+            "corosrv_idempotency_replays", "Requests answered with the answer of an earlier one", answers.n_replayed
+        )

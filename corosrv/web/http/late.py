@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from flask import Request, Response, current_app
 
 from corosrv.base.errors import CorosrvError
-from corosrv.web.http.body_budget import BodyShare
+from corosrv.web.http.heap import BodyShare
 from corosrv.web.http.lean_flask import LeanFlask, current
 from corosrv.web.http.metrics import HttpStats
 

@@ -1,20 +1,134 @@
-"""Accepts clients at once and begins to serve them a few at a time, however many connect in the same instant."""
+"""Accepts clients at once and begins to serve them a few at a time, however many connect in the same instant.
+
+Connections that were accepted and are not served yet: whoever asks for health goes first, the others in order.
+
+A client's socket whose time-outs do not count a pause of this process against the client.
+"""
 
 from __future__ import annotations
 
 import _socket
 import errno
 import logging
-from collections.abc import Callable
+import math
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gevent
+import gevent.socket
 from gevent.pool import Pool
 from gevent.server import StreamServer
+from gevent.socket import wait
 
-from corosrv.web.http.arrivals import Arrival, Arrivals
-from corosrv.web.http.flood import Flood
-from corosrv.web.http.patient_socket import PatientSocket
+from corosrv.base.waits import awake_clock
+from corosrv.web.http.reply import Flood
+
+# Small enough that a turn in which thousands connect is short, large enough to see most of them in their first turn.
+_LOOKS = 512
+_URGENT = re.compile(rb"(?:GET|HEAD) [^ ?]*/health(?:-check)?[ ?]")
+_LINE = 128  # bytes: more than an urgent request line has
+
+
+class Arrival:
+    """One accepted connection: the plain socket, which nobody has read from, and the client's address."""
+
+    __slots__ = ("address", "is_taken", "socket")
+
+    def __init__(self, socket: Any, address: Any) -> None:
+        self.socket = socket
+        self.address = address
+        self.is_taken = False
+
+    def peek(self) -> bytes | None:
+        """Returns the beginning of what the client has sent; None before it has sent anything. Never waits."""
+        try:
+            return self.socket.recv(_LINE, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # type: ignore[no-any-return]
+        except BlockingIOError:
+            return None
+        except OSError:  # it was reset: whoever serves it will see
+            return b""
+
+
+class Arrivals:
+    """The queue of them. Never waits; belongs to the hub."""
+
+    def __init__(self) -> None:
+        self._in_order: deque[Arrival] = deque()
+        self._silent: deque[Arrival] = deque()  # nothing was seen of these yet
+        self._n_waiting = 0
+
+    def __len__(self) -> int:
+        return self._n_waiting
+
+    def add(self, arrival: Arrival) -> None:
+        self._in_order.append(arrival)
+        self._silent.append(arrival)
+        self._n_waiting += 1
+
+    def take(self, n: int) -> Iterator[Arrival]:
+        """Takes those that ask for health, all that are seen now, and then the next `n` in order."""
+        for _ in range(min(_LOOKS, len(self._silent))):
+            arrival = self._silent.popleft()
+            if not arrival.is_taken and self._is_urgent(arrival):
+                yield self._mark_taken(arrival)
+        while n and self._in_order:
+            arrival = self._in_order.popleft()
+            if not arrival.is_taken:
+                n -= 1
+                yield self._mark_taken(arrival)
+
+    def _is_urgent(self, arrival: Arrival) -> bool:
+        data = arrival.peek()
+        if data is None:
+            self._silent.append(arrival)
+            return False
+        return _URGENT.match(data) is not None
+
+    def _mark_taken(self, arrival: Arrival) -> Arrival:
+        arrival.is_taken = True
+        self._n_waiting -= 1
+        return arrival
+
+
+_LATE = 0.25  # seconds by which a timer may fire late in a process that runs
+_LOOK = 1.0  # seconds at least for a client after a pause: what it sent meanwhile may have to come in turns
+
+
+class PatientSocket(gevent.socket.socket):  # type: ignore[misc]
+    """gevent's socket, which looks once more where the process itself slept through the time-out.
+
+    After a pause all timers are due before any descriptor was looked at, so gevent's own would give up clients whose
+    bytes have been there all the time.
+    """
+
+    __slots__ = ()
+
+    def _wait(self, watcher: Any, timeout_exc: BaseException | None = None) -> None:
+        error = timeout_exc or TimeoutError("timed out")
+        remaining = self.timeout
+        end = 0.0 if remaining is None else awake_clock.now() + remaining
+        while True:
+            wake_time = time.monotonic() + (remaining or 0.0)
+            try:
+                return wait(watcher, remaining, error)  # type: ignore[no-any-return]
+            except TimeoutError as raised:
+                if raised is not error or time.monotonic() - wake_time < _LATE:
+                    raise
+                remaining = max(end - awake_clock.now(), _LOOK)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """Sends everything. Raises TimeoutError when that takes longer than the socket's time-out."""
+        unsent = memoryview(data).cast("B")
+        end = math.inf if self.timeout is None else awake_clock.now() + self.timeout
+        while unsent:
+            unsent = unsent[self.send(unsent, flags) :]
+            if unsent and awake_clock.now() > end:
+                raise TimeoutError("timed out")
+
 
 log = logging.getLogger("corosrv.http")
 

@@ -1,20 +1,135 @@
-"""The OpenAPI document: Flask's own rules, what views say about themselves, and msgspec's schemas of their types."""
+"""The OpenAPI document: Flask's own rules, what views say about themselves, and msgspec's schemas of their types.
+
+Describes routes for the API document, each at the route itself.
+
+    @routes.post("/tokenize")
+    @operation("Tokens", "Turn text into tokens", body=TokenizeBody, answer=Tokens, statuses=READS)
+    def tokenize() -> Response: ...
+
+Path and method are the route's own; the types are those that decode the bodies.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 from werkzeug.routing import Rule
 
 from corosrv.contracts.idempotency import HEADER, MAX_KEY
-from corosrv.web.http import operation as operations
-from corosrv.web.http.operation import Operation
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+_ATTRIBUTE = "corosrv_operation"
+_IS_OPEN = "corosrv_is_open"
+_TAKES_KEY = "corosrv_takes_key"
+
+# Statuses besides 200 and 401, which all have.
+READS = (400, 413, 415)  # whatever has a body
+NEEDS_MODEL = (404, 503)  # whatever asks a model
+GENERATES = (*READS, *NEEDS_MODEL, 429, 500, 504)  # whatever submits a job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One thing that can be asked of the server; see `operation`."""
+
+    tag: str
+    summary: str
+    text: str
+    body: Any
+    answer: Any
+    media_type: str
+    events: Any
+    events_end: str
+    error: Any
+    statuses: tuple[int, ...]
+    parameters: Mapping[str, str]
+    query: type[msgspec.Struct] | None
+    headers: type[msgspec.Struct] | None
+    examples: Mapping[str, Any] = field(default_factory=dict)
+
+
+def operation(
+    tag: str,
+    summary: str,
+    text: str = "",
+    *,
+    body: Any = None,
+    answer: Any = None,
+    media_type: str = "application/json",
+    events: Any = None,
+    events_end: str = "",
+    error: Any = None,
+    statuses: tuple[int, ...] = (),
+    parameters: Mapping[str, str] | None = None,
+    query: type[msgspec.Struct] | None = None,
+    headers: type[msgspec.Struct] | None = None,
+    examples: Mapping[str, Any] | None = None,
+) -> Callable[[View], View]:
+    """Marks a view with what it does: `summary` in a few words, `text` in sentences, under the heading `tag`.
+
+    `body`: the type that its request is decoded as. `answer`: what a 200 holds, as `media_type`. `events`: what each
+    event of a stream holds, where `stream: true` asks for one, and `events_end` what stands in the last one instead.
+    `error`: the shape of the dialect's errors, which come with any of `statuses`; None is OpenAI's. `parameters`:
+    words for those in the path; `query`: a struct of those behind the question mark, `headers`: one of those in the
+    head. `examples`: bodies by title, the first of which the page begins with.
+    """
+    view_operation = Operation(
+        tag=tag,
+        summary=summary,
+        text=text,
+        body=body,
+        answer=answer,
+        media_type=media_type,
+        events=events,
+        events_end=events_end,
+        error=error,
+        statuses=statuses,
+        parameters=parameters or {},
+        query=query,
+        headers=headers,
+        examples=examples or {},
+    )
+
+    def mark(view: View) -> View:
+        setattr(view, _ATTRIBUTE, view_operation)
+        return view
+
+    return mark
+
+
+def find(view: Callable[..., Any] | None) -> Operation | None:
+    """Returns the operation that a view is marked with, or None."""
+    return getattr(view, _ATTRIBUTE, None)
+
+
+def without_key(view: View) -> View:
+    """Marks a view that answers to everybody: it tells nothing that needs a key."""
+    setattr(view, _IS_OPEN, True)
+    return view
+
+
+def needs_no_key(view: Callable[..., Any] | None) -> bool:
+    """Returns whether the view answers without a key."""
+    return getattr(view, _IS_OPEN, False)
+
+
+def with_idempotency_key(view: View) -> View:
+    """Marks a view that answers a request once, however often it is repeated with its Idempotency-Key."""
+    setattr(view, _TAKES_KEY, True)
+    return view
+
+
+def takes_idempotency_key(view: Callable[..., Any] | None) -> bool:
+    """Returns whether the view heeds the header Idempotency-Key."""
+    return getattr(view, _TAKES_KEY, False)
+
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"<(?:(?P<kind>\w+):)?(?P<name>\w+)>")
@@ -74,16 +189,16 @@ def routes(rules: Iterable[Rule], views: Mapping[str, Callable[..., Any]], prefi
     all_routes: list[Route] = []
     by_view: dict[tuple[Any, str], list[tuple[str, str]]] = {}
     for rule in rules:
-        if rule.rule.startswith(prefix + "/") and operations.find(views.get(rule.endpoint)):
+        if rule.rule.startswith(prefix + "/") and find(views.get(rule.endpoint)):
             for method in _METHODS:
                 if method in (rule.methods or ()):
                     by_view.setdefault((views[rule.endpoint], method), []).append((rule.rule[len(prefix) :], method))
     for (view, method), paths in by_view.items():
-        marked = operations.find(view)
+        marked = find(view)
         assert marked is not None
         main = min((path for path, _ in paths), key=lambda path: (not path.startswith("/v1/"), path))
-        is_open = operations.is_open(view)
-        is_keyed = operations.takes_idempotency_key(view)
+        is_open = needs_no_key(view)
+        is_keyed = takes_idempotency_key(view)
         all_routes.append(Route(main, method, marked, is_open, is_keyed))
         all_routes += [Route(path, method, marked, is_open, is_keyed, main) for path, _ in paths if path != main]
     return all_routes

@@ -1,18 +1,73 @@
-"""Answers that every dialect gives alike: JSON, and the status and headers that an error calls for."""
+"""Answers that every dialect gives alike: JSON, and the status and headers that an error calls for.
+
+Bounds the lines of log about something that may happen thousands of times a second.
+
+JSON of long answers, made in turns between which other requests are served.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import gevent
 import msgspec
 from flask import Response, g, request
 from flask.sansio.scaffold import Scaffold
 
 from corosrv.base.errors import CorosrvError, ErrorKind, Unavailable
-from corosrv.web.http.flood import Flood, line
+from corosrv.base.processor import Turns
+from corosrv.base.waits import own_hub
 from corosrv.web.http.lean_flask import current
+
+_INTERVAL = 1.0  # seconds
+_MOST_CHARACTERS = 200
+
+
+def line(text: str) -> str:
+    """Returns a client's text for use in one line of log, with line breaks and control characters escaped."""
+    short = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
+
+
+class Flood:
+    """Logs how often something happened, at most once a second, and counts every time.
+
+    Where there is no hub, what happened too soon after the last line is counted in the next one.
+    """
+
+    def __init__(self, log: logging.Logger, words: str) -> None:
+        """`words` has a %d where the number goes."""
+        self._log = log
+        self._words = words
+        self._n = 0
+        self._quiet_until = 0.0
+        self._is_due = False
+
+    def count(self, tell: Callable[[], None] | None = None) -> None:
+        """Counts one more time. Calls `tell`, to log this time by itself, if nothing was logged for a second."""
+        wait_s = self._quiet_until - time.monotonic()
+        if tell is not None and wait_s <= 0 and not self._n:
+            self._quiet_until = time.monotonic() + _INTERVAL
+            tell()
+            return
+        self._n += 1
+        if self._is_due:
+            return
+        if wait_s <= 0:
+            self._tell()
+        elif own_hub() is not None:
+            self._is_due = True
+            gevent.spawn_later(wait_s, self._tell)
+
+    def _tell(self) -> None:
+        n, self._n = self._n, 0
+        self._is_due = False
+        self._quiet_until = time.monotonic() + _INTERVAL
+        self._log.warning(self._words, n)
+
 
 log = logging.getLogger("corosrv.http")
 # Apart, for anybody can make many of the one kind, among which the other would be lost.
@@ -99,3 +154,32 @@ def register_errors(routes: Scaffold, body: Callable[[CorosrvError], Any]) -> No
         return error_response(error, body(error))
 
     routes.register_error_handler(CorosrvError, answer)
+
+
+_AT_ONCE = 64  # members of a list
+
+
+def long_json_response(value: Any) -> Response:
+    """Makes a JSON answer of a value that may hold long lists. Lets others run meanwhile; costs more for short ones."""
+    return Response(encode(value), mimetype="application/json")
+
+
+def encode(value: Any) -> bytes:
+    """Encodes objects and lists piece by piece. Lets others run meanwhile."""
+    return b"".join(Turns().among(_pieces(value)))
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    if isinstance(value, dict):
+        yield b"{"
+        for number, (name, member) in enumerate(value.items()):
+            yield (b"," if number else b"") + msgspec.json.encode(name) + b":"
+            yield from _pieces(member)
+        yield b"}"
+    elif isinstance(value, list) and len(value) > _AT_ONCE:
+        yield b"["
+        for begin in range(0, len(value), _AT_ONCE):
+            yield (b"," if begin else b"") + msgspec.json.encode(value[begin : begin + _AT_ONCE])[1:-1]
+        yield b"]"
+    else:
+        yield msgspec.json.encode(value)

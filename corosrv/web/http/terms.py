@@ -1,19 +1,68 @@
-"""Says on which terms the job of a request waits and runs: who asks, how urgent it is, and how long it is of use."""
+"""Says on which terms the job of a request waits and runs: who asks, how urgent it is, and how long it is of use.
+
+Reads the headers that say how urgent a request is and for how long its answer is of use; in gRPC, its metadata.
+
+The rule is the same for all protocols: whoever sends such a header means something by it, so one that is empty or out
+of range is refused. No time at all, `0`, is out of range: a client whose time is over wants no call without a limit.
+
+Finds the route that a client may have meant by a path that leads nowhere.
+
+Tells clients and operators which fields of a body mean nothing here: a misspelt one would be ignored in silence.
+"""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import logging
+import re
+from collections.abc import Iterable, Iterator
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
-from flask import g, request
+from flask import Response, g, request
 from msgspec import Meta
+from werkzeug.routing import Map, Rule
 
+from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Terms
 from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, LAST_PRIORITY
-from corosrv.web.http.callers import caller
-from corosrv.web.http.lean_flask import current
-from corosrv.web.http.term_headers import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, parse_priority, parse_timeout
+from corosrv.web.http.lean_flask import caller, current
+
+PRIORITY = "X-Priority"
+TIMEOUT = "X-Request-Timeout-Ms"
+MAX_TIMEOUT_MS = 1_000_000_000
+
+_MAX_DIGITS = 12
+
+
+def parse_priority(text: str | None) -> int:
+    """Returns the priority in the value of X-Priority; 0 if it or the header's absence leaves that to the server.
+
+    Raises Refused, which names the header.
+    """
+    return 0 if text is None else _parse_number(PRIORITY, text, 0, LAST_PRIORITY)
+
+
+def parse_timeout(text: str | None) -> float | None:
+    """Returns the seconds in the value of X-Request-Timeout-Ms, which has milliseconds; None without the header.
+
+    Raises Refused, which names the header.
+    """
+    return None if text is None else _parse_number(TIMEOUT, text, 1, MAX_TIMEOUT_MS) / 1000
+
+
+def _parse_number(header: str, text: str, least: int, most: int) -> int:
+    digits = text.strip()
+    if (
+        digits.isascii()
+        and digits.isdigit()
+        and len(digits) <= _MAX_DIGITS
+        and least <= (number := int(digits)) <= most
+    ):
+        return number
+    raise Refused(f"{header}: must be an integer from {least} to {most}, not {digits[:40]!r}", header)
 
 
 class QueueHeaders(msgspec.Struct):
@@ -58,3 +107,107 @@ def request_terms(priority: int | None = None, timeout_s: float | None = None) -
 def arrival() -> float:
     """Returns when the request at hand arrived, of time.monotonic(): its deadline counts from there."""
     return float(current(g).get("corosrv_began") or monotonic())
+
+
+_LONGEST = 128  # characters of a path that is compared: each comparison takes its length times a route's
+_LIKENESS = 0.8
+_DOUBLED = re.compile(r"^(/[^/]+)\1+(?=/)")  # as in /v1/v1/models, of a base URL that ends in /v1
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+def nearest_route(routes: Map, method: str, path: str) -> str:
+    """Returns the method and path of the route that is most like a path; empty if none is much like it."""
+    if len(path) > _LONGEST:
+        return ""
+    wanted = _DOUBLED.sub(r"\1", re.sub("/{2,}", "/", path)).rstrip("/")
+    candidates: dict[str, Rule] = {}
+    for rule in routes.iter_rules():
+        if (filled := _filled(rule.rule, wanted)) not in candidates or method in (rule.methods or ()):
+            candidates[filled] = rule
+    found = difflib.get_close_matches(wanted, candidates, n=1, cutoff=_LIKENESS)
+    if not found:
+        return ""
+    methods = candidates[found[0]].methods or set()
+    return f"{method if method in methods else next(_first(methods))} {found[0]}"
+
+
+def _first(methods: set[str]) -> Iterator[str]:
+    yield from (known for known in _METHODS if known in methods)
+    yield "OPTIONS"
+
+
+def _filled(rule: str, path: str) -> str:
+    """Returns a rule with the path's own texts where it has arguments, in all segments that both have."""
+    segments, given = rule.split("/"), path.split("/")
+    for place, segment in enumerate(segments):
+        if segment.startswith("<") and place < len(given):
+            segments[place] = given[place]
+    return "/".join(segments)
+
+
+log = logging.getLogger("corosrv.http")
+
+HEADER = "X-Corosrv-Ignored"
+
+_MOST_NAMES = 16  # in one header
+_MOST_CHARACTERS = 64  # of a name
+_MOST_LOGGED = 200  # names: whoever invents them must not fill the log
+_NOT_SHOWN = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+_NOTE = "corosrv_ignored"
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class IgnoredFields:
+    """The unknown fields of bodies: named in a header of the answer, and each once in the log."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def note(self, body: bytes, kind: Any) -> None:
+        """Looks for members of the current request's body that its type does not know.
+
+        `body`: JSON that was decoded to `kind` already. Types that are no Struct take any member.
+        """
+        known = _names_of(kind)
+        if known is None:
+            return
+        members = _members.decode(body.removeprefix(b"\xef\xbb\xbf"))
+        if members.keys() <= known:
+            return
+        # A null asks for nothing.
+        unknown = [name for name, value in members.items() if name not in known and bytes(value) != b"null"]
+        if unknown:
+            setattr(current(g), _NOTE, _header(unknown))
+            self._log(unknown, known)
+
+    def _log(self, unknown: Iterable[str], known_names: frozenset[str]) -> None:
+        for shown in map(_printable, unknown):
+            if shown in self._logged or len(self._logged) >= _MOST_LOGGED:
+                continue
+            self._logged.add(shown)
+            nearest = difflib.get_close_matches(shown, known_names, n=1, cutoff=0.8)
+            meant = f" (did its client mean {nearest[0]}?)" if nearest else ""
+            log.warning("a request has a field %s, which is unknown here and ignored%s; told once", shown, meant)
+
+
+def add_header(response: Response) -> None:
+    """Names the ignored fields of the current request's body in its answer, if there are any."""
+    if value := current(g).pop(_NOTE, None):
+        response.headers[HEADER] = value
+
+
+@functools.cache  # the types of bodies are few
+def _names_of(kind: Any) -> frozenset[str] | None:
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return None
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+def _header(names: list[str]) -> str:
+    shown = ", ".join(map(_printable, names[:_MOST_NAMES]))
+    return shown if len(names) <= _MOST_NAMES else f"{shown}, ..."
+
+
+def _printable(name: str) -> str:
+    return _NOT_SHOWN.sub("?", name[:_MOST_CHARACTERS])

@@ -1,12 +1,105 @@
-"""Tells gunicorn's master which workers hang: those that are silent although they could run."""
+"""Tells gunicorn's master which workers hang: those that are silent although they could run.
+
+Signals that end a server, and that a process which is not ready for them keeps for later.
+
+The limit on open files of this process, and so on its clients.
+
+Addresses to listen on, tried before they are needed.
+
+Writes lines of log as JSON: corosrv's own, and those of gunicorn's master, workers and access log.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import resource
 import signal
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from gunicorn.glogging import Logger
+
+NEVER_STARTS = 4  # gunicorn's own exit status of an app that cannot be loaded: with any other it tries for ever
+STOPS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
+
+
+def let_stops_through() -> None:
+    """Delivers the signals that were held back; call it once the handlers are in place. Twice is harmless."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+_PLENTY = 2**20
+
+
+def raise_limit() -> int:
+    """Raises the soft limit of open files to the hard one, and returns it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return _PLENTY if hard == resource.RLIM_INFINITY else hard
+
+
+def unresolvable(host: str) -> str | None:
+    """Returns why no address is known for a host; None where one is."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def fault(host: str, port: int) -> str | None:
+    """Returns why no server could listen there now; None where one could."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes a line of JSON of a record. A message that is an event as JSON already keeps its members."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line: time, level, process and logger, then the event's members or the message."""
+        members: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "pid": record.process,
+            "logger": record.name,
+        }
+        message = record.getMessage()
+        members |= _event(message) or {"message": message}
+        if record.exc_info:
+            members["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(members, ensure_ascii=False)
+
+
+def _event(message: str) -> dict[str, Any] | None:
+    if not message.startswith('{"event": '):
+        return None
+    try:
+        event = json.loads(message)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+class JsonLogger(Logger):  # type: ignore[misc]
+    """gunicorn's logger, whose lines are JSON: `gunicorn --logger-class corosrv.http.json_log.JsonLogger`."""
+
+    def setup(self, cfg: Any) -> None:
+        """Sets the handlers up as gunicorn does, and then their form."""
+        super().setup(cfg)
+        for handler in (*self.error_log.handlers, *self.access_log.handlers):
+            handler.setFormatter(JsonFormatter())
+
 
 _TICK = 2.0  # seconds that one look counts at most; the master looks every second
 _STOPPED = frozenset("tT")  # in /proc: by a signal, or by a debugger

@@ -1,24 +1,154 @@
-"""Runs a worker process that joins a server, and starts another one when it ends: `corosrv worker`."""
+"""Runs a worker process that joins a server, and starts another one when it ends: `corosrv worker`.
+
+Asks a server to let a worker join, and returns the connection that becomes the worker's control channel.
+
+Keeps a server among the upstreams of fronts for as long as it is told to.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import quote, urlencode
 
 from corosrv.base.errors import ManagementError, Unavailable
 from corosrv.contracts.settings import child_environment
-from corosrv.web.management.client import path_of
-from corosrv.web.management.dialing import JoinedConnection, join
+from corosrv.web.management.client import ManagementClient, UnixConnection, decode_answer, path_of, running_servers
+from corosrv.web.management.join_routes import JOIN, PROTOCOL
+from corosrv.web.management.remote import RemoteClient
 from corosrv.workers.manager.joined import Joining
 from corosrv.workers.manager.pool_memory import CrashRecord
 from corosrv.workers.manager.snapshot import PlaceState
+
+
+@dataclass(frozen=True)
+class JoinedConnection:
+    """Holds the connection of a worker that has joined, its name there, and a client of that server."""
+
+    connection: socket.socket
+    worker_id: str
+    client: ManagementClient
+
+
+class _UnbufferedResponse(http.client.HTTPResponse):
+    """Reads no byte more than the head: what follows is for the worker."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp.close()
+        self.fp = sock.makefile("rb", buffering=0)  # type: ignore[assignment]
+
+
+def join(path: str, joining: Joining) -> JoinedConnection:
+    """Joins the server at a socket, or the one that runs in a folder. Waits.
+
+    Raises OSError where none answers, Unavailable where it takes no worker now, ManagementError where it refuses this
+    one, and SettingsError for a folder that others can use.
+    """
+    client = _server_in(path) if Path(path).is_dir() else ManagementClient(path)
+    asked = {
+        "app": joining.app_ref,
+        "app_dir": joining.app_dir,
+        "factory": str(int(joining.is_factory)),
+        "pool": joining.pool,
+    }
+    connection = UnixConnection(client.path)
+    connection.response_class = _UnbufferedResponse
+    try:
+        connection.request("POST", f"{JOIN}?{urlencode(asked)}", headers={"Connection": "Upgrade", "Upgrade": PROTOCOL})
+        answer = connection.getresponse()
+        if answer.status != http.HTTPStatus.SWITCHING_PROTOCOLS:
+            _raise(answer)
+        connection.sock.settimeout(None)
+        return JoinedConnection(connection.sock.dup(), answer.headers["X-Corosrv-Worker"], client)
+    except http.client.HTTPException as error:
+        raise ManagementError(f"the server at {client.path} gave no answer: {error!r}") from None
+    finally:
+        connection.close()
+
+
+def _server_in(folder: str) -> ManagementClient:
+    servers = running_servers(folder)
+    if not servers:
+        raise FileNotFoundError(f"no server has a management socket in {folder}")
+    if len(servers) > 1:
+        paths = ", ".join(client.path for client, _ in servers)
+        raise ManagementError(f"{len(servers)} servers run in {folder}: name the socket of one of them: {paths}")
+    return servers[0][0]
+
+
+def _raise(answer: http.client.HTTPResponse) -> NoReturn:
+    """Raises what an answer says that is no upgrade."""
+    try:
+        decode_answer(answer.status, answer.read())
+    except ManagementError as error:
+        if answer.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            raise Unavailable(str(error)) from None
+        raise
+    raise ManagementError(f"the server answered with status {answer.status}, and is none that workers can join")
+
+
+class Membership:
+    """Adds a server to fronts again and again, so that one which was started anew knows it. One thread's."""
+
+    def __init__(
+        self, fronts: Iterable[RemoteClient], body: Mapping[str, Any], say: Callable[[str], None] = print
+    ) -> None:
+        """`body`: of POST /workers. `say`: is told what has changed, and nothing twice in a row."""
+        self._fronts = tuple(fronts)
+        self._body = dict(body)
+        self._say = say
+        self._said: dict[str, str] = {}  # the last words about each front of the last round
+
+    def renew(self) -> None:
+        """Adds the server wherever it is not there yet. Waits for each front; one that fails is told, not raised."""
+        self._tell_each(self._add)
+
+    def leave(self) -> None:
+        """Removes the server everywhere; what it runs for a front may end. Waits and tells as renew() does."""
+        self._tell_each(self._remove)
+
+    def _tell_each(self, call: Callable[[ManagementClient], str]) -> None:
+        words: dict[str, str] = {}
+        for front in self._fronts:
+            try:
+                clients = front.each_address()
+            except OSError as error:
+                words[front.path] = f"the name in it leads nowhere: {error}"
+                continue
+            for client in clients:
+                words[client.path] = _outcome(call, client)
+        for place, text in words.items():
+            if self._said.get(place) != text:
+                self._say(f"{place}: {text}")
+        self._said = words
+
+    def _add(self, client: ManagementClient) -> str:
+        answer = client.call("POST", "/workers", self._body)
+        return f"{answer['url']} is an upstream, {answer['id']}"
+
+    def _remove(self, client: ManagementClient) -> str:
+        answer = client.call("DELETE", f"/workers/{quote(self._body['url'], safe='')}?mode=drain")
+        return f"{answer['url']} leaves"
+
+
+def _outcome(call: Callable[[ManagementClient], str], client: ManagementClient) -> str:
+    try:
+        return call(client)
+    except (ManagementError, OSError) as error:
+        return f"no success: {error}"
+
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 LOOK = 0.05  # seconds between two looks whether the server has noticed the end

@@ -1,29 +1,136 @@
-"""Serves the management API: on a private Unix socket, and over TCP where that was asked for."""
+"""Serves the management API: on a private Unix socket, and over TCP where that was asked for.
+
+Refuses every call of a gRPC client in words: workers of other systems register over gRPC, by an address.
+
+Such a registration (the service WorkerManagement: RegisterModel, UnregisterModel, Heartbeat) is never allowed here,
+whatever it says. So no header of a request is decoded, and HTTP/2 takes a page. Source: RFC 9113 (frames), RFC 7541
+(literal header fields), and gRPC's "Trailers-Only" answers.
+
+Decides which requests over TCP may manage a server.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import logging
 import os
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gevent
-from flask import Blueprint, Flask
+from flask import Blueprint, Flask, request
 from gevent import socket
 from gevent.pool import Pool
 from gevent.pywsgi import Input, WSGIServer
 
-from corosrv.base.errors import SettingsError
+from corosrv.base.errors import SettingsError, Unauthorized
 from corosrv.contracts.jobs import State
-from corosrv.web.management import grpc_refusal
-from corosrv.web.management.grpc_refusal import PREFACE
-from corosrv.web.management.guard import TokenGuard, read_token
+from corosrv.web.management.client import default_path, new_socket_path, open_run_dir
 from corosrv.web.management.routes import make_app
-from corosrv.web.management.run_dir import default_path, new_socket_path, open_run_dir
 from corosrv.web.management.upgrade import UpgradableHandler, check_own
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # how every connection of a client begins
+MAX_FRAME = 16_384  # bytes of a frame's content, as HTTP/2 has it where nothing else was agreed
+WORDS = b"workers register by joining, not by an address: corosrv worker APP --join PATH"
+
+_HEAD = struct.Struct(">BHBBL")  # the content's length in three bytes, kind, flags, stream
+_HEADERS, _SETTINGS, _PING, _CONTINUATION = 0x1, 0x4, 0x6, 0x9
+_ACK, _END_STREAM, _END_HEADERS = 0x1, 0x1, 0x4
+_STATUS_200 = b"\x88"  # `:status: 200` in the static table
+_PERMISSION_DENIED = b"7"
+
+
+class GrpcRefusal:
+    """Turns what a client has sent behind its PREFACE into what it is answered. Touches no socket."""
+
+    def __init__(self) -> None:
+        self._unread = b""
+        self.is_over = False  # the client breaks the protocol, and hears no more
+
+    def begin(self) -> bytes:
+        """Returns what a server sends first."""
+        return _frame(_SETTINGS, 0, 0)
+
+    def receive(self, data: bytes) -> bytes:
+        """Takes bytes as they come, and returns the answer to the frames that are complete."""
+        self._unread += data
+        answers: list[bytes] = []
+        while len(self._unread) >= _HEAD.size and not self.is_over:
+            high, low, kind, flags, stream = _HEAD.unpack_from(self._unread)
+            end = _HEAD.size + (high << 16 | low)
+            if end > _HEAD.size + MAX_FRAME:
+                self.is_over = True
+            elif len(self._unread) < end:
+                break
+            else:
+                answers.append(_answer(kind, flags, stream & 0x7FFF_FFFF, self._unread[_HEAD.size : end]))
+                self._unread = self._unread[end:]
+        return b"".join(answers)
+
+
+def _answer(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+    if kind in (_SETTINGS, _PING) and not flags & _ACK:
+        return _frame(kind, _ACK, 0, content if kind == _PING else b"")
+    if kind in (_HEADERS, _CONTINUATION) and flags & _END_HEADERS:
+        return _frame(_HEADERS, _END_STREAM | _END_HEADERS, stream, _REFUSAL)
+    return b""
+
+
+def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+    return _HEAD.pack(0, len(content), kind, flags, stream) + content
+
+
+def _field(name: bytes, value: bytes) -> bytes:
+    """Returns a header field as a literal, which no table keeps; both are shorter than 127 bytes."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+_REFUSAL = _STATUS_200 + b"".join(
+    (
+        _field(b"content-type", b"application/grpc"),
+        _field(b"grpc-status", _PERMISSION_DENIED),
+        _field(b"grpc-message", WORDS),
+    )
+)
+
+
+def refuse(read: Callable[[], bytes], send: Callable[[bytes], object]) -> None:
+    """Answers a client whose PREFACE was read until it leaves. Waits in `read`, which returns nothing at the end."""
+    refusal = GrpcRefusal()
+    send(refusal.begin())
+    while not refusal.is_over and (data := read()):
+        if answer := refusal.receive(data):
+            send(answer)
+
+
+def read_token(path: str) -> str:
+    """Returns the token in a file. Raises SettingsError if there is none."""
+    try:
+        token = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"COROSRV_MGMT_TOKEN_FILE: {path} cannot be read: {error}") from None
+    if not token:
+        raise SettingsError(f"COROSRV_MGMT_TOKEN_FILE: {path} is empty")
+    return token
+
+
+class TokenGuard:
+    """Admits requests that carry the token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    def check(self) -> None:
+        """Raises Unauthorized for the current request."""
+        kind, _, token = request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self._token):
+            raise Unauthorized("managing this server needs the token of its COROSRV_MGMT_TOKEN_FILE: "
+                               "Authorization: Bearer TOKEN")  # fmt: skip
+
 
 log = logging.getLogger("corosrv.management")
 
@@ -91,7 +198,7 @@ class _Handler(UpgradableHandler):
         if line.rstrip("\r\n") != _FIRST_LINE.decode():
             return line
         if self.rfile.read(len(_REST)) == _REST:
-            grpc_refusal.refuse(lambda: self.rfile.read1(_READ_SIZE), self.socket.sendall)
+            refuse(lambda: self.rfile.read1(_READ_SIZE), self.socket.sendall)
         return ""
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from corosrv.base.errors import ManagementError, SettingsError
 from corosrv.web.management.client import TIMEOUT, ManagementClient
-from corosrv.web.management.guard import read_token
+from corosrv.web.management.listener import read_token
 
 TOKEN_VARIABLE = "COROSRV_MGMT_TOKEN_FILE"
 

@@ -1,4 +1,7 @@
-"""Upstreams over the management API: added, shown and removed while calls wait for them."""
+"""Upstreams over the management API: added, shown and removed while calls wait for them.
+
+Makes the JSON values of the management API from upstreams.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,35 @@ from corosrv.fleet.upstreams.abort import AbortKind
 from corosrv.fleet.upstreams.pool import DRAIN_TIMEOUT, UpstreamPool
 from corosrv.fleet.upstreams.spec import UpstreamSpec, parse
 from corosrv.fleet.upstreams.upstream import Upstream
-from corosrv.web.http.operation import without_key
-from corosrv.web.management.guard import TokenGuard
+from corosrv.web.http.openapi import without_key
+from corosrv.web.management.listener import TokenGuard
 from corosrv.web.management.routes import MAX_BODY, decode_body
-from corosrv.web.management.upstream_views import upstream_view
+
+
+def upstream_view(upstream: Upstream, now: float) -> dict[str, Any]:
+    """Shows an upstream: what was said of it, and how it does. `now`: of time.monotonic()."""
+    spec, stats = upstream.spec, upstream.stats
+    return {
+        "id": upstream.id,
+        "url": spec.url,
+        "state": upstream.state.value,
+        "reason": upstream.reason,
+        "models": list(upstream.models),
+        "concurrency": upstream.concurrency,
+        "concurrency_from": upstream.concurrency_from,
+        "weight": spec.weight,
+        "api_key_env": spec.api_key_env,
+        "labels": dict(spec.labels),
+        "aborts": upstream.takes_aborts,
+        "in_flight": upstream.in_flight,
+        "age_ms": round((now - upstream.added_at) * 1000),
+        "ok": stats.ok,
+        "aborted": stats.aborted,
+        "failed": dict(stats.failed),
+        "tokens_per_s": round(stats.n_tokens / stats.token_s, 3) if stats.token_s else None,
+        "first_byte_ms": round(stats.first_byte_s / stats.n_first_bytes * 1000, 3) if stats.n_first_bytes else None,
+    }
+
 
 MAX_TIMEOUT = 86_400.0  # seconds
 _MODES = ("drain", "abort")

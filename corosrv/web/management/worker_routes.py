@@ -10,8 +10,7 @@ import msgspec
 from flask import Blueprint, request
 
 from corosrv.base.errors import Forbidden, Refused
-from corosrv.web.management.routes import decode_body
-from corosrv.web.management.views import pool_view, worker_view
+from corosrv.web.management.routes import decode_body, pool_view, worker_view
 from corosrv.workers.dispatch.stats import KeyStats
 from corosrv.workers.manager.manager import Manager
 

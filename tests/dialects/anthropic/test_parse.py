@@ -15,7 +15,7 @@ from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversatio
 from corosrv.dialects.chat.parser import TextParser
 from corosrv.dialects.generation.fields import Defaults
 from corosrv.formats.bodies import convert
-from corosrv.web.http import body
+from corosrv.web.http import body_reader
 
 DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def ask(*messages: Any, **fields: Any) -> Conversation:
         raw = json.dumps({"max_tokens": 9, "messages": list(messages) or [user("Hi")], **fields}).encode()
-        sent = body.decode(REQUEST, raw, schema.decoder)
+        sent = body_reader.decode(REQUEST, raw, schema.decoder)
         parse.call(sent, DEFAULTS, CARD, "req_1")
         return seen[-1]
 

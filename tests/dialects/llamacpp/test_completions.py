@@ -13,7 +13,7 @@ from corosrv.contracts.jobs import Candidate, Chunk, Finish, Job, ModelCard, Tok
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.llamacpp import parse, schema
-from corosrv.web.http import body
+from corosrv.web.http import body_reader
 from tests.support.answers import complete_json
 from tests.support.vocabularies import BOS, INFILL, MIDDLE, PREFIX, SUFFIX, ByteVocabulary
 
@@ -25,7 +25,7 @@ TERMINAL = {"prompt_tokens": 2, "cached_tokens": 1, "prompt_ms": 10.0, "decode_m
 
 def make(making: Any, schema_decoder: Any, sent: dict[str, Any], vocabulary: ByteVocabulary) -> Call:
     raw = json.dumps(sent).encode()
-    fields = body.decode(REQUEST, raw, schema_decoder)
+    fields = body_reader.decode(REQUEST, raw, schema_decoder)
     return making(fields, DEFAULTS, CARD, vocabulary)
 
 

@@ -14,7 +14,7 @@ from corosrv.base.errors import NotOffered, NotSupported, Refused
 from corosrv.contracts.jobs import Chunk, EmbedJob, Finish, ModelCard, Text, Tokens
 from corosrv.dialects.generation import vectors
 from corosrv.dialects.openai.embeddings import answers, parse, schema
-from corosrv.web.http import body
+from corosrv.web.http import body_reader
 from tests.support.vocabularies import ByteVocabulary
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
@@ -25,12 +25,12 @@ VECTORS = [struct.pack("<2f", 0.5, -1.0), struct.pack("<2f", 2.0, 4.0)]
 
 
 def job(card: ModelCard = CARD, **sent: Any) -> EmbedJob:
-    fields = body.decode(REQUEST, json.dumps({"input": "Hi", **sent}).encode(), schema.decoder)
+    fields = body_reader.decode(REQUEST, json.dumps({"input": "Hi", **sent}).encode(), schema.decoder)
     return parse.job(fields, card, ByteVocabulary())
 
 
 def native_job(card: ModelCard = CARD, **sent: Any) -> EmbedJob:
-    fields = body.decode(REQUEST, json.dumps(sent).encode(), schema.native_decoder)
+    fields = body_reader.decode(REQUEST, json.dumps(sent).encode(), schema.native_decoder)
     return parse.native_job(fields, card, ByteVocabulary())
 
 

@@ -15,7 +15,7 @@ from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
 from corosrv.dialects.openai.completions import schema as text_schema
-from corosrv.web.http import body
+from corosrv.web.http import body_reader
 from tests.support.answers import complete_json
 from tests.support.vocabularies import ByteVocabulary
 
@@ -36,7 +36,7 @@ def text(**sent: Any) -> Call:
 
 def made(making: Any, schema: Any, sent: dict[str, Any]) -> Call:
     raw = json.dumps(sent).encode()
-    fields = body.decode(REQUEST, raw, schema.decoder)
+    fields = body_reader.decode(REQUEST, raw, schema.decoder)
     call: Call = making(fields, DEFAULTS, CARD, ByteVocabulary)
     return call
 

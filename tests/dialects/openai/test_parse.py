@@ -21,7 +21,7 @@ from corosrv.dialects.openai.completions import parse as completion_parse
 from corosrv.dialects.openai.completions import schema as completion_schema
 from corosrv.dialects.openai.fields import CompletionFields, includes_usage
 from corosrv.formats.callformats.description import AnswerFormat
-from corosrv.web.http import body
+from corosrv.web.http import body_reader
 from tests.support.vocabularies import ByteVocabulary
 
 DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 def parse(make, schema, sent: Any, defaults: Defaults, card: ModelCard = CARD) -> Asked:
     """From the body's bytes to the call, as the routes do it."""
     raw = json.dumps(sent).encode()
-    fields = body.decode(REQUEST, raw, schema.decoder)
+    fields = body_reader.decode(REQUEST, raw, schema.decoder)
     made = make(fields, defaults, card, ByteVocabulary)
     return Asked(made.job, made.stream, includes_usage(fields))
 

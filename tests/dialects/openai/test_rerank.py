@@ -12,7 +12,7 @@ from werkzeug.test import EnvironBuilder
 from corosrv.base.errors import NotOffered, Refused
 from corosrv.contracts.jobs import ModelCard, RerankJob
 from corosrv.dialects.openai.rerank import answers, parse, schema
-from corosrv.web.http import body
+from corosrv.web.http import body_reader
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
 CARD = ModelCard("tiny", created=1, capabilities=frozenset(("rerank",)))
@@ -20,7 +20,7 @@ SCORES = [struct.pack("<f", score) for score in (-1.0, 0.5, 0.25, 0.5)]
 
 
 def parsed(**sent: Any) -> schema.RerankBody:
-    return body.decode(REQUEST, json.dumps({"query": "q", **sent}).encode(), schema.decoder)
+    return body_reader.decode(REQUEST, json.dumps({"query": "q", **sent}).encode(), schema.decoder)
 
 
 @pytest.mark.parametrize("name", ["documents", "texts"])

@@ -12,8 +12,8 @@ from flask.testing import FlaskClient
 
 from corosrv.app import Server
 from corosrv.contracts import settings
-from corosrv.web.docs.words import TAGS
-from corosrv.web.http import operation
+from corosrv.web.docs.routes import TAGS
+from corosrv.web.http import openapi
 
 NO_API = ("/docs", "/docs/<name>", "/", "/favicon.ico", "/api", "/api/<path:path>")
 
@@ -41,7 +41,7 @@ def test_every_route_says_what_it_does(app):
     silent = [
         rule.rule
         for rule in app.url_map.iter_rules()
-        if operation.find(app.view_functions[rule.endpoint]) is None and rule.rule.removeprefix("/llm") not in NO_API
+        if openapi.find(app.view_functions[rule.endpoint]) is None and rule.rule.removeprefix("/llm") not in NO_API
     ]
 
     assert silent == []

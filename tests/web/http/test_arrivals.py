@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from corosrv.web.http.arrivals import Arrival, Arrivals
+from corosrv.web.http.listener import Arrival, Arrivals
 
 HEALTH = b"GET /health HTTP/1.1\r\n"
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\n"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import BodyTooLarge, BodyTooSlow, InvalidJson, Refused, TooManyBodies, UnsupportedMedia
-from corosrv.web.http import body
-from corosrv.web.http.body_budget import BodyBudget
+from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import PACED, BodyReader
+from corosrv.web.http.heap import BodyBudget
 
 anything = msgspec.json.Decoder()
 
@@ -34,7 +34,7 @@ def request(data: bytes = b"", content_type: str | None = "application/json", **
 
 
 def decode(data: bytes, decoder=anything, content_type: str | None = "application/json"):
-    return body.decode(request(content_type=content_type), data, decoder)
+    return body_reader.decode(request(content_type=content_type), data, decoder)
 
 
 # Reading.
@@ -289,6 +289,6 @@ def test_what_does_not_parse_is_415_under_a_type_that_is_clearly_something_else(
 def test_any_bytes_are_decoded_or_refused(data):
     decoded = None
     with suppress(Refused):
-        decoded = body.decode(request(data), data, msgspec.json.Decoder(dict))
+        decoded = body_reader.decode(request(data), data, msgspec.json.Decoder(dict))
 
     assert decoded is None or decoded == msgspec.json.decode(data.removeprefix(BYTE_ORDER_MARK))

@@ -6,7 +6,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from corosrv.web.http.client_pool import ClientPool
+from corosrv.web.http.served_client import ClientPool
 
 
 @pytest.fixture

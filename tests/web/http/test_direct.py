@@ -11,8 +11,7 @@ from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
 from corosrv.contracts.jobs import Chunk, Finish
-from corosrv.web.http.direct import DirectSender, direct_sender
-from corosrv.web.http.message import HttpResponse
+from corosrv.web.http.message import DirectSender, HttpResponse, direct_sender
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.sse import EventStream
 from tests.support.engines import TIMEOUT

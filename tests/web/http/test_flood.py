@@ -6,7 +6,7 @@ import logging
 
 import gevent
 
-from corosrv.web.http.flood import Flood, line
+from corosrv.web.http.reply import Flood, line
 
 LOGGER = "corosrv.test"
 

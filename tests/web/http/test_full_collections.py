@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from corosrv.web.http.full_collections import FullCollections, unfreeze
+from corosrv.web.http.heap import FullCollections, unfreeze
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from flask import Request
 from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import Forbidden
-from corosrv.web.http.hosts import Hosts
+from corosrv.web.http.access import Hosts
 
 
 def may_be_called(hosts: Hosts, host: str, **environ: object) -> bool:

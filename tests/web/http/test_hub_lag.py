@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 
-from corosrv.web.http.hub_lag import _stack_of
+from corosrv.web.http.metrics import _stack_of
 
 # Collects at nearly every allocation, and gives Python's lock away within each collection.
 LOOKS_WHILE_OTHERS_START = """
 import gc, threading, time
-from corosrv.web.http.hub_lag import _stack_of
+from corosrv.web.http.metrics import _stack_of
 
 main = threading.get_ident()
 is_over = threading.Event()

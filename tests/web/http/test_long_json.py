@@ -6,7 +6,7 @@ from typing import Any
 import gevent
 import pytest
 
-from corosrv.web.http import long_json
+from corosrv.web.http import reply
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,12 @@ from corosrv.web.http import long_json
     ids=lambda value: str(value)[:20],
 )  # fmt: skip
 def test_a_value_is_encoded_as_it_would_be_in_one_piece(value: Any):
-    assert json.loads(long_json.encode(value)) == value
+    assert json.loads(reply.encode(value)) == value
 
 
 def test_others_run_while_a_long_answer_is_encoded():
     answer = {"data": [{"index": index, "embedding": [0.123456789] * 1000} for index in range(2000)]}
-    encoding = gevent.spawn(long_json.encode, answer)
+    encoding = gevent.spawn(reply.encode, answer)
     n_turns = 0
     while not encoding.ready():
         gevent.sleep(0.0001)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from werkzeug.routing import Map, Rule
 
-from corosrv.web.http.nearest import nearest_route
+from corosrv.web.http.terms import nearest_route
 
 ROUTES = Map(
     [

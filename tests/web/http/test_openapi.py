@@ -9,7 +9,8 @@ import pytest
 from flask import Flask
 from msgspec import Meta
 
-from corosrv.web.http import openapi, operation
+from corosrv.web.http import openapi
+from corosrv.web.http import openapi as operation
 
 
 class Error(msgspec.Struct):

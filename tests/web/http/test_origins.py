@@ -5,7 +5,7 @@ from flask import Request, Response
 from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import Forbidden
-from corosrv.web.http.origins import Origins
+from corosrv.web.http.access import Origins
 
 PAGE = "https://a.example"
 

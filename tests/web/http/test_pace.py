@@ -10,7 +10,7 @@ import pytest
 from gevent import socket as gevent_socket
 from gunicorn.http.errors import LimitRequestHeaders
 
-from corosrv.web.http.pace import MAX_HEAD_BYTES, Pace, PacedUnreader, TooSlow
+from corosrv.web.http.connection import MAX_HEAD_BYTES, Pace, PacedUnreader, TooSlow
 
 
 @pytest.fixture

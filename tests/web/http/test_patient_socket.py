@@ -11,7 +11,7 @@ import pytest
 from gevent import monkey
 
 from corosrv.base.waits import AwakeClock, awake_clock
-from corosrv.web.http.patient_socket import PatientSocket
+from corosrv.web.http.listener import PatientSocket
 
 Ends = tuple[PatientSocket, socket.socket]
 

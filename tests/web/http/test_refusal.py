@@ -7,8 +7,7 @@ import json
 import pytest
 from gunicorn.http import errors
 
-from corosrv.web.http.pace import TooSlow
-from corosrv.web.http.refusal import Overloaded, answer, refusal
+from corosrv.web.http.connection import Overloaded, TooSlow, answer, refusal
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import sys  # noqa: E402
 import gevent  # noqa: E402
 from gevent.event import Event  # noqa: E402
 
-from corosrv.web.management import queue_routes, worker_routes  # noqa: E402
+from corosrv.web.management import routes, worker_routes  # noqa: E402
 from corosrv.web.management.listener import ManagementListener, ManagementSettings  # noqa: E402
 from corosrv.workers.dispatch.dispatcher import Dispatcher  # noqa: E402
 from corosrv.workers.manager.manager import Manager, ManagerSettings  # noqa: E402
@@ -24,7 +24,7 @@ def main(app_dir: str, run_dir: str) -> None:
     config = AppWorkerConfig(app_ref="some_app:app", app_dir=app_dir)
     dispatcher = Dispatcher()
     manager = Manager(ManagerSettings(workers=2), lambda *place: AppProcess(config, *place), dispatcher)
-    apis = (worker_routes.blueprint(manager, lambda: dispatcher.stats().keys), queue_routes.blueprint([dispatcher]))
+    apis = (worker_routes.blueprint(manager, lambda: dispatcher.stats().keys), routes.queue_blueprint([dispatcher]))
     listener = ManagementListener(ManagementSettings(run_dir=run_dir), lambda: manager.state, apis)
     stopping = Event()
     gevent.signal_handler(signal.SIGTERM, stopping.set)

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from flask import Blueprint
 
 from corosrv.cli import main
-from corosrv.web.management import object_routes, queue_routes, worker_routes
+from corosrv.web.management import routes, worker_routes
 from corosrv.web.management.client import ManagementClient
 from corosrv.web.management.listener import ManagementListener, ManagementSettings
 from corosrv.workers.manager.manager import Manager
@@ -63,8 +63,8 @@ def apis(manager: Manager, objects: ObjectStore) -> tuple[Blueprint, ...]:
     """Makes all that an application's server lets operators do."""
     return (
         worker_routes.blueprint(manager, lambda: manager.dispatcher.stats().keys),
-        object_routes.blueprint(objects),
-        queue_routes.blueprint([manager.dispatcher]),
+        routes.object_blueprint(objects),
+        routes.queue_blueprint([manager.dispatcher]),
     )
 
 

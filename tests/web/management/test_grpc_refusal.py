@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from corosrv.web.management.grpc_refusal import MAX_FRAME, PREFACE, WORDS, GrpcRefusal
+from corosrv.web.management.listener import MAX_FRAME, PREFACE, WORDS, GrpcRefusal
 from tests.web.management.serving import in_thread, listening
 from tests.workers.manager.scripted import TIMEOUT, pool_card
 

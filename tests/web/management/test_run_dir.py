@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from corosrv.base.errors import SettingsError
-from corosrv.web.management.run_dir import MAX_PATH, default_path, new_socket_path, open_run_dir, sockets
+from corosrv.web.management.client import MAX_PATH, default_path, new_socket_path, open_run_dir, sockets
 from tests.web.management.serving import short_folder
 
 

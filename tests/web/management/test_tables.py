@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.web.management.tables import duration, megabytes, table
+from corosrv.web.management.commands import duration, megabytes, table
 
 
 @pytest.mark.parametrize(

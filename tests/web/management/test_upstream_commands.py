@@ -11,7 +11,7 @@ from corosrv.cli import main
 from corosrv.contracts.jobs import State
 from corosrv.fleet.upstreams.policies import upstream_id
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
-from corosrv.web.management import queue_routes, upstream_routes
+from corosrv.web.management import routes, upstream_routes
 from corosrv.web.management.listener import ManagementListener, ManagementSettings
 from tests.web.management.serving import in_thread, short_folder
 
@@ -32,7 +32,7 @@ def pool() -> Iterator[UpstreamPool]:
 def run(pool: UpstreamPool) -> Iterator[Run]:
     """Runs a command of the command line."""
     with short_folder() as folder:
-        apis = (upstream_routes.blueprint(pool, {"KEY_OF_THE_START"}), queue_routes.blueprint([pool.dispatcher]))
+        apis = (upstream_routes.blueprint(pool, {"KEY_OF_THE_START"}), routes.queue_blueprint([pool.dispatcher]))
         listener = ManagementListener(ManagementSettings(run_dir=folder), lambda: State.READY, apis)
         listener.start()
         yield lambda *words: in_thread(lambda: CliRunner().invoke(main, [*words, "--run-dir", folder]))

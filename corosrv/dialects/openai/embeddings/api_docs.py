@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corosrv.dialects.openai.embeddings import schema
 from corosrv.dialects.openai.embeddings.answer_types import EmbeddingList, NativeEmbedding
-from corosrv.web.http.operation import GENERATES, operation
+from corosrv.web.http.openapi import GENERATES, operation
 from corosrv.web.http.terms import QueueHeaders
 
 _TAG = "Embeddings"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corosrv.dialects.openai.rerank import schema
 from corosrv.dialects.openai.rerank.answer_types import Ranking, ScoredText
-from corosrv.web.http.operation import GENERATES, operation
+from corosrv.web.http.openapi import GENERATES, operation
 from corosrv.web.http.terms import QueueHeaders
 
 rerank = operation(

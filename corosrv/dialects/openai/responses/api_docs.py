@@ -7,8 +7,8 @@ from corosrv.dialects.openai.responses import schema
 from corosrv.dialects.openai.responses.answer_types import DeletedResponse, ResponseEvent, ResponseObject
 from corosrv.dialects.openai.responses.input_list import InputItems, InputQuery
 from corosrv.images.intake import images_in
-from corosrv.web.groups.headers import GenerateHeaders
-from corosrv.web.http.operation import GENERATES, operation
+from corosrv.web.groups.routes import GenerateHeaders
+from corosrv.web.http.openapi import GENERATES, operation
 
 _TAG = "Responses"
 _ID = {"id": "a response's id"}

@@ -14,7 +14,7 @@ from corosrv.dialects.openai.fields import input_tokens
 from corosrv.dialects.openai.responses import api_docs, input_list, parse, schema
 from corosrv.dialects.openai.responses.answer_types import DeletedResponse
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf
-from corosrv.web.http.callers import caller
+from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.reply import json_response, register_errors
 
 

@@ -15,7 +15,7 @@ from corosrv.dialects.chat.parser import TextParser
 from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.openai.responses import parse, schema
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf, Stored
-from corosrv.web.http import body
+from corosrv.web.http import body_reader
 from tests.support.answers import complete_json, empty_response
 from tests.support.vocabularies import ByteVocabulary
 
@@ -50,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
 def call(sent: dict[str, Any], shelf: Shelf | None = None) -> Any:
     """From the body's bytes to the call, as the routes do it."""
     raw = json.dumps(sent).encode()
-    fields = body.decode(REQUEST, raw, schema.decoder)
+    fields = body_reader.decode(REQUEST, raw, schema.decoder)
     return parse.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(""), ByteVocabulary)
 
 
