@@ -23,8 +23,7 @@ from benchmarks.limit import Limit
 from benchmarks.servers import Running, Setup
 from corosrv.client.bench.report import document as report
 from corosrv.client.bench.report import page, plots
-from corosrv.client.bench.report.document import Section
-from corosrv.client.bench.report.machine import look
+from corosrv.client.bench.report.document import Section, look
 from corosrv.contracts.settings.model_list import packaged_model
 
 FOLDER = Path(__file__).parent

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 from corosrv.base.errors import Misuse
 from corosrv.client.groups import RolloutGroup
-from corosrv.client.http import HttpConnections, ServerAddress
+from corosrv.client.http import CHAT, HttpConnections, RequestMaker, ServerAddress
 from corosrv.client.ledger import RolloutReport
-from corosrv.client.requests import CHAT, RequestMaker
 from corosrv.client.run import RolloutLimits, RolloutRun
 
 T = TypeVar("T")

@@ -18,9 +18,8 @@ from corosrv.contracts.settings import KserveSettings, ServerSettings
 from corosrv.dialects.kserve import errors, model_docs, object_routes, routes
 from corosrv.dialects.kserve.endpoint import EndpointLimits
 from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
-from corosrv.dialects.kserve.grpc.stats import GrpcCollector
-from corosrv.dialects.kserve.object_inputs import no_objects
+from corosrv.dialects.kserve.grpc.server_side import GrpcCollector, GrpcConfig
+from corosrv.dialects.kserve.parameters import no_objects
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.metrics import HttpStats

@@ -22,10 +22,10 @@ from corosrv.dialects.llamacpp import loading
 from corosrv.dialects.llamacpp import routes as llamacpp_routes
 from corosrv.dialects.llamacpp.metrics import LlamaCollector
 from corosrv.dialects.llamacpp.props import Switches
-from corosrv.dialects.openai import errors as openai_errors
+from corosrv.dialects.openai import embeddings as embedding_routes
+from corosrv.dialects.openai import events as openai_errors
+from corosrv.dialects.openai import rerank as rerank_routes
 from corosrv.dialects.openai import routes
-from corosrv.dialects.openai.embeddings import routes as embedding_routes
-from corosrv.dialects.openai.rerank import routes as rerank_routes
 from corosrv.dialects.openai.responses import routes as responses
 from corosrv.dialects.openai.responses.store import ResponseStore
 from corosrv.formats import bodies as json_limits

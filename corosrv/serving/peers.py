@@ -17,17 +17,16 @@ from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.settings import PeerSettings, ServerSettings
 from corosrv.contracts.settings.fleet import new_replica_id
-from corosrv.gateway.delegation import announcement, routes
+from corosrv.gateway.delegation import announcement
+from corosrv.gateway.delegation import announcement as routes
 from corosrv.gateway.delegation.announcement import Announcement, OfferedHandler
-from corosrv.gateway.delegation.asker import PeerAsker
 from corosrv.gateway.delegation.delegator import DelegationOptions, Delegator
 from corosrv.gateway.delegation.guard import PeerGuard
-from corosrv.gateway.delegation.hook import DelegationHook
-from corosrv.gateway.delegation.peer import parse_peer
+from corosrv.gateway.delegation.hook import DelegationHook, peer_view
+from corosrv.gateway.delegation.peer import PeerAsker, parse_peer
 from corosrv.gateway.delegation.roster import Roster
 from corosrv.gateway.delegation.stats import DelegationCollector, DelegationStats
-from corosrv.gateway.delegation.views import peer_view
-from corosrv.gateway.forwarding.dialects import error_body
+from corosrv.gateway.forwarding.forwarder import error_body
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.management import routes as peer_routes

@@ -22,8 +22,7 @@ from corosrv.dialects.llamacpp.metrics import with_token_counter
 from corosrv.dialects.openai import answer_types
 from corosrv.fleet.cluster.registry import FrontOffer, host_name
 from corosrv.formats import bodies
-from corosrv.serving.part import Part
-from corosrv.serving.readiness import Readiness
+from corosrv.serving.part import Part, Readiness
 from corosrv.web.docs import routes as docs
 from corosrv.web.docs.home import Home, Served, ollama_refusals
 from corosrv.web.groups import routes as group_routes
@@ -39,13 +38,12 @@ from corosrv.web.management.listener import TokenGuard, read_token
 
 if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
     from corosrv.serving.apps import AppPart
-    from corosrv.serving.cluster import Cluster
+    from corosrv.serving.cluster import Cluster, Sharing
     from corosrv.serving.kserve import KservePart
     from corosrv.serving.management import ServerManagement
     from corosrv.serving.models import ModelPart
     from corosrv.serving.peers import PeerPart
     from corosrv.serving.predictor import PredictorPart
-    from corosrv.serving.sharing import Sharing
     from corosrv.serving.upstreams import UpstreamPart
 
 log = logging.getLogger("corosrv")
@@ -172,7 +170,7 @@ class Server:
     def _sharing(self, settings: Settings) -> Sharing | None:
         if settings.cluster is None or self.cluster is None or (self.app is None and self.upstreams is None):
             return None
-        from corosrv.serving.sharing import Sharing
+        from corosrv.serving.cluster import Sharing
 
         sharing = Sharing(settings.cluster, self.cluster)
         if self.app is not None and settings.app is not None:

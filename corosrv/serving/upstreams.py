@@ -20,10 +20,8 @@ from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.policies import make_policy
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.fleet.upstreams.spec import parse_all
-from corosrv.gateway.forwarding.dialects import error_body
-from corosrv.gateway.forwarding.forwarder import Forwarder, ForwardOptions
-from corosrv.gateway.forwarding.local import LocalModels
-from corosrv.gateway.forwarding.routes import ForwardingRoutes
+from corosrv.gateway.forwarding.forwarder import Forwarder, ForwardOptions, error_body
+from corosrv.gateway.forwarding.routes import ForwardingRoutes, LocalModels
 from corosrv.web.groups.table import GroupTable
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.keyed_answers import KeyedAnswers

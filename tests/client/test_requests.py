@@ -6,7 +6,7 @@ import pytest
 
 from corosrv.base.errors import Misuse
 from corosrv.client import rollout
-from corosrv.client.requests import CHAT, TEXT, RequestMaker
+from corosrv.client.http import CHAT, TEXT, RequestMaker
 
 HI = [{"role": "user", "content": "hi"}]
 

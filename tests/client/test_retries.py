@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.client.retries import MAX_PAUSE, AttemptFailed, RetryRule, failed_answer
+from corosrv.client.run import MAX_PAUSE, AttemptFailed, RetryRule, failed_answer
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 429, 409, 499, 501])

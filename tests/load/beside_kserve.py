@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
-from corosrv.dialects.kserve.binary_tail import LENGTH_HEADER
+from corosrv.dialects.kserve.infer_request import LENGTH_HEADER
 from tests.load.grpc_calls import call_side_by_side, make_request
 from tests.load.grpc_servers import handlers
 from tests.load.process import free_port

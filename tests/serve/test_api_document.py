@@ -12,7 +12,7 @@ import pytest
 
 from corosrv.dialects.anthropic import answer_types as message_types
 from corosrv.dialects.generation.answer_types import NativeCompletion
-from corosrv.dialects.llamacpp import answer_types as native_types
+from corosrv.dialects.llamacpp import answers as native_types
 from corosrv.dialects.llamacpp import loading
 from corosrv.dialects.openai import answer_types
 from corosrv.dialects.openai.responses import answer_types as response_types

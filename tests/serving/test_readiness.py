@@ -9,7 +9,7 @@ import pytest
 
 from corosrv.base.errors import ShuttingDown, Starting
 from corosrv.contracts.jobs import State
-from corosrv.serving.readiness import Readiness
+from corosrv.serving.part import Readiness
 
 
 @dataclass

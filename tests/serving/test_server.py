@@ -10,7 +10,7 @@ from flask import Flask
 
 from corosrv.base.errors import HttpError
 from corosrv.contracts import settings
-from corosrv.gateway.forwarding.paths import FORWARDED
+from corosrv.gateway.forwarding.peek import FORWARDED
 from corosrv.serving.server import Server
 
 UPSTREAM = "http://127.0.0.1:1"

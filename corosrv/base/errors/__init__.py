@@ -1,7 +1,7 @@
 """The exceptions of corosrv, as one tree.
 
 Inner code raises these. The attributes of a class say what the error means for the client: the HTTP status, the kind
-of failure, and a code for programs. Each dialect writes errors in its own form: corosrv.dialects.openai.errors and its
+of failure, and a code for programs. Each dialect writes errors in its own form: corosrv.dialects.openai.events and its
 like.
 
 CorosrvError

@@ -106,10 +106,9 @@ def bench(json_file: Path | None, html_file: Path | None, svg_folder: Path | Non
     Ends with status 1 when a request failed.
     """
     from corosrv.client.bench.compare import Comparison, find_model
-    from corosrv.client.bench.load.progress import Progress
+    from corosrv.client.bench.load.processes import Progress
     from corosrv.client.bench.load.target import parse
-    from corosrv.client.bench.report.document import Report
-    from corosrv.client.bench.report.machine import look
+    from corosrv.client.bench.report.document import Report, look
 
     plan = plan_of(options)
     machine = look()  # before the load, which changes it

@@ -9,18 +9,15 @@ from itertools import chain
 import msgspec
 
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.figures import rounds as figures
-from corosrv.client.bench.figures import stats
+from corosrv.client.bench import figures as figures
+from corosrv.client.bench import figures as stats
 from corosrv.client.bench.load import processes as spread
 from corosrv.client.bench.load.client import Client
-from corosrv.client.bench.load.outcome import RequestOutcome
-from corosrv.client.bench.load.plan import BenchPlan, Mix, Point
-from corosrv.client.bench.load.progress import Progress
+from corosrv.client.bench.load.plan import BenchPlan, Mix, Point, in_turn
+from corosrv.client.bench.load.processes import Progress
 from corosrv.client.bench.load.round import Work
-from corosrv.client.bench.load.schedule import in_turn
-from corosrv.client.bench.load.target import Target
-from corosrv.client.bench.report.document import PointFigures, Section, ServerFigures
-from corosrv.client.bench.report.machine import n_cores
+from corosrv.client.bench.load.target import RequestOutcome, Target
+from corosrv.client.bench.report.document import PointFigures, Section, ServerFigures, n_cores
 
 TITLES = {
     Mix.SHORT: "Short chats, each with a prompt of its own",

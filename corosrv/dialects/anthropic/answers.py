@@ -10,7 +10,7 @@ import msgspec
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import Chunk, ModelCard
 from corosrv.contracts.jobs.job import new_id
-from corosrv.dialects.anthropic import errors
+from corosrv.dialects.anthropic import answer_types
 from corosrv.dialects.anthropic.answer_types import (
     AnthropicMessage,
     ContentBlock,
@@ -19,10 +19,9 @@ from corosrv.dialects.anthropic.answer_types import (
     MessagesUsage,
     StopReason,
 )
-from corosrv.dialects.chat.answer import BlockAnswer
-from corosrv.dialects.chat.blocks import AnswerBlock, BlockKind
+from corosrv.dialects.chat.answer import AnswerBlock, BlockAnswer, BlockKind
 from corosrv.dialects.chat.parser import Parser
-from corosrv.dialects.generation.events import named_event
+from corosrv.dialects.generation.call import named_event
 
 _STOP_REASON: dict[str, StopReason] = {
     "stop": "end_turn",
@@ -84,7 +83,7 @@ class MessageAnswer(BlockAnswer):
 
     def failure(self, error: CorosrvError) -> bytes:
         begin = b"" if self._has_begun else self._begin(0, 0)
-        return begin + named_event("error", errors.body(error, self._request_id))
+        return begin + named_event("error", answer_types.body(error, self._request_id))
 
     def _message(
         self, content: list[ContentBlock], reason: StopReason | None, word: str | None, usage: MessagesUsage

@@ -8,7 +8,7 @@ import msgspec
 from flask import Blueprint, Response, g
 
 from corosrv.base.errors import CorosrvError
-from corosrv.dialects.anthropic import api_docs, errors, parse, schema
+from corosrv.dialects.anthropic import answer_types, api_docs, parse, schema
 from corosrv.dialects.anthropic.answer_types import MessagesError, TokenCount
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
@@ -51,7 +51,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
 
 def error_body(error: CorosrvError) -> MessagesError:
     """Makes the body of an error that ends the current request."""
-    return errors.body(error, g.corosrv_request_id)
+    return answer_types.body(error, g.corosrv_request_id)
 
 
 def has_path(path: str) -> bool:

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from corosrv.dialects.generation import unsupported
+from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.fields import GenerationFields
 
 MAX_MESSAGES = 2048
 
 # What Anthropic offers beyond the model itself; `cache_control` and the like steer nothing here and are ignored.
-UNSUPPORTED: unsupported.Neutral = {
-    **unsupported.EVERYWHERE,
+UNSUPPORTED: fields.Neutral = {
+    **fields.EVERYWHERE,
     "compaction": (),
     "container": (),
     "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
@@ -168,5 +168,5 @@ class MessageBody(PromptBody, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)]
 
 
-decoder = unsupported.decoder(MessageBody, UNSUPPORTED)
-prompt_decoder = unsupported.decoder(PromptBody, UNSUPPORTED)
+decoder = fields.decoder(MessageBody, UNSUPPORTED)
+prompt_decoder = fields.decoder(PromptBody, UNSUPPORTED)

@@ -11,12 +11,19 @@ import msgspec
 
 from corosrv.contracts.jobs import Chunk, Finish, TokenInfo
 from corosrv.dialects.chat.argument_reader import ArgumentReader, JsonReader
-from corosrv.dialects.chat.call_patterns import CallPatterns, any_may_follow, first_match
+from corosrv.dialects.chat.call_patterns import CallPatterns, ThoughtCalls, any_may_follow, first_match, is_control
 from corosrv.dialects.chat.member_reader import reader_for
-from corosrv.dialects.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
-from corosrv.dialects.chat.patterns import first_of, partial_match_at
-from corosrv.dialects.chat.spans import TokenQueue
-from corosrv.dialects.chat.thought_calls import ThoughtCalls, is_control
+from corosrv.dialects.chat.parts import (
+    AnswerText,
+    CallArguments,
+    CallBegin,
+    End,
+    Part,
+    Reasoning,
+    TokenQueue,
+    first_of,
+    partial_match_at,
+)
 from corosrv.formats.callformats.description import CallFormat
 
 # Characters that may stand between two certain places of a call: what is longer is no call.

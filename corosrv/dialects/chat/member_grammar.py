@@ -1,22 +1,141 @@
-"""Makes GBNF for arguments that are written as a row of keys and values."""
+"""Makes GBNF for arguments that are written as a row of keys and values.
+
+Makes GBNF for texts that end where a given word begins.
+
+Makes GBNF for arguments that are written as elements in elements; see ElementTree.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from corosrv.base.errors import InvalidSchema
-from corosrv.dialects.chat.raw_text import texts_without, unquoted
 from corosrv.dialects.chat.tool_schema import (
     LIMITS_OF_STRINGS,
     MOST_FREE,
     SchemaSource,
+    alternatives,
     check_whole,
     is_string,
     literals,
     row,
 )
-from corosrv.formats.callformats.description import ArgumentRow, Spelling
-from corosrv.formats.structured.grammar.gbnf import NOTHING, Rules, char_set, either, literal, sequence
+from corosrv.formats.callformats.description import ArgumentRow, ElementTree, Spelling
+from corosrv.formats.structured.grammar.gbnf import NOTHING, QUOTE, Rules, char_set, either, literal, sequence
+
+
+def texts_without(word: str, prefix: str) -> Rules:
+    """Makes rules, named after `prefix`, for texts in which a word does not occur."""
+    bodies = {f"{prefix}-{n}": _after(word, n, prefix) for n in range(len(word))}
+    return Rules(f"{prefix}-text", {f"{prefix}-text": f"({prefix}-0)* {literal(word[0])}*", **bodies})
+
+
+def _after(word: str, n: int, prefix: str) -> str:
+    """Returns what may follow the first n letters of a word, until none of the last letters could begin it."""
+    steps = {letter: _longest_begun(word, word[:n] + letter) for letter in dict.fromkeys(word)}
+    goes_on = [(letter, m) for letter, m in steps.items() if 0 < m < len(word)]
+    other = char_set([(ord(letter), ord(letter)) for letter, m in steps.items() if m > 0], is_negated=True)
+    return either((other, *(f"{literal(letter)} {prefix}-{m}" for letter, m in goes_on)))
+
+
+def _longest_begun(word: str, text: str) -> int:
+    """Returns how many letters of the word stand at the end of a text."""
+    return next((n for n in range(len(text), 0, -1) if text.endswith(word[:n])), 0)
+
+
+def unquoted(rules: Rules, name: str) -> Rules | None:
+    """Returns the rules of JSON strings without their quotes; None where there is more than strings.
+
+    What JSON escapes stays escaped. `name`: of the new rule.
+    """
+    bodies, start = rules.bodies, rules.start
+    while bodies[start] in bodies:
+        start = bodies[start]
+    body = bodies[start]
+    if body == f"{QUOTE} {QUOTE}":
+        return Rules(name, {name: NOTHING})
+    if not body.startswith(f"{QUOTE} ") or not body.endswith(f" {QUOTE}") or " | " in body:
+        return None
+    return Rules(name, {**bodies, name: body[len(QUOTE) + 1 : -len(QUOTE) - 1]})
+
+
+_MOST_DEPTH = 8  # of elements in each other
+
+
+class ElementRules:
+    """The grammar's rules for the arguments of one tool, written as elements.
+
+    Of what a schema asks beyond the members of objects and lists, only the counts of items are kept.
+    """
+
+    def __init__(self, tree: ElementTree, source: SchemaSource) -> None:
+        self._tree = tree
+        self._source = source
+        self._bodies: dict[str, str] = {}
+        self._n_named = 0
+
+    def rules(self) -> Rules:
+        """Raises InvalidSchema for a schema that cannot be used."""
+        check_whole(self._source)
+        named, required = self._source.properties()
+        start = f"{self._source.prefix}-arguments"
+        self._bodies[start] = self._members(named, required, 0) or NOTHING
+        return Rules(start, self._bodies)
+
+    def _rule(self, name: str, body: str) -> str:
+        self._n_named += 1
+        name = f"{self._source.prefix}-{self._n_named}{name}"
+        self._bodies[name] = body
+        return name
+
+    def _members(self, properties: list[tuple[str, Any]], required: Any, depth: int) -> str:
+        pairs = [(self._element(name, schema, depth + 1), name in required) for name, schema in properties]
+        return row(pairs, "", "", "", self._rule)
+
+    def _element(self, name: str, schema: Any, depth: int) -> str:
+        mark = self._tree.mark
+        return sequence(literal(f"{mark}<{name}>"), self._value(schema, depth), literal(f"{mark}</{name}>"))
+
+    def _value(self, schema: Any, depth: int) -> str:
+        if depth > _MOST_DEPTH:
+            raise self._source.refusal("is nested too deep for the notation of this model")
+        parts = alternatives(schema, self._source.schema)
+        strings = [part for part in parts if is_string(part)]
+        return self._string(strings[0]) if strings else either(self._lone(part, depth) for part in parts)
+
+    def _lone(self, schema: Any, depth: int) -> str:
+        """Returns a value that is no string."""
+        if isinstance(schema, dict) and schema.get("type") == "object" and "properties" in schema:
+            named, required = list(schema["properties"].items()), schema.get("required") or ()
+            return self._rule("object", self._members(named, required, depth) or NOTHING)
+        if isinstance(schema, dict) and schema.get("type") == "array":
+            return self._list(schema, depth)
+        self._n_named += 1
+        rules = self._source.fragment(schema, f"n{self._n_named}")
+        self._bodies.update(rules.bodies)
+        return rules.start
+
+    def _list(self, schema: dict[str, Any], depth: int) -> str:
+        item = self._rule("item", self._element(self._tree.item, schema.get("items", True), depth + 1))
+        least = int(schema.get("minItems", 0))
+        most = int(schema.get("maxItems", max(least, self._source.limits.items)))
+        return f"{item}{{{least},{most}}}" if most else NOTHING
+
+    def _string(self, schema: Any) -> str:
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if values is not None:
+            return either(map(literal, values))
+        if LIMITS_OF_STRINGS & schema.keys():
+            self._n_named += 1
+            name = f"n{self._n_named}"
+            content = unquoted(self._source.fragment(schema, name), f"{self._source.prefix}{name}-raw")
+            if content is not None:
+                self._bodies.update(content.bodies)
+                return content.start
+        content = texts_without(self._tree.mark, "raw")
+        self._bodies.update(content.bodies)
+        return content.start
+
 
 _TYPES = ("string", "number", "boolean", "null", "object", "array")
 _PYTHON_CONSTANTS = {"boolean": ("True", "False"), "null": ("None",)}

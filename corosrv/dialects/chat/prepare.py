@@ -11,13 +11,12 @@ import msgspec
 from corosrv.base.errors import NotOffered, Refused
 from corosrv.contracts.jobs import Job, Messages, ModelCard, Sampling, ThoughtBudget
 from corosrv.dialects.chat import answer_grammar
+from corosrv.dialects.chat.call_patterns import is_control
 from corosrv.dialects.chat.choice import Syntax
-from corosrv.dialects.chat.conversation import CallMode, Conversation
+from corosrv.dialects.chat.conversation import CallMode, Conversation, Tool, checked, name_of, parameters_of
 from corosrv.dialects.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
-from corosrv.dialects.chat.thought_calls import is_control
 from corosrv.dialects.chat.tool_schema import element_types, string_members
-from corosrv.dialects.chat.tools import Tool, checked, name_of, parameters_of
-from corosrv.dialects.generation.schemas import schema_limits
+from corosrv.dialects.generation.fields import schema_limits
 from corosrv.formats.callformats.description import CallFormat, ElementTree, markers_for
 from corosrv.formats.structured.grammar.gbnf import Rules, either, grammar, sequence
 

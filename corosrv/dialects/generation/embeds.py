@@ -1,4 +1,7 @@
-"""Reads `prompt_embeds`: embedding rows that a client has in place of a prompt, as base64 of plain numbers."""
+"""Reads `prompt_embeds`: embedding rows that a client has in place of a prompt, as base64 of plain numbers.
+
+The vectors of a job: what embeddings and scores are read from.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,37 @@ import math
 import re
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from corosrv.base.errors import NotSupported, Refused
-from corosrv.contracts.jobs import ModelCard, Rows
+from corosrv.contracts.jobs import Chunk, ModelCard, Rows
+
+_FLOAT_BYTES = 4
+
+
+def in_order(chunks: Iterable[Chunk]) -> list[bytes]:
+    """Returns each task's vector. Raises JobFailed when a task ended in an error."""
+    return [last.vector for last in _terminal(chunks)]
+
+
+def prompt_tokens(chunks: Iterable[Chunk]) -> list[int]:
+    """Returns each task's number of prompt tokens, in the order of the tasks. Raises as `in_order` does."""
+    return [last.prompt_tokens for last in _terminal(chunks)]
+
+
+def _terminal(chunks: Iterable[Chunk]) -> list[Chunk]:
+    last: dict[int, Chunk] = {}
+    for chunk in chunks:
+        if chunk.finish is not None:
+            last[chunk.index] = chunk
+    return [last[index] for index in sorted(last)]
+
+
+def floats(vector: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(vector) // _FLOAT_BYTES}f", vector))
+
 
 PARAM = "prompt_embeds"
 NUMBER_BYTES = {"f32": 4, "f16": 2, "bf16": 2}  # by dtype

@@ -1,14 +1,22 @@
-"""One task's answer in llama-server's own form, which other dialects show beside theirs when they are asked to."""
+"""One task's answer in llama-server's own form, which other dialects show beside theirs when they are asked to.
+
+Finds the end of a text that fills a gap in an indented block.
+
+Tokens and how likely they were, as chats and llama-server show them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import (
+    Candidate,
     Chunk,
     Finish,
     Job,
@@ -20,11 +28,73 @@ from corosrv.contracts.jobs import (
     Tokens,
     Vocabulary,
 )
-from corosrv.dialects.generation import likelihood, settings
-from corosrv.dialects.generation.answer_types import NativeCompletion, StopType, TokenLikelihood
-from corosrv.dialects.generation.indent import Indent
+from corosrv.dialects.generation import settings
+from corosrv.dialects.generation.answer_types import LikelyToken, NativeCompletion, StopType, Tally, TokenLikelihood
 from corosrv.dialects.generation.prompts import MEDIA_MARKER
-from corosrv.dialects.generation.tally import Tally
+
+
+class Indent:
+    """Ends a text at the first line that is indented by less than `least`, as llama-server does.
+
+    Spaces and tabs count alike. The first line has no say: it goes on with one that stands before the gap.
+    """
+
+    def __init__(self, least: int) -> None:
+        self.is_over = False
+        self._least = least
+        self._so_far: int | None = None  # of the line that has begun, while it has nothing else
+
+    def take(self, text: str) -> str:
+        """Returns the part of the next piece that still belongs to the text."""
+        if self.is_over:
+            return ""
+        for place, character in enumerate(text):
+            if self._so_far is not None:
+                if character in " \t":
+                    self._so_far += 1
+                    continue
+                if self._so_far < self._least:
+                    self.is_over = True
+                    return text[:place]
+            self._so_far = 0 if character == "\n" else None
+        return text
+
+
+def spell(piece: bytes) -> str:
+    """Writes a token's text; what is no whole character is shown as U+FFFD, and `bytes` has it."""
+    return piece.decode("utf-8", "replace")
+
+
+def describe_all(tokens: Iterable[TokenInfo], post_sampling: bool) -> list[TokenLikelihood]:
+    """Describes tokens for a member of an answer, as JSON text that only msgspec.json.encode takes.
+
+    Lets other greenlets run in between: an answer of 1,000 tokens may have 100,000 candidates, whose objects would take
+    100 bytes each, and their encoding 0.1 s at once.
+    """
+    texts = [msgspec.json.encode(describe(token, post_sampling)) for token in Turns().among(tokens)]
+    return cast(list[TokenLikelihood], msgspec.Raw(b"[" + b",".join(texts) + b"]"))
+
+
+def describe(token: TokenInfo, post_sampling: bool) -> TokenLikelihood:
+    """Describes a token by what the model thought of it, or by what the samplers left of that."""
+    return probabilities(token) if post_sampling else logprobs(token)
+
+
+def logprobs(token: TokenInfo) -> TokenLikelihood:
+    """Describes a token with the logarithm of its probability, and the likeliest in its place, best first."""
+    tops = [LikelyToken(*_token(other), logprob=other.logprob) for other in token.top]
+    return TokenLikelihood(*_token(token), logprob=token.logprob, top_logprobs=tops)
+
+
+def probabilities(token: TokenInfo) -> TokenLikelihood:
+    """Describes a token with its probability, not the logarithm; those that could not have come are left out."""
+    likely = ((other, math.exp(other.logprob)) for other in token.top)
+    tops = [LikelyToken(*_token(other), prob=prob) for other, prob in likely if prob > 0]
+    return TokenLikelihood(*_token(token), prob=math.exp(token.logprob or 0.0), top_probs=tops)
+
+
+def _token(token: TokenInfo | Candidate) -> tuple[int, str, list[int]]:
+    return token.id, spell(token.piece), list(token.piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +198,7 @@ class NativeTask:
     def _probabilities(self, tokens: Sequence[TokenInfo]) -> list[TokenLikelihood] | msgspec.UnsetType:
         if not tokens:
             return msgspec.UNSET
-        return likelihood.describe_all(tokens, self._form.job.sampling.post_sampling_probs)
+        return describe_all(tokens, self._form.job.sampling.post_sampling_probs)
 
     def _is_truncated(self, chunk: Chunk, n_tokens: int) -> bool:
         """Returns whether the context was too small for all that there would have been."""

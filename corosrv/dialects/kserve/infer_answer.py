@@ -12,7 +12,7 @@ import msgspec
 from corosrv.base.errors import HandlerFailed, Refused
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs
-from corosrv.dialects.kserve.binary_tail import SIZE
+from corosrv.dialects.kserve.infer_request import SIZE
 from corosrv.dialects.kserve.json_data import BINARY_ONLY
 from corosrv.formats.tensors import DATATYPES, Parameter, Tensor, byte_elements, elements
 

@@ -2,20 +2,60 @@
 
 Decoding holds Python's lock, so a thread would not help. A piece ends at a comma outside of strings. With as many
 brackets before it as are open there, and as many behind it as are then, it is JSON of its own.
+
+Finds parts of JSON texts before they are decoded.
+
+Cuts the tensors' data out of a long JSON body, so that what is left can be decoded at once.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from corosrv.base.errors import InvalidJson, Refused
 from corosrv.base.processor import Turns
-from corosrv.dialects.kserve.json_text import LIST_DECODER, escape_end, mask
 from corosrv.formats.bodies import decode_unscanned
 from corosrv.formats.tensors.elements import MAX_DIMENSIONS
+
+_BACKSLASH = 0x5C
+LIST_DECODER: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[Any])
+
+
+def mask(text: bytes) -> bytes:
+    """Returns a text of the same length, in which each quote begins or ends a string: none is escaped."""
+    if b"\\" not in text:
+        return text
+    return text.replace(rb"\\", b"__").replace(rb"\"", b"__")
+
+
+def escape_end(text: bytes, begin: int, end: int) -> int:
+    """Returns the end of a part of a text, moved on by one where it would fall behind an escaping backslash."""
+    part = text[begin:end]
+    n_backslashes = len(part) - len(part.rstrip(b"\\"))
+    return min(end, len(text)) + n_backslashes % 2
+
+
+def string_end(text: bytes, begin: int, limit: int) -> int:
+    """Returns the place of the quote that ends the string whose content begins here; -1 if none is before `limit`."""
+    end = text.find(b'"', begin, limit)
+    while end >= 0 and _is_escaped(text, begin, end):
+        end = text.find(b'"', end + 1, limit)
+    return end
+
+
+def _is_escaped(text: bytes, begin: int, at: int) -> bool:
+    n_backslashes = 0
+    while at > begin and text[at - 1] == _BACKSLASH:
+        at -= 1
+        n_backslashes += 1
+    return n_backslashes % 2 == 1
+
 
 WINDOW = 65_536  # bytes that are looked at together; decoding as many takes a millisecond or two
 _FIRST_WINDOW = 1024  # most arrays are short
@@ -138,3 +178,77 @@ def _net_brackets(structure: bytes) -> tuple[int, int]:
             break
         brackets = shorter
     return brackets.count(b"]"), brackets.count(b"[")
+
+
+MAX_REST = 1 << 19  # bytes beside the data; decoding as many takes some milliseconds
+_TOKEN = re.compile(rb'["\[\]{}]')
+_VALUE = re.compile(rb"\s*:\s*\[")
+_DATA_DEPTH = 3  # the body, its inputs, one of them
+
+
+def cut_data(text: bytes) -> tuple[bytes, Mapping[str, LongData]]:
+    """Returns the text with a string in place of each array of data, and the arrays by these strings.
+
+    Gives way to other greenlets. Raises Refused where too much is left, and InvalidJson for a string or an array
+    without an end.
+    """
+    cutter = _Cutter(text)
+    cutter.run()
+    return b"".join(cutter.rest), cutter.arrays
+
+
+class _Cutter:
+    """Follows a body's brackets and strings from its beginning to its end."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._token = secrets.token_hex(8)  # no client's string is one of ours
+        self._n_rest = 0
+        self.rest: list[bytes] = []
+        self.arrays: dict[str, LongData] = {}
+
+    def run(self) -> None:
+        text, turns = self._text, Turns()
+        begin = at = depth = 0
+        while (mark := _TOKEN.search(text, at, at + MAX_REST + 1)) is not None:
+            at = mark.end()
+            if mark.group() == b'"':
+                at = self._pass_string(at)
+                key = text[mark.end() : at - 1]
+                if depth == _DATA_DEPTH and key == b"data" and (value := _VALUE.match(text, at, at + 256)):
+                    self._keep(begin, value.end() - 1)
+                    array, begin = LongDataScanner(text, value.end() - 1).scan(turns)
+                    at = begin
+                    self._cut(array)
+            else:
+                depth += 1 if mark.group() in b"[{" else -1
+            self._check_rest(begin, at)
+            turns.give_way()
+        self._keep(begin, len(text))
+
+    def _pass_string(self, begin: int) -> int:
+        """Returns the place behind the quote that ends a string."""
+        end = string_end(self._text, begin, begin + MAX_REST)
+        if end < 0 and begin + MAX_REST < len(self._text):
+            raise _too_long()
+        if end < 0:
+            raise InvalidJson("a string has no end")
+        return end + 1
+
+    def _cut(self, array: LongData) -> None:
+        name = f"{self._token}:{len(self.arrays)}"
+        self.arrays[name] = array
+        self.rest.append(f'"{name}"'.encode())
+
+    def _keep(self, begin: int, end: int) -> None:
+        self._check_rest(begin, end)
+        self.rest.append(self._text[begin:end])
+        self._n_rest += end - begin
+
+    def _check_rest(self, begin: int, end: int) -> None:
+        if self._n_rest + min(end, len(self._text)) - begin > MAX_REST:
+            raise _too_long()
+
+
+def _too_long() -> Refused:
+    return Refused(f"the body has more than {MAX_REST} bytes beside the data of its tensors", None, "too_long")

@@ -9,10 +9,9 @@ from typing import Any
 
 from corosrv.contracts.jobs.infer import HandlerCard, ModelStanding
 from corosrv.dialects.kserve.api_docs import TAG
-from corosrv.dialects.kserve.generate_answer import TEXT_OUTPUT
-from corosrv.dialects.kserve.generate_request import TEXT_INPUT
+from corosrv.dialects.kserve.generate_answer import TEXT_INPUT, TEXT_OUTPUT
 from corosrv.dialects.kserve.json_data import BINARY_ONLY
-from corosrv.dialects.kserve.terms import CallHeaders
+from corosrv.dialects.kserve.parameters import CallHeaders
 from corosrv.formats.tensors import DATATYPES, TensorSpec
 from corosrv.web.http.openapi import header_parameters
 

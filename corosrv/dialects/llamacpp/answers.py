@@ -1,4 +1,9 @@
-"""llama-server's completions, the way out: chunks to answers."""
+"""llama-server's completions, the way out: chunks to answers.
+
+Types of the answers of llama-server's endpoints, as the API document describes them.
+
+The type of a completion is in `corosrv.dialects.generation.answer_types`: other dialects show it in addition to theirs.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,73 @@ import msgspec
 from corosrv.base.errors import CorosrvError
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import Chunk
-from corosrv.dialects.generation.answer_options import AnswerOptions
 from corosrv.dialects.generation.answer_types import NativeCompletion
-from corosrv.dialects.generation.events import event
+from corosrv.dialects.generation.call import AnswerOptions, Telemetry, event, split_tokens
 from corosrv.dialects.generation.native import NativeTask
-from corosrv.dialects.generation.split_tokens import split_tokens
-from corosrv.dialects.generation.telemetry import Telemetry
 from corosrv.dialects.openai import events
+
+
+class TokenPiece(msgspec.Struct):
+    """A token, and what it prints: text, or bytes that are none by themselves."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenList(msgspec.Struct):
+    tokens: list[int | TokenPiece]
+
+
+class Content(msgspec.Struct):
+    content: str
+
+
+class PromptText(msgspec.Struct):
+    """The prompt that the model's template makes of a conversation."""
+
+    prompt: str
+
+
+class ServerProperties(msgspec.Struct):
+    """The properties of the server and its model."""
+
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+    is_sleeping: bool
+
+
+class SlotDescription(msgspec.Struct):
+    """One concurrency lane of the model, and how far its job is; nobody's text is in it."""
+
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+
+
+class ListedAdapter(msgspec.Struct):
+    id: int
+    path: str
+    scale: float
+
+
+class SlotFileAnswer(msgspec.Struct):
+    """The tokens and bytes that were saved, restored or erased."""
+
+    id_slot: int
+    filename: str | msgspec.UnsetType = msgspec.UNSET
+    n_saved: int | msgspec.UnsetType = msgspec.UNSET
+    n_written: int | msgspec.UnsetType = msgspec.UNSET
+    n_restored: int | msgspec.UnsetType = msgspec.UNSET
+    n_read: int | msgspec.UnsetType = msgspec.UNSET
+    n_erased: int | msgspec.UnsetType = msgspec.UNSET
+    timings: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
 
 
 class NativeAnswer:

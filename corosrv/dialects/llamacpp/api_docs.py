@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from corosrv.dialects.generation.answer_types import NativeCompletion
 from corosrv.dialects.generation.fields import Lora
-from corosrv.dialects.llamacpp import answer_types, schema
+from corosrv.dialects.llamacpp import answers, schema
 from corosrv.dialects.llamacpp.loading import Success
 from corosrv.dialects.openai.chat.schema import ChatBody
 from corosrv.images.intake import PROMPTS, images_in
@@ -60,7 +60,7 @@ tokenize = operation(
     "Tokens",
     "Turn text into tokens",
     body=schema.TokenizeBody,
-    answer=answer_types.TokenList,
+    answer=answers.TokenList,
     statuses=(*READS, *NEEDS_MODEL),
     examples={"With pieces": {"content": "The sea is wide.", "with_pieces": True}},
 )
@@ -68,7 +68,7 @@ detokenize = operation(
     "Tokens",
     "Turn tokens into text",
     body=schema.DetokenizeBody,
-    answer=answer_types.Content,
+    answer=answers.Content,
     statuses=(*READS, *NEEDS_MODEL),
     examples={"Three tokens": {"tokens": [1, 2, 3]}},
 )
@@ -76,14 +76,14 @@ apply_template = operation(
     "Tokens",
     "Write a conversation as the model reads it",
     body=ChatBody,
-    answer=answer_types.PromptText,
+    answer=answers.PromptText,
     statuses=GENERATES,
     examples={"A question": {"messages": [{"role": "user", "content": "Name three colours."}]}},
 )
 get_props = operation(
     "Server",
     "Tell the server's properties",
-    answer=answer_types.ServerProperties,
+    answer=answers.ServerProperties,
     statuses=NEEDS_MODEL,
     query=ModelQuery,
 )
@@ -91,7 +91,7 @@ set_props = operation(
     "Server", "Change the server's properties", body=dict[str, Any], answer=Success, statuses=(*READS, 501)
 )
 get_adapters = operation(
-    "Models", "List the LoRA adapters", answer=list[answer_types.ListedAdapter], statuses=NEEDS_MODEL, query=ModelQuery
+    "Models", "List the LoRA adapters", answer=list[answers.ListedAdapter], statuses=NEEDS_MODEL, query=ModelQuery
 )
 set_adapters = operation(
     "Models",
@@ -106,7 +106,7 @@ set_adapters = operation(
 get_slots = operation(
     "Server",
     "Show what the slots do",
-    answer=list[answer_types.SlotDescription],
+    answer=list[answers.SlotDescription],
     statuses=(*NEEDS_MODEL, 501),
     query=SlotsQuery,
 )
@@ -115,7 +115,7 @@ change_slot = operation(
     "Keep a slot's content in a file",
     "Or read it back, or forget it, which needs no body.",
     body=schema.SlotFileBody,
-    answer=answer_types.SlotFileAnswer,
+    answer=answers.SlotFileAnswer,
     statuses=(*READS, *NEEDS_MODEL, 501),
     parameters={"slot": "its number"},
     query=SlotQuery,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from corosrv.base.errors import NotOffered, Refused
 from corosrv.contracts.jobs import Job, ModelCard, MultimodalText, Prompt, Tokens, Vocabulary
-from corosrv.dialects.generation import fields, infill
-from corosrv.dialects.generation.answer_options import AnswerOptions
-from corosrv.dialects.generation.call import Call
+from corosrv.dialects.generation import fields
+from corosrv.dialects.generation import prompts as infill
+from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.native import NativeForm
 from corosrv.dialects.generation.prompts import is_several, prompts
 from corosrv.dialects.generation.thoughts import with_budget

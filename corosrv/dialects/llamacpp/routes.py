@@ -1,4 +1,7 @@
-"""llama-server's own endpoints: parse, submit, answer."""
+"""llama-server's own endpoints: parse, submit, answer.
+
+Texts to tokens and back, as llama-server does it.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,62 @@ from typing import Any, Protocol
 from flask import Blueprint, Response, request
 
 from corosrv.base.errors import NotOffered, NotSupported, Refused, Unavailable
+from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
 from corosrv.dialects.generation.exchange import RequestFlow
-from corosrv.dialects.llamacpp import api_docs, parse, props, schema, slots, tokens
+from corosrv.dialects.llamacpp import api_docs, parse, props, schema, slots
 from corosrv.dialects.llamacpp.props import Switches
-from corosrv.dialects.openai import errors
+from corosrv.dialects.openai import events
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
+from corosrv.formats.bodies import check_text
 from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.reply import json_response, long_json_response, register_errors
+
+
+def tokens_of(body: schema.TokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Lets others run meanwhile where the content is long. Raises Refused."""
+    tokens = _tokens(body, vocabulary)
+    if not body.with_pieces:
+        return {"tokens": tokens}
+    turns = Turns()
+    return {"tokens": [{"id": token, "piece": _piece(vocabulary.piece(token))} for token in turns.among(tokens)]}
+
+
+def _tokens(body: schema.TokenizeBody, vocabulary: Vocabulary) -> list[int]:
+    pieces = [body.content] if isinstance(body.content, str) else body.content
+    tokens: list[int] = []
+    n_texts = 0
+    for place, piece in enumerate(Turns().among(pieces)):
+        if isinstance(piece, int):
+            tokens.append(_checked(piece, place, vocabulary))
+            continue
+        n_texts += 1
+        if n_texts > schema.MAX_TEXTS:
+            raise Refused(f"content: at most {schema.MAX_TEXTS} texts in one list; send several lists", "content")
+        begins = bool(body.add_special) and place == 0
+        tokens += vocabulary.tokenize(check_text(piece, "content"), begins, body.parse_special is not False)
+        if len(tokens) > schema.MAX_TOKENS:
+            raise Refused(f"content: over {schema.MAX_TOKENS} tokens in one list; send several lists", "content")
+    return tokens
+
+
+def _checked(token: int, place: int, vocabulary: Vocabulary) -> int:
+    if not 0 <= token < vocabulary.size:
+        raise Refused(f"content[{place}]: {token} is no token id of this model", f"content[{place}]")
+    return token
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def text_of(body: schema.DetokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Raises Refused for ids that the model does not have."""
+    return {"content": vocabulary.spell(body.tokens).decode("utf-8", "replace")}
 
 
 class LlamaWorker(Worker, HasSlots, HasAdapters, Protocol):
@@ -25,7 +75,7 @@ class LlamaWorker(Worker, HasSlots, HasAdapters, Protocol):
 def blueprint(flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> Blueprint:
     """Makes the routes that only llama-server's clients know. `worker` is the flow's."""
     routes = Blueprint("llamacpp", __name__)
-    register_errors(routes, errors.body)
+    register_errors(routes, events.body)
     _add_completions(routes, flow)
     _add_tokens(routes, flow)
     _add_server(routes, flow, worker, switches)
@@ -65,13 +115,13 @@ def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
     @api_docs.tokenize
     def tokenize() -> Response:
         body = flow.receive(schema.tokenize_decoder)
-        return long_json_response(tokens.tokenize(body, flow.worker.vocabulary(body.model)))
+        return long_json_response(tokens_of(body, flow.worker.vocabulary(body.model)))
 
     @routes.post("/detokenize")
     @api_docs.detokenize
     def detokenize() -> Response:
         body = flow.receive(schema.detokenize_decoder)
-        return json_response(tokens.detokenize(body, flow.worker.vocabulary(body.model)))
+        return json_response(text_of(body, flow.worker.vocabulary(body.model)))
 
     @routes.post("/apply-template")
     @api_docs.apply_template

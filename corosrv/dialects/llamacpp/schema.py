@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from corosrv.dialects.generation import unsupported
+from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.fields import Lora, ModelName
 from corosrv.dialects.generation.prompts import PromptField
 from corosrv.dialects.generation.thoughts import TaggedThoughtFields
@@ -19,8 +19,8 @@ MAX_EXTRA = 256
 MAX_TOKENS = 524_288
 MAX_TEXTS = 8192  # in one list to be tokenised
 
-UNSUPPORTED: unsupported.Neutral = {
-    **{name: neutral for name, neutral in unsupported.EVERYWHERE.items() if name != "n_indent"},
+UNSUPPORTED: fields.Neutral = {
+    **{name: neutral for name, neutral in fields.EVERYWHERE.items() if name != "n_indent"},
     "n_cache_reuse": (0,),
     "sse_ping_interval": (),
 }
@@ -74,8 +74,8 @@ class SlotFileBody(msgspec.Struct):
     filename: str
 
 
-completion_decoder = unsupported.decoder(NativeCompletionBody, UNSUPPORTED)
-infill_decoder = unsupported.decoder(InfillBody, UNSUPPORTED)
+completion_decoder = fields.decoder(NativeCompletionBody, UNSUPPORTED)
+infill_decoder = fields.decoder(InfillBody, UNSUPPORTED)
 tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 slot_file_decoder = msgspec.json.Decoder(SlotFileBody)

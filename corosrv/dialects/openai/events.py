@@ -1,4 +1,7 @@
-"""Shares what chat and text completions send: members, order of events, usage, and the end of a stream."""
+"""Shares what chat and text completions send: members, order of events, usage, and the end of a stream.
+
+Errors in OpenAI's shape.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,51 @@ from typing import Any, cast
 
 import msgspec
 
-from corosrv.base.errors import CorosrvError
+from corosrv.base.errors import CorosrvError, ErrorKind, PromptTooLong
 from corosrv.contracts.jobs import ModelCard
 from corosrv.contracts.jobs.job import new_id
-from corosrv.dialects.generation.events import event
-from corosrv.dialects.generation.tally import Tally
-from corosrv.dialects.openai import errors
+from corosrv.dialects.generation.answer_types import Tally
+from corosrv.dialects.generation.call import event
 from corosrv.dialects.openai.answer_types import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
     ChunkChoice,
     CompletionTokensDetails,
+    ErrorAnswer,
+    ErrorMembers,
     Finish,
     PromptTokensDetails,
     TextChoice,
     TextCompletion,
     Usage,
 )
+
+_TYPES = {
+    ErrorKind.INVALID_REQUEST: "invalid_request_error",
+    ErrorKind.CONTEXT_EXCEEDED: "exceed_context_size_error",
+    ErrorKind.TOO_LARGE: "invalid_request_error",
+    ErrorKind.UNAUTHORIZED: "authentication_error",
+    ErrorKind.FORBIDDEN: "permission_error",
+    ErrorKind.NOT_FOUND: "not_found_error",
+    ErrorKind.NOT_OFFERED: "not_supported_error",
+    ErrorKind.RATE_LIMITED: "rate_limit_error",
+    ErrorKind.UNAVAILABLE: "unavailable_error",
+    ErrorKind.CLIENT_GONE: "client_closed_request",
+    ErrorKind.CONFLICT: "invalid_request_error",
+    ErrorKind.DEADLINE_PASSED: "server_error",
+    ErrorKind.WORKER_LOST: "server_error",
+    ErrorKind.FAILED: "server_error",
+}
+
+
+def body(error: CorosrvError) -> ErrorAnswer:
+    """Makes the answer or the event for an error."""
+    members = ErrorMembers(str(error), _TYPES[error.kind], error.param, error.code)
+    if isinstance(error, PromptTooLong):
+        members.n_prompt_tokens, members.n_ctx = error.n_tokens, error.context
+    return ErrorAnswer(members)
+
 
 DONE = b"data: [DONE]\n\n"
 
@@ -106,4 +136,4 @@ class Frame:
 
 def failure(error: CorosrvError) -> bytes:
     """Makes the event that ends a stream in an error; no `[DONE]` follows."""
-    return event(errors.body(error))
+    return event(body(error))

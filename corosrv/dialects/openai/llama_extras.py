@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from corosrv.contracts.jobs import Chunk, Job, ModelCard, Vocabulary
-from corosrv.dialects.generation.answer_options import AnswerOptions
+from corosrv.dialects.generation.call import AnswerOptions, Telemetry
 from corosrv.dialects.generation.native import NativeForm, NativeTask
-from corosrv.dialects.generation.telemetry import Telemetry
-from corosrv.dialects.openai.fields import CompletionFields
+from corosrv.dialects.openai.structured_fields import CompletionFields
 
 
 def native_form(

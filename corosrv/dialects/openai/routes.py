@@ -10,12 +10,12 @@ from corosrv.base.waits import call_in_thread
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.embeds import EmbedsReader
 from corosrv.dialects.generation.exchange import RequestFlow
-from corosrv.dialects.openai import api_docs, errors, models
+from corosrv.dialects.openai import api_docs, events, models
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
 from corosrv.dialects.openai.completions import schema as completion_schema
-from corosrv.dialects.openai.fields import input_tokens
+from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.reply import json_response, register_errors
 
 
@@ -64,5 +64,5 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     def one_model(name: str) -> Response:
         return json_response(models.find(flow.worker, name, flow.takes_embeds))
 
-    register_errors(routes, errors.body)
+    register_errors(routes, events.body)
     return routes

@@ -1,19 +1,80 @@
-"""Parses bodies of create requests: checks everything but `input`, and reports all faults at once."""
+"""Parses bodies of create requests: checks everything but `input`, and reports all faults at once.
+
+Ids of predictions: which ones clients may choose, and how the server makes its own.
+
+Reads what a request's header fields ask for.
+"""
 
 from __future__ import annotations
 
+import base64
+import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from werkzeug.datastructures import Headers
+from werkzeug.datastructures import Headers, MIMEAccept
+from werkzeug.http import parse_accept_header, parse_list_header
 
 from corosrv.base.errors import InvalidInput
 from corosrv.base.outgoing import Destinations, is_http_url
-from corosrv.dialects.predictions import headers
-from corosrv.dialects.predictions.ids import is_id
 from corosrv.dialects.predictions.prediction import Change
 from corosrv.dialects.predictions.webhooks import Receiver
+
+_ALLOWED = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,127}")
+
+
+def is_id(text: str) -> bool:
+    """Returns whether a client may choose this id."""
+    return _ALLOWED.fullmatch(text) is not None
+
+
+def new_id() -> str:
+    """Makes an id of 26 letters and digits that nobody can guess."""
+    return base64.b32encode(uuid.uuid4().bytes).decode().rstrip("=").lower()
+
+
+_STREAM = "text/event-stream"
+_JSON = "application/json"
+_TRACE = ("traceparent", "tracestate")
+
+
+def wants_async(prefer: str) -> bool:
+    """Returns whether the `Prefer` field has respond-async, with any parameters, among others or alone."""
+    if "respond-async" not in prefer.lower():
+        return False
+    names = (preference.partition(";")[0].partition("=")[0] for preference in parse_list_header(prefer))
+    return any(name.strip().lower() == "respond-async" for name in names)
+
+
+def wants_stream(accept: str) -> bool:
+    """Returns whether the `Accept` field names event streams and does not prefer JSON."""
+    if _STREAM not in accept.lower():
+        return False
+    accepted = parse_accept_header(accept, MIMEAccept)
+    quality = max(
+        (quality for kind, quality in accepted if kind.partition(";")[0].strip().lower() == _STREAM), default=0
+    )
+    return quality > 0 and quality >= accepted.quality(_JSON)
+
+
+def is_json(content_type: str) -> bool:
+    """Returns whether a body of this type is read as JSON: application/json, or a type that ends in +json."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == _JSON or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def trace_headers(headers: Headers) -> dict[str, str]:
+    """Returns the fields that link this request to a trace, as they were sent."""
+    return {name: headers[name] for name in _TRACE if name in headers}
+
+
+def last_event_id(headers: Headers) -> int | None:
+    """Returns the number of the last event that the client has; None if the field holds no such number."""
+    text = headers.get("Last-Event-ID", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
 
 _EVENTS = ", ".join(change.value for change in Change)
 _MOST_EVENTS = 64  # names, each of which may be at fault
@@ -68,9 +129,9 @@ def call(
         id=_id(members, path_id, faults),
         is_put=path_id is not None,
         context=_context(members, faults),
-        receiver=_receiver(members, headers.trace(fields), destinations or Destinations(), came_by_loopback, faults),
-        is_async=headers.wants_async(fields.get("Prefer", "")),
-        is_stream=headers.wants_stream(fields.get("Accept", "")),
+        receiver=_receiver(members, trace_headers(fields), destinations or Destinations(), came_by_loopback, faults),
+        is_async=wants_async(fields.get("Prefer", "")),
+        is_stream=wants_stream(fields.get("Accept", "")),
         n_bytes=n_bytes,
     )
     if faults.errors:

@@ -1,17 +1,70 @@
-"""One prediction: its state, its outputs so far, and the object that clients see."""
+"""One prediction: its state, its outputs so far, and the object that clients see.
+
+Points in time, as prediction objects write them.
+
+Metrics that a predictor recorded about one prediction, by name; dots in names make nested objects.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timezone
 from enum import Enum
 from typing import Any
 
 from corosrv.base.errors import IllegalTransition
 from corosrv.dialects.predictions.encoding import encode_in_turns, split_in_turns
 from corosrv.dialects.predictions.history import History
-from corosrv.dialects.predictions.metrics import RecordedMetrics
-from corosrv.dialects.predictions.times import rfc3339
+
+
+def utc_now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def rfc3339(time: datetime) -> str:
+    """Formats a time in UTC, with microseconds."""
+    return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class RecordedMetrics:
+    """Values in the order in which they were first recorded. The worker has checked names and types."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def record(self, name: str, value: Any, mode: str) -> None:
+        """Records a value; `mode`: replace, increment or append. None deletes the name and all names below it."""
+        if value is None:
+            self._delete(name)
+        elif mode == "increment":
+            self._values[name] = self._values.get(name, 0) + value
+        elif mode == "append":
+            self._append(name, value)
+        else:
+            # A copy: those who got this list must not see it grow.
+            self._values[name] = list(value) if isinstance(value, list) else value
+
+    def _append(self, name: str, value: Any) -> None:
+        current = self._values.get(name)
+        if isinstance(current, list):
+            current.append(value)
+        else:
+            self._values[name] = [value] if current is None else [current, value]
+
+    def _delete(self, name: str) -> None:
+        for key in [key for key in self._values if key == name or key.startswith(name + ".")]:
+            del self._values[key]
+
+    def nested(self) -> dict[str, Any]:
+        """Returns the metrics as nested objects."""
+        tree: dict[str, Any] = {}
+        for name, value in self._values.items():
+            *parents, last = name.split(".")
+            branch = tree
+            for parent in parents:
+                branch = branch.setdefault(parent, {})
+            branch[last] = value
+        return tree
 
 
 class Status(str, Enum):

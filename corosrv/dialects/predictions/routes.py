@@ -1,21 +1,123 @@
-"""Cog's endpoints over a service: one function each."""
+"""Cog's endpoints over a service: one function each.
+
+Errors in the shape of predictions.
+
+A create request over HTTP: parsed, handed to the service, and answered in the way that it asks for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 from flask import Blueprint, Response, request
+from gevent.event import Event as Signal
 from werkzeug.exceptions import MethodNotAllowed
 
-from corosrv.base.errors import NotFound
-from corosrv.dialects.predictions import errors, events, service_info
-from corosrv.dialects.predictions.endpoint import PredictionEndpoint
-from corosrv.dialects.predictions.service import PredictionService
+from corosrv.base.errors import BodyTooLarge, ClientGone, CorosrvError, InvalidInput, NotFound, UnsupportedMedia
+from corosrv.dialects.predictions import events, parse
+from corosrv.dialects.predictions import health as service_info
+from corosrv.dialects.predictions import parse as headers
+from corosrv.dialects.predictions.prediction import Change, Prediction, Status
+from corosrv.dialects.predictions.service import CallOutcome, PredictionService
+from corosrv.web.http import body_reader, sse
+from corosrv.web.http.access import came_by_loopback
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.web.http.client import ClientWatch
+from corosrv.web.http.keyed_answers import KeyedAnswers, keep_if
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.openapi import without_key
 from corosrv.web.http.reply import encoded_response, json_response, register_errors
+
+_FAILED = (409, 503)  # these say so in a member of their own
+
+
+def error_body(error: CorosrvError) -> dict[str, Any]:
+    """Makes `{"detail": [...]}` where fields are at fault, else `{"error": text}`, for some with `status: failed`."""
+    if isinstance(error, InvalidInput):
+        return {"detail": error.errors}
+    return {"error": str(error)} | ({"status": "failed"} if error.status in _FAILED else {})
+
+
+_JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionEndpoint:
+    """Answers create requests.
+
+    `ping_interval`: seconds of silence before a comment line; `write_timeout`: seconds a client may accept nothing.
+    """
+
+    service: PredictionService
+    stats: HttpStats
+    bodies: BodyReader
+    ping_interval: float
+    write_timeout: float
+
+    def answer(self, path_id: str | None) -> Response:
+        """Answers a create request; `path_id` is the id in the path. Waits for the prediction unless the
+        request is async or a stream. Raises what `service.admit` raises."""
+        service = self.service
+        call = parse.call(
+            *self._read(), path_id, request.headers, service.webhooks.destinations, came_by_loopback(request)
+        )
+        prediction, outcome = service.admit(call)
+        is_new = outcome is CallOutcome.NEW
+        if call.is_stream and (reader := service.follow(prediction, headers.last_event_id(request.headers))):
+            keep_if(lambda: is_new and not reader.is_lost and prediction.status is Status.SUCCEEDED)
+            return self._stream(reader)
+        keep_if(lambda: is_new and prediction.status not in (Status.FAILED, Status.CANCELED))
+        if outcome is CallOutcome.RUNNING:
+            return encoded_response(prediction.encoded(with_input=True), 202)
+        if outcome is CallOutcome.NEW and call.is_async:
+            return encoded_response(prediction.encoded(), 202)
+        return encoded_response(self._wait(prediction).encoded())
+
+    def _read(self) -> tuple[Any, int]:
+        """Reads the body: its JSON value, or an empty object if there is no body, and its size in bytes. Waits."""
+        kind, limit = request.headers.get("Content-Type", ""), self.service.settings.max_body
+        if (request.content_length or 0) > limit:
+            raise BodyTooLarge(limit)
+        if kind and not headers.is_json(kind):
+            raise UnsupportedMedia("the body must be JSON: its Content-Type has to be application/json")
+        data = self.bodies.read(request, limit)
+        return (body_reader.decode(request, data, _JSON) if data or kind else {}), len(data)
+
+    def _wait(self, prediction: Prediction) -> Prediction:
+        """Waits until the prediction has ended; cancels it if its client leaves before that."""
+        if prediction.is_finished:
+            return prediction
+        is_over = Signal()
+        watch = ClientWatch(request.environ, is_over.set)
+        prediction.listen(lambda change: is_over.set() if change is Change.COMPLETED else None)
+        try:
+            is_over.wait()
+        finally:
+            watch.close()
+            if not prediction.is_finished:
+                self.service.cancel(prediction.id)
+        if watch.is_gone:
+            raise ClientGone("the client left before its prediction had ended")
+        return prediction
+
+    def _stream(self, reader: events.EventReader) -> Response:
+        answer = sse.response(
+            sse.EventStream(
+                request.environ,
+                reader,
+                b"",
+                events.EventEncoder(),
+                self.ping_interval,
+                self.write_timeout,
+                self.stats,
+            )
+        )
+        answer.headers["Content-Type"] = "text/event-stream"  # as it is, without a charset
+        return answer
+
 
 _CANCEL = "/cancel"
 _CANCEL_METHODS = ["POST", "PUT"]
@@ -90,7 +192,7 @@ def blueprint(
         shut_down()
         return json_response({})
 
-    register_errors(routes, errors.body)
+    register_errors(routes, error_body)
     return routes
 
 

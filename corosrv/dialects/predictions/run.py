@@ -1,7 +1,13 @@
-"""The course of one prediction: from its permit, through the worker, to its end."""
+"""The course of one prediction: from its permit, through the worker, to its end.
+
+A prediction's outputs: resolves several files at once and emits the values in the order in which they were added.
+
+Writes a line of log for each prediction that ended, beside those of generating jobs.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -9,14 +15,117 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import gevent
 from gevent.hub import get_hub
+from gevent.pool import Pool
 
 from corosrv.contracts.jobs import Reader
-from corosrv.contracts.jobs.answers import Answer, Cancelled, Done, Failed, LogLine, Metric, Output, Terminal
-from corosrv.dialects.predictions.chunks import Chunks
+from corosrv.contracts.jobs.answers import (
+    Answer,
+    Cancelled,
+    Done,
+    Failed,
+    LogLine,
+    Metric,
+    Output,
+    OutputChunk,
+    Terminal,
+)
 from corosrv.dialects.predictions.files import weight
-from corosrv.dialects.predictions.prediction import Prediction, Status
-from corosrv.dialects.predictions.times import utc_now
+from corosrv.dialects.predictions.prediction import Prediction, Status, utc_now
+from corosrv.web.http.reply import line
+
+AT_ONCE = 8
+
+
+class Chunks:
+    """Resolves the outputs of one prediction and emits their values. Used by one greenlet.
+
+    At the first output that cannot be resolved it calls `on_error`, and emits nothing after it.
+    """
+
+    def __init__(
+        self, resolve: Callable[[Output], Any], emit: Callable[[Any], None], on_error: Callable[[Exception], None]
+    ) -> None:
+        self._resolve = resolve
+        self._emit = emit
+        self._on_error = on_error
+        self._is_broken = False
+        self._pool = Pool(AT_ONCE)
+        self._last: gevent.Greenlet | None = None
+        self._giving_up: gevent.Greenlet | None = None
+
+    def add(self, message: Output) -> None:
+        """Adds an output. Waits while AT_ONCE outputs are being resolved, which makes the predictor wait, too."""
+        is_first = self._last is None or self._last.ready()
+        if is_first and isinstance(message, OutputChunk) and not message.files:
+            if not self._is_broken:
+                self._emit(message.output)
+        else:
+            self._last = self._pool.spawn(self._emit_after, self._last, message)
+
+    def _emit_after(self, previous: gevent.Greenlet | None, message: Output) -> None:
+        try:
+            value, error = self._resolve(message), None
+        except Exception as raised:  # a greenlet that raises would only print it
+            value, error = None, raised
+        if previous is not None:
+            previous.join()
+        if self._is_broken:
+            return
+        if error is None:
+            self._emit(value)
+        else:
+            self._is_broken = True
+            self._on_error(error)
+
+    @property
+    def is_finished(self) -> bool:
+        """True if every output so far was emitted or has failed."""
+        return not len(self._pool)
+
+    def finish(self) -> None:
+        """Waits until every output was emitted, has failed, or was given up."""
+        self._pool.join()
+
+    def give_up_after(self, seconds: float) -> None:
+        """Gives up outputs that are unfinished after this time. Never waits; only the first call counts."""
+        if self._giving_up is None:
+            self._giving_up = gevent.spawn_later(seconds, self._pool.kill)
+
+    def close(self) -> None:
+        """Gives up unfinished outputs now. Later calls do nothing."""
+        if self._giving_up is not None:
+            self._giving_up.kill(block=False)
+        self._pool.kill()
+
+
+_finished_log = logging.getLogger("corosrv.jobs")
+
+_TEXT = (
+    "prediction %(id)s of %(predictor)s ended: %(outcome)s, %(n_outputs)d outputs, %(predict_ms)d ms of predicting, "
+    "%(seconds).2f s in all"
+)
+
+
+def log_prediction(prediction: Prediction, predictor: str, as_json: bool) -> None:
+    """Writes the line of a prediction that has ended. Those that succeeded are for the debug level.
+
+    Tells of an error its type alone: its message may hold what a client sent.
+    """
+    level = logging.DEBUG if prediction.status is Status.SUCCEEDED else logging.INFO
+    if not _finished_log.isEnabledFor(level):
+        return
+    members = {
+        "id": line(prediction.id),
+        "predictor": predictor,
+        "outcome": prediction.error_type or prediction.status.value,
+        "n_outputs": prediction.n_outputs,
+        "predict_ms": round(1000 * (prediction.predict_time or 0.0), 1),
+        "seconds": round(prediction.seconds, 3),
+    }
+    _finished_log.log(level, "%s", json.dumps({"event": "prediction_ended", **members}) if as_json else _TEXT % members)
+
 
 log = logging.getLogger("corosrv.predictions")
 

@@ -19,19 +19,16 @@ from corosrv.contracts.jobs import PredictJob
 from corosrv.contracts.jobs.answers import Done, Terminal
 from corosrv.contracts.jobs.setup import Setup, WorkerState
 from corosrv.contracts.settings import PredictionSettings
-from corosrv.dialects.predictions import health, ids
-from corosrv.dialects.predictions.drain import Drain
+from corosrv.dialects.predictions import health, parse
+from corosrv.dialects.predictions.drain import Drain, Supervisor
 from corosrv.dialects.predictions.events import MAX_READERS, EventReader
 from corosrv.dialects.predictions.files import Files
 from corosrv.dialects.predictions.folder import ServerFolder, sweep
 from corosrv.dialects.predictions.health import HealthState, PredictorHealth, SlotCounts
 from corosrv.dialects.predictions.history import History
 from corosrv.dialects.predictions.parse import PredictionCall
-from corosrv.dialects.predictions.prediction import Prediction, Status
-from corosrv.dialects.predictions.prediction_log import log_prediction
-from corosrv.dialects.predictions.run import AnswerReader, Run
-from corosrv.dialects.predictions.supervisor import Supervisor
-from corosrv.dialects.predictions.times import utc_now
+from corosrv.dialects.predictions.prediction import Prediction, Status, utc_now
+from corosrv.dialects.predictions.run import AnswerReader, Run, log_prediction
 from corosrv.dialects.predictions.validation import InputSchema
 from corosrv.dialects.predictions.webhooks import Deliveries, Webhooks
 from corosrv.workers.dispatch.host import PermitPool
@@ -170,7 +167,7 @@ class PredictionService:
     def _accept(self, call: PredictionCall, input: dict[str, Any]) -> Prediction:
         schema = self.schema
         history = History(self.settings.stream_history) if schema.is_streaming else None
-        id = call.id or ids.new_id()
+        id = call.id or parse.new_id()
         prediction = Prediction(id, input, schema.mask(input), utc_now(), history, _is_list(schema.document))
         prediction.n_bytes = call.n_bytes
         directory = self._folder.new_path()

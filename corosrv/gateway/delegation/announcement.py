@@ -1,13 +1,21 @@
-"""Reads and writes what replicas tell each other: who they are, and what they serve."""
+"""Reads and writes what replicas tell each other: who they are, and what they serve.
+
+Answers peers that ask what this replica serves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
+from flask import Blueprint, Response
 
+from corosrv.base.errors import Unauthorized
 from corosrv.contracts.jobs.infer import Scalar
 from corosrv.contracts.settings.fleet import REPLICA_ID
+from corosrv.gateway.delegation.guard import current_trip
+from corosrv.web.http.openapi import operation
+from corosrv.web.http.reply import json_response
 from corosrv.workers.dispatch.capability import CapabilityQuery
 
 PATH = "/v1/replica"  # where a replica announces what it serves
@@ -100,3 +108,22 @@ class Offers:
 
     def capabilities(self) -> Iterable[dict[str, Scalar]]:
         return (handler.capability for handler in self.handlers if handler.capability is not None)
+
+
+def blueprint(announce: Callable[[], Announcement]) -> Blueprint:
+    """Makes the route. `announce`: says what this replica serves now."""
+    routes = Blueprint("delegation", __name__)
+
+    @routes.get(PATH)
+    @operation(
+        "Server",
+        "Announce what this replica serves",
+        "For its peers, which carry their common token (COROSRV_PEER_TOKEN) as X-Corosrv-Token.",
+        answer=Announcement,
+    )
+    def announcement() -> Response:
+        if current_trip() is None:
+            raise Unauthorized("what a replica serves is for its peers, which have its COROSRV_PEER_TOKEN")
+        return json_response(announce())
+
+    return routes

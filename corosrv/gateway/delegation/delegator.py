@@ -1,38 +1,90 @@
-"""Hands the request at hand to a peer, if this server could not serve it."""
+"""Hands the request at hand to a peer, if this server could not serve it.
+
+Says which errors of this server leave a request for its peers: those that promise that nothing of it has run.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from flask import Request, Response, g, request
 
-from corosrv.base.errors import CorosrvError
+from corosrv.base.errors import (
+    CorosrvError,
+    HttpError,
+    InvalidTrip,
+    ModelFailed,
+    ModelNotFound,
+    NoCapacity,
+    NotFound,
+    NotHandedOver,
+    NoWorker,
+    QueueFull,
+    Refused,
+    Starting,
+    WorkerGone,
+)
 from corosrv.contracts.jobs.infer import ForwardRequest
 from corosrv.dialects.anthropic import routes as anthropic
-from corosrv.dialects.generation.events import event
+from corosrv.dialects.generation.call import event
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
+from corosrv.fleet.upstreams.failures import UpstreamBusy
 from corosrv.gateway.delegation.call import DelegatedCall, PeerRefusal, PeerRequest
 from corosrv.gateway.delegation.guard import current_trip, note_visited
-from corosrv.gateway.delegation.headers import SERVED_BY, onward_headers
 from corosrv.gateway.delegation.peer import Peer
-from corosrv.gateway.delegation.reasons import is_for_peers, is_refused_body
-from corosrv.gateway.delegation.request_targets import RequestBody, TargetFinder
 from corosrv.gateway.delegation.roster import Roster
 from corosrv.gateway.delegation.stats import DelegationStats, Result
-from corosrv.gateway.delegation.targets import ModelOfDialect, PeerTarget, dialect_path
-from corosrv.gateway.delegation.trip import Trip
+from corosrv.gateway.delegation.targets import ModelOfDialect, PeerTarget, RequestBody, TargetFinder, dialect_path
+from corosrv.gateway.delegation.trip import SERVED_BY, Trip, onward_headers
 from corosrv.gateway.forwarding.answers import AnswerPassing
-from corosrv.gateway.forwarding.dialects import error_event
+from corosrv.gateway.forwarding.forwarder import error_event
 from corosrv.gateway.forwarding.headers import answer_headers
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.terms import arrival, request_terms
+
+_UNKNOWN_CODES = frozenset({"model_not_found", "capability_not_found", "no_match"})
+
+
+class Reason(str, Enum):
+    """Reasons why this server cannot serve a call."""
+
+    UNKNOWN = "unknown"  # there is no such thing here
+    UNAVAILABLE = "unavailable"  # nothing here runs it now
+    FULL = "full"  # it would have to wait, and must not
+
+
+def reason_of(error: CorosrvError) -> Reason | None:
+    """Returns why a call that ended in this error was not served; None if the error is an answer.
+
+    Errors that code of users raises are answers, whatever their status.
+    """
+    if isinstance(error, (QueueFull, NoCapacity, UpstreamBusy)):
+        return Reason.FULL
+    if isinstance(error, (Starting, ModelFailed, NoWorker, WorkerGone, NotHandedOver)):
+        return Reason.UNAVAILABLE
+    if isinstance(error, ModelNotFound) or (isinstance(error, NotFound) and error.code in _UNKNOWN_CODES):
+        return Reason.UNKNOWN
+    return Reason.UNKNOWN if isinstance(error, HttpError) and error.status == 404 else None
+
+
+def is_refused_body(error: CorosrvError) -> bool:
+    """Tells whether a body was refused by what this server can read or do, before its model was looked for."""
+    return isinstance(error, Refused) and not isinstance(error, InvalidTrip) and error.status in (400, 501)
+
+
+def is_for_peers(error: CorosrvError, *, on_full: bool) -> bool:
+    """Tells whether a call that ended in this error may go to a peer. `on_full`: also those that found a full queue."""
+    reason = reason_of(error)
+    return reason is not None and (on_full or reason is not Reason.FULL)
+
 
 _UNQUOTED = "/:@!$&'()*+,;=~"  # in a path
 

@@ -12,9 +12,8 @@ from typing import Any
 from flask import g
 
 from corosrv.base.errors import InvalidTrip, LoopDetected, Unauthorized
-from corosrv.gateway.delegation.headers import CALLER, ELAPSED, ENVIRON_OF, TOKEN, strip
 from corosrv.gateway.delegation.stats import DelegationStats
-from corosrv.gateway.delegation.trip import HOPS, PATH, Trip, parse_trip
+from corosrv.gateway.delegation.trip import CALLER, ELAPSED, ENVIRON_OF, HOPS, PATH, TOKEN, Trip, parse_trip, strip
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import Flood, line
 

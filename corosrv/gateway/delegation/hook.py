@@ -1,10 +1,15 @@
-"""Looks at each answer before it is sent: errors of this server may become answers of its peers."""
+"""Looks at each answer before it is sent: errors of this server may become answers of its peers.
+
+Makes the JSON values by which operators see peers.
+
+Lists the models that peers announce beside those that are served here.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -12,16 +17,64 @@ from flask import Response, request
 from flask.sansio.scaffold import Scaffold
 
 from corosrv.base.errors import CorosrvError
+from corosrv.gateway.delegation.announcement import ANTHROPIC, LLAMACPP, OPENAI, UPSTREAM
 from corosrv.gateway.delegation.delegator import Delegator
 from corosrv.gateway.delegation.guard import current_trip, visited_trip
-from corosrv.gateway.delegation.headers import SERVED_BY
-from corosrv.gateway.delegation.listing import models_of_peers, with_peers
-from corosrv.gateway.delegation.roster import Roster
-from corosrv.gateway.delegation.trip import PATH, path_text
-from corosrv.gateway.forwarding.paths import MODELS
+from corosrv.gateway.delegation.roster import PeerRecord, Roster
+from corosrv.gateway.delegation.trip import PATH, SERVED_BY, path_text
+from corosrv.gateway.forwarding import routes
+from corosrv.gateway.forwarding.peek import MODELS
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import error_response, json_response, take_error
+
+
+def peer_view(peer: PeerRecord, now: float) -> dict[str, Any]:
+    """Shows a peer: its state, its last answer, and what it announces. `now`: of time.monotonic()."""
+    offers = peer.offers
+    return {
+        "url": peer.url,
+        "id": peer.id or None,
+        "state": peer.state(now).value,
+        "last_answer": peer.last_answer,
+        "heard_ms": None if offers is None else round((now - peer.heard_at) * 1000),
+        "in_flight": peer.in_flight,
+        "formats": [] if offers is None else sorted(offers.formats),
+        "models": [] if offers is None else list(offers.models),
+        "handlers": [] if offers is None else [_handler_name(name, version) for name, version in offers.models_of_v2()],
+        "capabilities": [] if offers is None else list(offers.capabilities()),
+    }
+
+
+def _handler_name(name: str, version: str) -> str:
+    return f"{name}:{version}" if version else name
+
+
+_GENERATING = frozenset({OPENAI, ANTHROPIC, LLAMACPP, UPSTREAM})
+
+
+def models_of_peers(peers: Iterable[PeerRecord]) -> dict[str, str]:
+    """Returns the ids of the replicas that serve models, by the models' names; of several, the first one's."""
+    models: dict[str, str] = {}
+    for peer in peers:
+        if peer.offers is not None and peer.offers.formats & _GENERATING:
+            for name in peer.offers.models:
+                models.setdefault(name, peer.id)
+    return models
+
+
+def with_peers(local: dict[str, Any] | None, models: dict[str, str], created: int) -> dict[str, Any]:
+    """Makes the answer of GET /v1/models; each model of a peer names the `replica` that serves it.
+
+    `local`: the same answer for the models that are served here; None if there are none. `created`: Unix time.
+    """
+    answer = routes.listing(models, created, local)
+    own = {id(model) for model in (local or {}).get("data", ())}
+    for model in answer["data"]:
+        if id(model) not in own and model["id"] in models:
+            model["replica"] = models[model["id"]]
+    return answer
+
 
 log = logging.getLogger("corosrv.delegation")
 

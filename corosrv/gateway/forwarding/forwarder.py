@@ -1,22 +1,29 @@
-"""Forwards requests to upstreams: looks into their bodies, queues them, and passes the answers on."""
+"""Forwards requests to upstreams: looks into their bodies, queues them, and passes the answers on.
+
+Writes errors as the clients of a path expect them: in OpenAI's form, or in Anthropic's.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from flask import Response, g, request
 
+from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import ForwardRequest, InferReader
 from corosrv.contracts.jobs.job import FIRST_PRIORITY, Terms
+from corosrv.dialects.anthropic import answer_types as anthropic_errors
+from corosrv.dialects.anthropic import routes as anthropic
+from corosrv.dialects.generation.call import event, named_event
+from corosrv.dialects.openai import events as openai_errors
 from corosrv.fleet.upstreams.pool import UpstreamPool
 from corosrv.gateway.forwarding.answers import AnswerPassing
-from corosrv.gateway.forwarding.dialects import error_event
 from corosrv.gateway.forwarding.event_join import EventJoin
 from corosrv.gateway.forwarding.grouped import GroupedReader
 from corosrv.gateway.forwarding.headers import request_headers
-from corosrv.gateway.forwarding.paths import ForwardedPath
-from corosrv.gateway.forwarding.peek import MAX_SESSION, Peeked, peek
+from corosrv.gateway.forwarding.peek import MAX_SESSION, ForwardedPath, Peeked, peek
 from corosrv.gateway.forwarding.streamed_body import as_stream
 from corosrv.web.groups.routes import join_group
 from corosrv.web.groups.table import GroupMember, GroupTable
@@ -24,6 +31,18 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.terms import request_terms
+
+
+def error_body(error: CorosrvError, path: str) -> Any:
+    """Makes the body of an error that ends the current request."""
+    return anthropic.error_body(error) if anthropic.has_path(path) else openai_errors.body(error)
+
+
+def error_event(error: CorosrvError, *, is_anthropic: bool, request_id: str) -> bytes:
+    """Makes the event of an error that ends a stream."""
+    if is_anthropic:
+        return named_event("error", anthropic_errors.body(error, request_id))
+    return event(openai_errors.body(error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

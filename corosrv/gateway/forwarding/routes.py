@@ -1,10 +1,15 @@
-"""Routes of requests that are forwarded to upstreams, and the list of models."""
+"""Routes of requests that are forwarded to upstreams, and the list of models.
+
+Lists models: those of upstreams, and those that are served here.
+
+Decides, for a server that has models of its own beside upstreams, where a request goes.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from flask import Blueprint, Response, current_app, request
 from flask.sansio.scaffold import Scaffold
@@ -13,16 +18,89 @@ from corosrv.base.errors import ModelNotFound, NotOffered
 from corosrv.dialects.anthropic.answer_types import MessagesError
 from corosrv.dialects.openai import api_docs
 from corosrv.fleet.upstreams.pool import UpstreamPool
-from corosrv.gateway.forwarding import listing
+from corosrv.fleet.upstreams.upstream import UpstreamState
 from corosrv.gateway.forwarding.forwarder import Forwarder
-from corosrv.gateway.forwarding.local import Choice, LocalModels
-from corosrv.gateway.forwarding.paths import BY_PATH, FORWARDED, MODELS, OF_ONE_SERVER, PROPS, ForwardedPath
+from corosrv.gateway.forwarding.peek import BY_PATH, FORWARDED, MODELS, OF_ONE_SERVER, PROPS, ForwardedPath
 from corosrv.web.groups.routes import GenerateHeaders
 from corosrv.web.http.keyed_answers import KeyedAnswers
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.openapi import GENERATES, operation
 from corosrv.web.http.reply import json_response
 from corosrv.web.http.terms import QueueHeaders
+
+OWNER = "corosrv"
+
+
+def listing(names: Iterable[str], created: int, local: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Makes the answer of GET /v1/models; `models` is for clients of Ollama, as llama-server has it.
+
+    `created`: Unix time. `local`: the same answer for the models that are served here, which come first.
+    """
+    local = local or {"data": [], "models": []}
+    known = {name for model in local["data"] for name in (model["id"], *model["aliases"])}
+    others = [name for name in names if name not in known]
+    return {
+        "object": "list",
+        "data": [*local["data"], *(describe(name, created) for name in others)],
+        "models": [*local["models"], *({"name": name, "model": name, "type": "model"} for name in others)],
+    }
+
+
+def describe(name: str, created: int) -> dict[str, Any]:
+    """Describes a model of upstreams, of which no more than its name is known."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": OWNER,
+        "aliases": [],
+        "tags": [],
+        "status": {"value": "loaded"},
+        "meta": {},
+    }
+
+
+class LocalModels(Protocol):
+    """The models that are served here."""
+
+    def names(self) -> frozenset[str]:
+        """Returns their names and aliases."""
+
+    def is_crowded(self, name: str) -> bool:
+        """Tells whether a request would wait for a slot behind more others than it has to."""
+
+    def listing(self) -> dict[str, Any]:
+        """Makes the answer of GET /v1/models, also while they are loading."""
+
+
+class Choice:
+    """Chooses between a model that is served here and upstreams."""
+
+    def __init__(self, pool: UpstreamPool, local: LocalModels, *, is_strict: bool) -> None:
+        """`is_strict`: an unknown name is an error even if there is one model alone."""
+        self._pool = pool
+        self._local = local
+        self._is_strict = is_strict
+
+    def stays(self, model: str | None) -> bool:
+        """Tells whether a request for this model is answered here.
+
+        One without a model is. Raises ModelNotFound for a name that nobody has where several models are served.
+        """
+        local, remote = self._local.names(), self._pool.models()
+        if model is None or model in local:
+            return model not in remote or not (self._local.is_crowded(model) and self._has_room(model))
+        if model not in remote and (self._is_strict or not local.issuperset(remote)):
+            raise ModelNotFound(model)
+        return model not in remote
+
+    def _has_room(self, model: str) -> bool:
+        """Tells whether an upstream would take a request for this model at once."""
+        return any(
+            upstream.state is UpstreamState.READY and upstream.permits.available and model in upstream.models
+            for upstream in self._pool.upstreams
+        )
+
 
 _TEXT = "The request goes on to an upstream as it was sent, and its answer comes back as it was given."
 _HEALTH = "health.health"  # the endpoint that tells what stands before each path
@@ -101,15 +179,15 @@ class ForwardingRoutes:
         def one_model(name: str) -> Response:
             if name not in self._pool.models():
                 raise ModelNotFound(name)
-            return json_response(listing.describe(name, self._created))
+            return json_response(describe(name, self._created))
 
     def _listing(self) -> dict[str, Any]:
         names = self._pool.models()
         if self._local is not None:
-            return listing.listing(names, self._created, self._local.listing())
+            return listing(names, self._created, self._local.listing())
         if not names:
             self._pool.check()  # says why
-        return listing.listing(names, self._created)
+        return listing(names, self._created)
 
     # Beside models that are served here.
 
@@ -150,7 +228,7 @@ class ForwardingRoutes:
         assert self._local is not None
         if name in self._local.names() or name not in self._pool.models():
             return None
-        return json_response(listing.describe(name, self._created))
+        return json_response(describe(name, self._created))
 
 
 def _add_refusals(routes: Blueprint) -> None:

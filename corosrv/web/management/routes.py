@@ -1,13 +1,4 @@
-"""Makes the management API over HTTP of what a server's parts say can be managed.
-
-Makes the JSON values of the management API from workers, pools and queues.
-
-Shows and aborts the queues of a server's dispatchers, over the management API.
-
-Shows the objects that calls of handlers pass to each other, over the management API.
-
-Shows the other replicas that answer for this one, over the management API.
-"""
+"""The management API over HTTP: its blueprint, and the JSON values of workers, pools, queues, objects and replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from flask import Blueprint, Flask, Response, request
@@ -24,10 +15,12 @@ from werkzeug.exceptions import HTTPException
 from corosrv import __version__
 from corosrv.base.errors import CorosrvError, NotFound, Refused
 from corosrv.contracts.jobs import State
-from corosrv.workers.dispatch.stats import DispatchStats, KeyStats
-from corosrv.workers.manager.place import Place
-from corosrv.workers.manager.worker_pool import WorkerPool
-from corosrv.workers.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from corosrv.workers.dispatch.stats import DispatchStats, KeyStats
+    from corosrv.workers.manager.place import Place
+    from corosrv.workers.manager.worker_pool import WorkerPool
+    from corosrv.workers.objects import ObjectStore
 
 
 def worker_view(place: Place, now: float) -> dict[str, Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from array import array
 
-from corosrv.client.bench.figures import rounds as figures
-from corosrv.client.bench.figures import stats
-from corosrv.client.bench.load.outcome import Failure, FailureKind, RequestOutcome
-from corosrv.client.bench.report.document import PointFigures, Report, Section, ServerFigures
-from corosrv.client.bench.report.machine import look
+from corosrv.client.bench import figures as figures
+from corosrv.client.bench import figures as stats
+from corosrv.client.bench.load.target import Failure, FailureKind, RequestOutcome
+from corosrv.client.bench.report.document import PointFigures, Report, Section, ServerFigures, look
 
 
 def outcomes(n: int, speed: float) -> list[RequestOutcome]:

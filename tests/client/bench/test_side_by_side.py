@@ -15,7 +15,7 @@ import pytest
 from benchmarks import limit, summary
 from benchmarks.limit import Limit
 from benchmarks.servers import Setup, shown
-from corosrv.client.bench.report.machine import look
+from corosrv.client.bench.report.document import look
 from tests.client.bench.reports import section, server
 
 REPOSITORY = Path(__file__).parent.parent.parent.parent

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from corosrv.base import errors
-from corosrv.dialects.anthropic import errors as wire
+from corosrv.dialects.anthropic import answer_types as wire
 from tests.dialects.openai.test_errors import TABLE
 
 TYPES = {

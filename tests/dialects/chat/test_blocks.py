@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.dialects.chat.blocks import BlockDelta, BlockEnd, BlockKind, Blocks, BlockStart
+from corosrv.dialects.chat.answer import BlockDelta, BlockEnd, BlockKind, Blocks, BlockStart
 from corosrv.dialects.chat.parts import Part
 from tests.support.parsers import call, end, text, thought
 

@@ -8,9 +8,8 @@ import pytest
 
 from corosrv.contracts.jobs import Finish, Job, Messages, ModelCard
 from corosrv.dialects.chat.choice import Syntax
-from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation
+from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation, tool
 from corosrv.dialects.chat.prepare import prepare
-from corosrv.dialects.chat.turns import tool
 from corosrv.formats.callformats.description import (
     AnswerFormat,
     ArgumentRow,

@@ -3,8 +3,8 @@
 import pytest
 
 from corosrv.base.errors import Refused
-from corosrv.dialects.chat import turns
-from corosrv.dialects.chat.turns import TurnList
+from corosrv.dialects.chat import conversation
+from corosrv.dialects.chat.conversation import TurnList
 
 
 def look(id: str) -> dict[str, object]:
@@ -82,26 +82,26 @@ def test_a_result_of_nothing_is_refused():
     ("sent", "arguments"), [("{}", {}), ("", {}), ('{"a": [1]}', {"a": [1]}), ({"a": [1]}, {"a": [1]})]
 )
 def test_arguments_are_read_from_their_text_and_taken_as_an_object(sent, arguments):
-    assert turns.arguments(sent, "param") == arguments
+    assert conversation.arguments(sent, "param") == arguments
 
 
 @pytest.mark.parametrize(
     "sent", ["{", '{"city": "Par', "[]", "1", "look", '{"a": }', '{"a": NaN}', '{"a": "\\udc00"}', '{"a":' + 200 * "["]
 )
 def test_arguments_that_are_no_object_stay_text(sent):
-    assert turns.arguments(sent, "param") == sent
+    assert conversation.arguments(sent, "param") == sent
 
 
 def test_arguments_with_half_a_surrogate_pair_are_refused():
     with pytest.raises(Refused) as refused:
-        turns.arguments("\ud800", "input[0].arguments")
+        conversation.arguments("\ud800", "input[0].arguments")
 
     assert refused.value.param == "input[0].arguments"
 
 
 def test_a_tool_has_what_was_said_of_it():
-    assert turns.tool("look", None, None) == {"type": "function", "function": {"name": "look"}}
-    assert turns.tool("look", "Looks.", {"type": "object"}) == {
+    assert conversation.tool("look", None, None) == {"type": "function", "function": {"name": "look"}}
+    assert conversation.tool("look", "Looks.", {"type": "object"}) == {
         "type": "function",
         "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}},
     }

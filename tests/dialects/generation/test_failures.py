@@ -4,8 +4,7 @@ import pytest
 
 from corosrv.base.errors import CorosrvError, JobFailed, JobOverdue, JobPutOff, JobRefused, JobWaitedTooLong
 from corosrv.contracts.jobs import Chunk, Finish
-from corosrv.dialects.generation.exchange import JobEvents
-from corosrv.dialects.generation.failures import failure_of, until_failure
+from corosrv.dialects.generation.exchange import JobEvents, failure_of, until_failure
 from corosrv.dialects.generation.job_log import JobRecord
 
 HELLO = Chunk(0, "Hello", 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.dialects.generation.indent import Indent
+from corosrv.dialects.generation.native import Indent
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 
 from corosrv.base.errors import PromptTooLong
 from corosrv.contracts.jobs import InfillTokens
-from corosrv.dialects.generation import infill
-from corosrv.dialects.generation.infill import Hole
+from corosrv.dialects.generation import prompts
+from corosrv.dialects.generation.prompts import Hole
 from tests.support.vocabularies import (
     BOS,
     FILE,
@@ -22,7 +22,7 @@ PARAMS = ("before", "behind", "begun", "others")
 
 
 def tokens(hole: Hole, marks: InfillTokens = INFILL, adds_bos: bool = False) -> list[int]:
-    return list(infill.prompt(hole, marks, ByteVocabulary(marks, adds_bos), PARAMS).ids)
+    return list(prompts.prompt(hole, marks, ByteVocabulary(marks, adds_bos), PARAMS).ids)
 
 
 def test_prefix_suffix_and_the_beginning_of_the_middle_stand_in_this_order():

@@ -3,7 +3,7 @@
 import pytest
 
 from corosrv.contracts.jobs import Chunk, Finish, TokenInfo
-from corosrv.dialects.generation.split_tokens import split_tokens
+from corosrv.dialects.generation.call import split_tokens
 
 
 def tokens(*pieces: bytes) -> tuple[TokenInfo, ...]:

@@ -11,8 +11,7 @@ from flask.testing import FlaskClient
 
 from corosrv.base.errors import HandlerFailed, Refused
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferOutputs, InferRequest
-from corosrv.dialects.kserve.generate_answer import GeneratedText, TextEvents
-from corosrv.dialects.kserve.generate_request import decode_generate
+from corosrv.dialects.kserve.generate_answer import GeneratedText, TextEvents, decode_generate
 from corosrv.formats.tensors import Tensor, TensorSpec
 from tests.dialects.kserve.generator_worker import Answers, GeneratorWorker, Model
 from tests.dialects.kserve.models import TEXT, TEXT_OUTPUT, text

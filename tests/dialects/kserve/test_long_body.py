@@ -16,7 +16,7 @@ from corosrv.base.errors import InvalidJson, Refused
 from corosrv.base.processor import Turns
 from corosrv.dialects.kserve import json_data, long_data
 from corosrv.dialects.kserve.infer_request import INFER_DECODER, decode_request
-from corosrv.dialects.kserve.long_body import MAX_REST, cut_data
+from corosrv.dialects.kserve.long_data import MAX_REST, cut_data
 from corosrv.formats.bodies import decode_unscanned
 from tests.dialects.kserve.bodies import nested
 

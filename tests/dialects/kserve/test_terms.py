@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.base.errors import Refused
-from corosrv.dialects.kserve.parameters import FrontParameters
-from corosrv.dialects.kserve.terms import call_terms
+from corosrv.dialects.kserve.parameters import FrontParameters, call_terms
 
 NOW = 1000.0
 

@@ -11,7 +11,7 @@ import pytest
 from corosrv.base.errors import NotFound, Refused
 from corosrv.contracts.jobs import ModelCard, Sampling, SlotFile, SlotState
 from corosrv.dialects.generation.fields import Defaults
-from corosrv.dialects.llamacpp import props, schema, slots, tokens
+from corosrv.dialects.llamacpp import props, routes, schema, slots
 from corosrv.dialects.llamacpp.props import Switches
 from corosrv.dialects.llamacpp.schema import DetokenizeBody, TokenizeBody
 from corosrv.dialects.llamacpp.slots import SlotFiles
@@ -32,28 +32,28 @@ CARD = ModelCard("tiny", created=1, meta={"n_ctx": 100, "ftype": "Q4_1"}, file="
     ],
 )
 def test_a_text_is_split_as_it_is_asked_for(sent, expected):
-    assert tokens.tokenize(TokenizeBody("Hi</s>", **sent), ByteVocabulary(adds_bos=True)) == {"tokens": expected}
+    assert routes.tokens_of(TokenizeBody("Hi</s>", **sent), ByteVocabulary(adds_bos=True)) == {"tokens": expected}
 
 
 def test_texts_and_tokens_in_a_row_are_split_as_one():
     sent = TokenizeBody(["a", 98, "c</s>"], add_special=True)
 
-    assert tokens.tokenize(sent, ByteVocabulary(adds_bos=True)) == {"tokens": [BOS, *b"abc", EOS]}
+    assert routes.tokens_of(sent, ByteVocabulary(adds_bos=True)) == {"tokens": [BOS, *b"abc", EOS]}
     with pytest.raises(Refused, match=r"content\[0\]"):
-        tokens.tokenize(TokenizeBody([263]), ByteVocabulary())
+        routes.tokens_of(TokenizeBody([263]), ByteVocabulary())
 
 
 def test_texts_of_a_list_are_bounded():
     too_many = ["a"] * (schema.MAX_TEXTS + 1)
 
     with pytest.raises(Refused, match="at most 8192 texts"):
-        tokens.tokenize(TokenizeBody(too_many), ByteVocabulary())
-    assert len(tokens.tokenize(TokenizeBody(too_many[1:]), ByteVocabulary())["tokens"]) == schema.MAX_TEXTS
+        routes.tokens_of(TokenizeBody(too_many), ByteVocabulary())
+    assert len(routes.tokens_of(TokenizeBody(too_many[1:]), ByteVocabulary())["tokens"]) == schema.MAX_TEXTS
 
 
 def test_tokens_of_a_lists_texts_are_bounded():
     with pytest.raises(Refused, match="over 524288 tokens"):
-        tokens.tokenize(TokenizeBody(["a" * 100_000] * 6), ByteVocabulary(longest=10**6))
+        routes.tokens_of(TokenizeBody(["a" * 100_000] * 6), ByteVocabulary(longest=10**6))
 
 
 class SlowVocabulary(ByteVocabulary):
@@ -67,7 +67,7 @@ class SlowVocabulary(ByteVocabulary):
 
 
 def test_others_run_while_the_texts_of_a_list_are_split():
-    splitting = gevent.spawn(tokens.tokenize, TokenizeBody(["a"] * 100), SlowVocabulary())
+    splitting = gevent.spawn(routes.tokens_of, TokenizeBody(["a"] * 100), SlowVocabulary())
     n_turns = 0
     while not splitting.ready():
         gevent.sleep(0.0001)
@@ -77,19 +77,19 @@ def test_others_run_while_the_texts_of_a_list_are_split():
 
 
 def test_pieces_are_text_where_they_can_be():
-    shown = tokens.tokenize(TokenizeBody("aé", with_pieces=True), ByteVocabulary())
+    shown = routes.tokens_of(TokenizeBody("aé", with_pieces=True), ByteVocabulary())
 
     assert shown == {"tokens": [{"id": 97, "piece": "a"}, {"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]}
 
 
 def test_tokens_are_joined_before_they_are_read_as_text():
-    assert tokens.detokenize(DetokenizeBody([*"é".encode(), EOS]), ByteVocabulary()) == {"content": "é</s>"}
-    assert tokens.detokenize(DetokenizeBody([]), ByteVocabulary()) == {"content": ""}
+    assert routes.text_of(DetokenizeBody([*"é".encode(), EOS]), ByteVocabulary()) == {"content": "é</s>"}
+    assert routes.text_of(DetokenizeBody([]), ByteVocabulary()) == {"content": ""}
 
 
 def test_an_unknown_token_is_refused():
     with pytest.raises(Refused, match="tokens"):
-        tokens.detokenize(DetokenizeBody([263]), ByteVocabulary())
+        routes.text_of(DetokenizeBody([263]), ByteVocabulary())
 
 
 # Slots.

@@ -11,8 +11,7 @@ import pytest
 from corosrv.contracts.jobs import Candidate, Chunk, Finish, Job, ModelCard, Sampling, Text, TokenInfo
 from corosrv.dialects.chat.choice import Syntax
 from corosrv.dialects.chat.parser import SyntaxParser, TextParser
-from corosrv.dialects.generation.answer_options import AnswerOptions
-from corosrv.dialects.generation.call import Answer
+from corosrv.dialects.generation.call import Answer, AnswerOptions
 from corosrv.dialects.openai.answer_types import ChatChunk, TextCompletion
 from corosrv.dialects.openai.chat.answers import ChatAnswer
 from corosrv.dialects.openai.completions.answers import TextAnswer

@@ -12,8 +12,8 @@ from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import NotOffered, NotSupported, Refused
 from corosrv.contracts.jobs import Chunk, EmbedJob, Finish, ModelCard, Text, Tokens
-from corosrv.dialects.generation import vectors
-from corosrv.dialects.openai.embeddings import answers, parse, schema
+from corosrv.dialects.generation import embeds
+from corosrv.dialects.openai import embeddings
 from corosrv.web.http import body_reader
 from tests.support.vocabularies import ByteVocabulary
 
@@ -25,13 +25,13 @@ VECTORS = [struct.pack("<2f", 0.5, -1.0), struct.pack("<2f", 2.0, 4.0)]
 
 
 def job(card: ModelCard = CARD, **sent: Any) -> EmbedJob:
-    fields = body_reader.decode(REQUEST, json.dumps({"input": "Hi", **sent}).encode(), schema.decoder)
-    return parse.job(fields, card, ByteVocabulary())
+    fields = body_reader.decode(REQUEST, json.dumps({"input": "Hi", **sent}).encode(), embeddings.decoder)
+    return embeddings.embed_job(fields, card, ByteVocabulary())
 
 
 def native_job(card: ModelCard = CARD, **sent: Any) -> EmbedJob:
-    fields = body_reader.decode(REQUEST, json.dumps(sent).encode(), schema.native_decoder)
-    return parse.native_job(fields, card, ByteVocabulary())
+    fields = body_reader.decode(REQUEST, json.dumps(sent).encode(), embeddings.native_decoder)
+    return embeddings.native_job(fields, card, ByteVocabulary())
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_a_vector_for_each_token_is_llama_server_s_alone():
 def test_vectors_come_in_the_order_of_the_inputs():
     chunks = [Chunk(i, "", 0, Finish.STOP, vector=VECTORS[i]) for i in (1, 0)]
 
-    assert vectors.in_order(chunks) == VECTORS
+    assert embeds.in_order(chunks) == VECTORS
 
 
 def test_an_answer_lists_vectors_and_what_was_read():
-    assert msgspec.to_builtins(answers.embeddings(VECTORS, (3, 4), CARD)) == {
+    assert msgspec.to_builtins(embeddings.embeddings(VECTORS, (3, 4), CARD)) == {
         "object": "list",
         "model": "tiny",
         "data": [
@@ -140,17 +140,17 @@ def test_an_answer_lists_vectors_and_what_was_read():
 
 
 def test_base64_holds_little_endian_floats():
-    one = msgspec.to_builtins(answers.embeddings(VECTORS, (3, 4), CARD, in_base64=True))["data"][1]
+    one = msgspec.to_builtins(embeddings.embeddings(VECTORS, (3, 4), CARD, in_base64=True))["data"][1]
 
     assert struct.unpack("<2f", base64.b64decode(one["embedding"], validate=True)) == (2.0, 4.0)
     assert one["encoding_format"] == "base64"
 
 
 def test_llama_server_s_answer_has_a_list_of_vectors_for_each_input():
-    assert msgspec.to_builtins(answers.native(VECTORS, (3, 4), pooled=True)) == [
+    assert msgspec.to_builtins(embeddings.native(VECTORS, (3, 4), pooled=True)) == [
         {"index": 0, "embedding": [[0.5, -1.0]]},
         {"index": 1, "embedding": [[2.0, 4.0]]},
     ]
-    assert msgspec.to_builtins(answers.native([b"".join(VECTORS)], (2,), pooled=False)) == [
+    assert msgspec.to_builtins(embeddings.native([b"".join(VECTORS)], (2,), pooled=False)) == [
         {"index": 0, "embedding": [[0.5, -1.0], [2.0, 4.0]]}
     ]

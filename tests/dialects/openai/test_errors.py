@@ -7,7 +7,7 @@ import pytest
 from flask import Flask, Response
 
 from corosrv.base import errors
-from corosrv.dialects.openai import errors as wire
+from corosrv.dialects.openai import events as wire
 from corosrv.web.http.reply import error_response
 
 

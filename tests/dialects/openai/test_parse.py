@@ -13,13 +13,12 @@ from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Job, Messages, ModelCard, Sampling, Text, ThoughtBudget, Tokens
-from corosrv.dialects.generation.fields import Defaults
-from corosrv.dialects.generation.unsupported import EVERYWHERE
+from corosrv.dialects.generation.fields import EVERYWHERE, Defaults
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
 from corosrv.dialects.openai.completions import schema as completion_schema
-from corosrv.dialects.openai.fields import CompletionFields, includes_usage
+from corosrv.dialects.openai.structured_fields import CompletionFields, includes_usage
 from corosrv.formats.callformats.description import AnswerFormat
 from corosrv.web.http import body_reader
 from tests.support.vocabularies import ByteVocabulary

@@ -8,7 +8,7 @@ import gevent
 from gevent.event import Event
 
 from corosrv.contracts.jobs.answers import FileOutput, OutputChunk
-from corosrv.dialects.predictions.chunks import AT_ONCE, Chunks, Output
+from corosrv.dialects.predictions.run import AT_ONCE, Chunks, Output
 
 TIMEOUT = 10
 

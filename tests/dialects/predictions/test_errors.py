@@ -3,7 +3,7 @@
 import pytest
 
 from corosrv.base import errors
-from corosrv.dialects.predictions import errors as wire
+from corosrv.dialects.predictions import routes as wire
 from corosrv.dialects.predictions.health import PredictorHealth
 
 FAULT = {"loc": ["body", "input", "n"], "msg": "Field required", "type": "value_error.missing"}
@@ -39,7 +39,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("error", "status", "body"), TABLE, ids=lambda value: type(value).__name__)
 def test_an_error_has_its_status_and_shape(error, status, body):
-    assert (error.status, wire.body(error)) == (status, body)
+    assert (error.status, wire.error_body(error)) == (status, body)
 
 
 def test_a_full_server_says_so_in_the_word_that_clients_look_for():

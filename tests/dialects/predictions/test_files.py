@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from corosrv.base.errors import OutputFailed
 from corosrv.contracts.jobs.answers import FileOutput, FileRef, OutputChunk
-from corosrv.dialects.predictions import upload
+from corosrv.dialects.predictions import files as upload
 from corosrv.dialects.predictions.encoding import LargeJson
 from corosrv.dialects.predictions.encoding import encode as encode_json
 from corosrv.dialects.predictions.files import Files

@@ -3,7 +3,7 @@
 import pytest
 from werkzeug.datastructures import Headers
 
-from corosrv.dialects.predictions import headers
+from corosrv.dialects.predictions import parse
 
 
 @pytest.mark.parametrize(
@@ -18,14 +18,14 @@ from corosrv.dialects.predictions import headers
     ],
 )
 def test_answers_at_once_are_asked_for_by_name(prefer):
-    assert headers.wants_async(prefer)
+    assert parse.wants_async(prefer)
 
 
 @pytest.mark.parametrize(
     "prefer", ["", "wait=10", "respond-asynchronously", 'a="x, respond-async"', "b; respond-async"]
 )
 def test_nothing_else_asks_for_answers_at_once(prefer):
-    assert not headers.wants_async(prefer)
+    assert not parse.wants_async(prefer)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_nothing_else_asks_for_answers_at_once(prefer):
     ],
 )
 def test_streams_are_asked_for_by_name(accept):
-    assert headers.wants_stream(accept)
+    assert parse.wants_stream(accept)
 
 
 @pytest.mark.parametrize(
@@ -49,30 +49,30 @@ def test_streams_are_asked_for_by_name(accept):
     ["", "*/*", "text/*", "application/json", "text/event-stream;q=0", "text/event-stream;q=0.5, application/json"],
 )
 def test_nothing_else_asks_for_streams(accept):
-    assert not headers.wants_stream(accept)
+    assert not parse.wants_stream(accept)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "APPLICATION/JSON; charset=latin-1", "application/ld+json"])
 def test_bodies_are_read_under_types_of_json(kind):
-    assert headers.is_json(kind)
+    assert parse.is_json(kind)
 
 
 @pytest.mark.parametrize(
     "kind", ["text/json", "application/jsonx", "text/plain", "image/svg+json", "application/+jsonp"]
 )
 def test_bodies_are_not_read_under_others(kind):
-    assert not headers.is_json(kind)
+    assert not parse.is_json(kind)
 
 
 def test_a_trace_is_passed_on_and_none_is_made_up():
     fields = Headers({"Traceparent": "00-a-b-01", "X-Other": "1"})
 
-    assert headers.trace(fields) == {"traceparent": "00-a-b-01"}
-    assert headers.trace(Headers()) == {}
+    assert parse.trace_headers(fields) == {"traceparent": "00-a-b-01"}
+    assert parse.trace_headers(Headers()) == {}
 
 
 @pytest.mark.parametrize(
     ("sent", "number"), [("7", 7), ("0", 0), ("", None), ("-1", None), ("x", None), ("9" * 30, None)]
 )
 def test_the_last_event_is_a_number(sent, number):
-    assert headers.last_event_id(Headers({"Last-Event-ID": sent})) == number
+    assert parse.last_event_id(Headers({"Last-Event-ID": sent})) == number

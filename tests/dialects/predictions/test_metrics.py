@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.dialects.predictions.metrics import RecordedMetrics
+from corosrv.dialects.predictions.prediction import RecordedMetrics
 
 Records = list[tuple[str, Any, str]]
 

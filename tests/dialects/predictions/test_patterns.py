@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.base.errors import InvalidInput, TooBusy
-from corosrv.dialects.predictions import patterns
-from corosrv.dialects.predictions.patterns import Patterns
+from corosrv.dialects.predictions import values
 from corosrv.dialects.predictions.validation import InputSchema
+from corosrv.dialects.predictions.values import Patterns
 from corosrv.worker import Input
 from corosrv.workers.worker.signatures.schema import document
 from corosrv.workers.worker.signatures.signature import read
@@ -28,7 +28,7 @@ def note_processes(monkeypatch) -> list[subprocess.Popen]:
             super().__init__(*arguments, **named)
             started.append(self)
 
-    monkeypatch.setattr(patterns, "Popen", Noted)
+    monkeypatch.setattr(values, "Popen", Noted)
     return started
 
 
@@ -68,14 +68,14 @@ def test_what_is_run_at_once_is_what_python_finds(pattern, text):
 
 
 def test_slow_patterns_are_run_too_and_those_without_end_are_given_up(monkeypatch):
-    monkeypatch.setattr(patterns, "TIME_LIMIT", 0.5)
+    monkeypatch.setattr(values, "TIME_LIMIT", 0.5)
     pairs = [(ENDLESS, "aaa"), (ENDLESS, "aab"), (ENDLESS, VICTIM), (ENDLESS, "aaa")]
 
     assert Patterns().search(pairs) == [True, False, None, None]
 
 
 def test_the_server_goes_on_while_a_pattern_is_run(monkeypatch):
-    monkeypatch.setattr(patterns, "TIME_LIMIT", 0.3)
+    monkeypatch.setattr(values, "TIME_LIMIT", 0.3)
     running = gevent.spawn(Patterns().search, [(ENDLESS, VICTIM)])
     n_beats = 0
 
@@ -88,7 +88,7 @@ def test_the_server_goes_on_while_a_pattern_is_run(monkeypatch):
 
 
 def test_a_process_that_could_not_run_says_nothing_of_the_input(monkeypatch):
-    monkeypatch.setattr(patterns, "PATIENCE", 0.3)
+    monkeypatch.setattr(values, "PATIENCE", 0.3)
     started = note_processes(monkeypatch)
     running = gevent.spawn(Patterns().search, [(ENDLESS, "aaa")])
     with gevent.Timeout(5):
@@ -102,7 +102,7 @@ def test_a_process_that_could_not_run_says_nothing_of_the_input(monkeypatch):
 
 
 def test_a_pause_of_the_process_costs_no_answer(monkeypatch):
-    monkeypatch.setattr(patterns, "TIME_LIMIT", 0.3)
+    monkeypatch.setattr(values, "TIME_LIMIT", 0.3)
     started = note_processes(monkeypatch)
     running = gevent.spawn(Patterns().search, [(ENDLESS, "aaa"), (ENDLESS, "aab")])
     with gevent.Timeout(5):
@@ -130,7 +130,7 @@ def test_a_process_that_is_killed_says_nothing_of_the_input(monkeypatch):
 
 
 def test_a_request_that_is_given_up_leaves_no_process(monkeypatch):
-    monkeypatch.setattr(patterns, "TIME_LIMIT", 30)
+    monkeypatch.setattr(values, "TIME_LIMIT", 30)
     started = note_processes(monkeypatch)
     running = gevent.spawn(Patterns().search, [(ENDLESS, VICTIM)])
     with gevent.Timeout(5):
@@ -155,7 +155,7 @@ def test_a_pattern_within_a_union_is_run_too():
 def test_an_input_whose_pattern_does_not_end_is_refused_with_its_place(monkeypatch):
     def run(x: list[str] = Input(regex=ENDLESS)): ...
 
-    monkeypatch.setattr(patterns, "TIME_LIMIT", 0.3)
+    monkeypatch.setattr(values, "TIME_LIMIT", 0.3)
     schema = InputSchema(document(read(run)))
 
     assert schema.check({"x": ["aa"]}) == {"x": ["aa"]}

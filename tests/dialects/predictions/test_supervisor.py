@@ -4,8 +4,8 @@ from datetime import datetime, timezone
 
 import pytest
 
+from corosrv.dialects.predictions.drain import Supervisor
 from corosrv.dialects.predictions.prediction import Prediction
-from corosrv.dialects.predictions.supervisor import Supervisor
 
 NOW = datetime.now(timezone.utc)
 

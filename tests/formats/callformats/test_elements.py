@@ -10,7 +10,7 @@ import pytest
 from corosrv.contracts.jobs import Job, Messages, ModelCard
 from corosrv.dialects.chat.choice import Syntax
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation
-from corosrv.dialects.chat.element_reader import ElementReader
+from corosrv.dialects.chat.member_reader import ElementReader
 from corosrv.dialects.chat.prepare import prepare
 from corosrv.dialects.chat.tool_schema import alternatives, element_types
 from corosrv.formats.callformats.description import ElementTree

@@ -7,9 +7,9 @@ import pytest
 
 from corosrv.base.errors import CorosrvError, WorkerLost
 from corosrv.fleet.upstreams.failures import UpstreamDown
-from corosrv.gateway.delegation import asker as asker_module
+from corosrv.gateway.delegation import peer as asker_module
 from corosrv.gateway.delegation.announcement import Announcement
-from corosrv.gateway.delegation.asker import PeerAsker
+from corosrv.gateway.delegation.peer import PeerAsker
 from corosrv.gateway.delegation.roster import STALE_AFTER, PeerRecord, PeerState, Roster
 from tests.support.waiting import wait_until
 

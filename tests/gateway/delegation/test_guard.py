@@ -10,9 +10,8 @@ from flask import Flask, g, request
 
 from corosrv.base.errors import LoopDetected, Refused, Unauthorized
 from corosrv.gateway.delegation.guard import PeerGuard, current_trip
-from corosrv.gateway.delegation.headers import ENVIRON_OF, onward_headers
 from corosrv.gateway.delegation.stats import DelegationStats
-from corosrv.gateway.delegation.trip import Trip
+from corosrv.gateway.delegation.trip import ENVIRON_OF, Trip, onward_headers
 
 TOKEN = "the-token"
 CALLER = "ab" * 32

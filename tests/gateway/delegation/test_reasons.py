@@ -28,7 +28,7 @@ from corosrv.base.errors import (
     WorkerLost,
 )
 from corosrv.fleet.upstreams.failures import UpstreamBusy
-from corosrv.gateway.delegation.reasons import Reason, is_for_peers, reason_of
+from corosrv.gateway.delegation.delegator import Reason, is_for_peers, reason_of
 from corosrv.workers.worker.parent.app_call import error_of
 
 UNKNOWN = [

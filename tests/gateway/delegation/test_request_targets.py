@@ -13,8 +13,7 @@ from flask import Flask, request
 
 from corosrv.base.errors import BodyTooLarge, InvalidJson, Refused
 from corosrv.gateway.delegation.announcement import Announcement, OfferedHandler, Offers
-from corosrv.gateway.delegation.request_targets import RequestBody, TargetFinder
-from corosrv.gateway.delegation.targets import CapabilityOfV2, ModelOfDialect, PeerTarget
+from corosrv.gateway.delegation.targets import CapabilityOfV2, ModelOfDialect, PeerTarget, RequestBody, TargetFinder
 from corosrv.web.http.body_reader import BodyReader
 
 LIMIT = 10_000

@@ -14,7 +14,7 @@ from corosrv.gateway.delegation.targets import (
     dialect_path,
     format_of,
 )
-from corosrv.gateway.forwarding.paths import BY_PATH
+from corosrv.gateway.forwarding.peek import BY_PATH
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from corosrv.base.errors import WorkerLost
-from corosrv.gateway.forwarding.event_join import ABORT, EventJoin, StreamedError
-from corosrv.gateway.forwarding.message_join import MessageJoin
-from corosrv.gateway.forwarding.native_join import NativeJoin
-from corosrv.gateway.forwarding.response_join import ResponseJoin
+from corosrv.gateway.forwarding.event_join import ABORT, EventJoin, MessageJoin, NativeJoin, ResponseJoin, StreamedError
 from corosrv.gateway.forwarding.streamed_body import as_stream
 
 

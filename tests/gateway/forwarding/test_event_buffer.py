@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.gateway.forwarding.event_buffer import MAX_HELD, EventBuffer
+from corosrv.gateway.forwarding.answers import MAX_HELD, EventBuffer
 
 EVENTS = b'data: {"a":1}\n\n: ping\n\nevent: b\ndata: 2\n\n'
 

@@ -6,7 +6,7 @@ import pytest
 
 from corosrv.base.errors import WorkerLost
 from corosrv.gateway.forwarding.event_join import StreamedError
-from corosrv.gateway.forwarding.joining import AnswerJoin
+from corosrv.gateway.forwarding.streamed_body import AnswerJoin
 
 
 def events(*values) -> bytes:

@@ -12,7 +12,7 @@ from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import ClientGone, CorosrvError, JobFailed, Refused
 from corosrv.contracts.jobs import Candidate, Chunk, Finish, TokenInfo
-from corosrv.dialects.generation.failures import failure_of
+from corosrv.dialects.generation.exchange import failure_of
 from corosrv.web.http import sse
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.sse import PING, EventStream

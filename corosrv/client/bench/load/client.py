@@ -11,11 +11,9 @@ import gevent.ssl
 from gevent.hub import Waiter
 
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.load.events import error_message
 from corosrv.client.bench.load.http import HttpAnswer, Malformed
-from corosrv.client.bench.load.outcome import FailureKind, RequestOutcome
-from corosrv.client.bench.load.target import Target
-from corosrv.client.bench.load.transcript import Transcript
+from corosrv.client.bench.load.target import FailureKind, RequestOutcome, Target
+from corosrv.client.bench.load.transcript import Transcript, error_message
 
 READ = 65_536  # bytes
 ASK_TIMEOUT = 30.0  # seconds

@@ -15,12 +15,10 @@ from gevent import GreenletExit
 from gevent.event import Event
 from gevent.pool import Group
 
-from corosrv.client.bench.load import mixes
+from corosrv.client.bench.load import plan as mixes
 from corosrv.client.bench.load.client import Client
-from corosrv.client.bench.load.outcome import RequestOutcome
-from corosrv.client.bench.load.plan import BenchPlan, Mix, Point
-from corosrv.client.bench.load.schedule import poisson, share
-from corosrv.client.bench.load.target import Target
+from corosrv.client.bench.load.plan import BenchPlan, Mix, Point, poisson, share
+from corosrv.client.bench.load.target import RequestOutcome, Target
 
 PROGRESS_INTERVAL = 0.25  # seconds
 

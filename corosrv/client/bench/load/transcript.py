@@ -1,15 +1,105 @@
-"""Follows one answer as its bytes come in, and makes an outcome of it, without a socket or a clock."""
+"""Follows one answer as its bytes come in, and makes an outcome of it, without a socket or a clock.
+
+Events of a streamed completion, as far as a measurement needs them.
+
+Splits bytes into server-sent events, wherever the bytes are cut.
+"""
 
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import msgspec
 
-from corosrv.client.bench.load.events import DONE, StreamEvent, decode, error_message
 from corosrv.client.bench.load.http import HttpAnswer, Malformed
-from corosrv.client.bench.load.outcome import Failure, FailureKind, RequestOutcome
-from corosrv.client.bench.load.sse import Scanner
+from corosrv.client.bench.load.target import Failure, FailureKind, RequestOutcome
+
+DONE = b"[DONE]"
+
+
+class StreamDelta(msgspec.Struct):
+    """The part of a chat's answer in one event; thoughts come under one of two more names."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class StreamChoice(msgspec.Struct):
+    text: str | None = None
+    delta: StreamDelta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        delta = self.delta
+        if delta is None:
+            return bool(self.text)
+        return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
+
+
+class StreamUsage(msgspec.Struct):
+    completion_tokens: int = 0
+    prompt_tokens: int = 0
+
+
+class StreamEvent(msgspec.Struct):
+    choices: list[StreamChoice] = []
+    usage: StreamUsage | None = None
+    error: Any = None
+
+
+decode = msgspec.json.Decoder(StreamEvent).decode
+
+
+class ErrorBody(msgspec.Struct):
+    message: str = ""
+
+
+class ErrorReply(msgspec.Struct):
+    error: ErrorBody | str = ""
+
+
+def error_message(body: bytes) -> str:
+    """Returns the message in the body of an error, or the body's beginning."""
+    try:
+        error = msgspec.json.decode(body, type=ErrorReply).error
+    except msgspec.DecodeError:
+        error = ""
+    text = error.message if isinstance(error, ErrorBody) else error
+    return text or body[:200].decode("utf-8", "replace").strip()
+
+
+PREFIX = b"data: "
+
+
+class Scanner:
+    """Finds the data of each event."""
+
+    __slots__ = ("_tail",)
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Returns the data of every event that `data` completes; events without any are left out."""
+        if self._tail:
+            data = self._tail + data
+        # JSON has no bare carriage return. One at the very end stays in the tail until its line feed is there.
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        *blocks, self._tail = data.split(b"\n\n")
+        return [event for block in blocks if (event := _data(block))]
+
+
+def _data(block: bytes) -> bytes:
+    if block.startswith(PREFIX) and b"\n" not in block:  # what nearly all events look like
+        return block[len(PREFIX) :]
+    lines = (line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:"))
+    return b"\n".join(lines)
+
 
 MAX_ERROR_BODY = 64 * 1024  # bytes
 

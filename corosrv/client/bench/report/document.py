@@ -1,18 +1,82 @@
-"""The results of a benchmark as values, which are written to JSON and read from it."""
+"""The results of a benchmark as values, which are written to JSON and read from it.
+
+The machine that figures were taken on, without which they mean little.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import statistics
+import sys
 from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
+from corosrv import __version__
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.figures import stats
-from corosrv.client.bench.figures.rounds import RoundFigures
-from corosrv.client.bench.figures.stats import Quantiles
-from corosrv.client.bench.report.machine import Machine
+from corosrv.client.bench import figures
+from corosrv.client.bench.figures import Quantiles, RoundFigures
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """The machine that made the load; servers on loopback share it."""
+
+    processor: str
+    cores: int  # that this process may use
+    memory: int  # bytes
+    system: str
+    python: str
+    corosrv: str
+    libllama: str  # the version of llama-cpp-python that carries it; empty when there is none
+    load_average: float  # of the minute before: other work on the machine
+    taken: str  # when, ISO 8601
+
+
+def look() -> Machine:
+    return Machine(
+        processor=_processor(),
+        cores=n_cores(),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        system=_system(),
+        python=sys.version.split()[0],
+        corosrv=__version__,
+        libllama=_version("llama-cpp-python"),
+        load_average=os.getloadavg()[0],
+        taken=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def n_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _processor() -> str:
+    return _field(Path("/proc/cpuinfo"), r"^model name\s*: (.*)$") or platform.machine()
+
+
+def _system() -> str:
+    name = _field(Path("/etc/os-release"), r'^PRETTY_NAME="?([^"\n]*)')
+    return ", ".join(filter(None, (name, f"Linux {os.uname().release}")))
+
+
+def _field(file: Path, pattern: str) -> str:
+    try:
+        match = re.search(pattern, file.read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    return match.group(1) if match else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 class ServerFigures(msgspec.Struct):
@@ -27,10 +91,10 @@ class ServerFigures(msgspec.Struct):
 
     def median(self, figure: Callable[[RoundFigures], float | None]) -> float | None:
         """Returns the median round's value of a figure."""
-        return stats.median(figure(each) for each in self.rounds)
+        return figures.median(figure(each) for each in self.rounds)
 
     def quantiles(self, figure: Callable[[RoundFigures], Quantiles | None]) -> Quantiles | None:
-        return stats.over_rounds(figure(each) for each in self.rounds)
+        return figures.over_rounds(figure(each) for each in self.rounds)
 
     @property
     def tokens_per_s(self) -> float:

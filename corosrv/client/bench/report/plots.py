@@ -1,15 +1,157 @@
-"""The plots of a report: bars of tokens a second, and curves of TTFT and ITL up to their tails."""
+"""The plots of a report: bars of tokens a second, and curves of TTFT and ITL up to their tails.
+
+Turns values into places on a plot, and finds round numbers to mark an axis with. Pure.
+
+Writes SVG: as much as two kinds of plots need. Readable on light and dark, inline in a page or as a file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import ClassVar
 
-from corosrv.client.bench.figures.stats import CURVE
+from corosrv.client.bench.figures import CURVE
 from corosrv.client.bench.report import words
 from corosrv.client.bench.report.document import PointFigures, Report, Section, ServerFigures
-from corosrv.client.bench.report.scale import LinearScale, LogScale, TailScale
-from corosrv.client.bench.report.svg import Drawing
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScale:
+    """A linear scale: values from 0 to `top`, places from `start` to `end`."""
+
+    top: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (self.end - self.start) * value / self.top
+
+    def ticks(self, n: int = 5) -> list[float]:
+        """Returns round numbers, about `n` of them."""
+        rough = self.top / n
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = min((power * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda step: abs(step - rough))
+        return [i * step for i in range(int(self.top / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class LogScale:
+    """A logarithmic scale from `low` to `high`, both above zero."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        value = min(max(value, self.low), self.high)
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return self.start + (self.end - self.start) * share
+
+    def ticks(self) -> list[float]:
+        """Powers of ten, with 2 and 5 between them where there are few."""
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        for factors in ((1,), (1, 3), (1, 2, 5)):
+            ticks = [factor * 10.0**power for power in powers for factor in factors]
+            ticks = [tick for tick in ticks if self.low <= tick <= self.high]
+            if len(ticks) >= 3:
+                break
+        return ticks
+
+
+@dataclass(frozen=True, slots=True)
+class TailScale:
+    """A scale for shares of samples that shows the slow ones: each step between two of KNOTS takes equal room."""
+
+    KNOTS: ClassVar[tuple[float, ...]] = (0.0, 0.5, 0.9, 0.99, 0.999)
+
+    start: float
+    end: float
+
+    def __call__(self, share: float) -> float:
+        for i, (low, high) in enumerate(pairwise(self.KNOTS)):
+            if share <= high:
+                part = (share - low) / (high - low)
+                return self.start + (self.end - self.start) * (i + part) / (len(self.KNOTS) - 1)
+        return self.end
+
+
+Point = tuple[float, float]
+
+# Classes instead of attributes, so that one rule turns a plot dark where the reader's system is. `a` and `b` are the
+# two servers; the names begin with `p-`, because inline they share a page with others.
+STYLE = """
+.p-paper{fill:#ffffff}.p-ink{fill:#1c2330}.p-soft{fill:#667085}
+.p-grid{stroke:#e4e7ec;stroke-width:1}.p-axis{stroke:#98a2b3;stroke-width:1}
+.p-a{fill:#2f6db5}.p-b{fill:#c98a3d}
+.p-line{fill:none;stroke-width:2;stroke-linejoin:round}.p-line.p-a{stroke:#2f6db5;fill:none}
+.p-line.p-b{stroke:#c98a3d;fill:none}.p-range{stroke:#1c2330;stroke-width:1;opacity:.55}
+text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",sans-serif;
+font-variant-numeric:tabular-nums}
+@media (prefers-color-scheme:dark){
+.p-paper{fill:#14181f}.p-ink{fill:#e6e9ef}.p-soft{fill:#98a2b3}
+.p-grid{stroke:#2a313c}.p-axis{stroke:#667085}
+.p-a{fill:#6aa5e6}.p-b{fill:#e0aa66}
+.p-line.p-a{stroke:#6aa5e6}.p-line.p-b{stroke:#e0aa66}.p-range{stroke:#e6e9ef}}
+"""
+
+
+class Drawing:
+    """Elements in the order in which they are drawn; `title` is for those who cannot see it."""
+
+    def __init__(self, width: float, height: float, title: str) -> None:
+        self.width = width
+        self.height = height
+        self._title = title
+        self._elements: list[str] = []
+
+    def rect(self, x: float, y: float, width: float, height: float, kind: str, tip: str = "") -> None:
+        inner = f"<title>{escape(tip)}</title>" if tip else ""
+        self._elements.append(
+            f'<rect class="p-{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{max(height, 0):.1f}" rx="2">'
+            f"{inner}</rect>"
+        )
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
+        self._elements.append(f'<line class="p-{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
+
+    def path(self, points: Iterable[Point], kind: str) -> None:
+        steps = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self._elements.append(f'<polyline class="p-line p-{kind}" points="{steps}"/>')
+
+    def dot(self, x: float, y: float, kind: str, tip: str = "") -> None:
+        self._elements.append(
+            f'<circle class="p-{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{escape(tip)}</title></circle>'
+        )
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        kind: str = "ink",
+        anchor: str = "start",
+        size: int = 12,
+        bold: bool = False,
+    ) -> None:
+        weight = ' font-weight="600"' if bold else ""
+        self._elements.append(
+            f'<text class="p-{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"{weight}>'
+            f"{escape(text)}</text>"
+        )
+
+    def __str__(self) -> str:
+        size = f'viewBox="0 0 {self.width:.0f} {self.height:.0f}" width="{self.width:.0f}" height="{self.height:.0f}"'
+        paper = f'<rect class="p-paper" width="{self.width:.0f}" height="{self.height:.0f}" rx="8"/>'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(self._title)}">'
+            f"<style>{STYLE}</style>{paper}\n" + "\n".join(self._elements) + "\n</svg>\n"
+        )
+
 
 KINDS = ("a", "b")  # of the first server and the second
 WIDTH = 760.0

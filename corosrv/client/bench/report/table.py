@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from corosrv.client.bench.figures.rounds import RoundFigures
-from corosrv.client.bench.figures.stats import Quantiles
+from corosrv.client.bench.figures import Quantiles, RoundFigures
 from corosrv.client.bench.report import words
 from corosrv.client.bench.report.document import PointFigures, Section, ServerFigures
 

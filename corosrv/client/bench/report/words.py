@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from corosrv.client.bench.report.document import Section, ServerFigures
-from corosrv.client.bench.report.machine import Machine
+from corosrv.client.bench.report.document import Machine, Section, ServerFigures
 
 NONE = "-"
 BUSY_LOAD = 0.5  # waiting or running tasks for each core

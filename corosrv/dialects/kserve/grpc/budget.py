@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from corosrv.dialects.kserve.grpc.statuses import CallStatus, StatusError
+from corosrv.dialects.kserve.grpc.guard import CallStatus, StatusError
 
 LARGE = 1 << 20  # bytes; after calls with so many the process gives freed memory back to the system
 _TRIM_AFTER = 1.0  # seconds

@@ -11,12 +11,13 @@ from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from corosrv.base.errors import AnswerTooLarge, FrameTooLarge, HandlerFailed, NotFound, Refused
-from corosrv.dialects.kserve.grpc import incoming, raw_contents, requests, responses, statuses
+from corosrv.dialects.kserve.grpc import conversions, guard, incoming
+from corosrv.dialects.kserve.grpc import incoming as raw_contents
 from corosrv.dialects.kserve.grpc.asking import LONG_COPY, Asker, Outputs, RunningAsk
 from corosrv.dialects.kserve.grpc.budget import MessageShare
-from corosrv.dialects.kserve.grpc.metadata import CallMetadata
-from corosrv.dialects.kserve.grpc.requests import GrpcCall
-from corosrv.dialects.kserve.terms import call_terms
+from corosrv.dialects.kserve.grpc.conversions import GrpcCall
+from corosrv.dialects.kserve.grpc.guard import CallMetadata
+from corosrv.dialects.kserve.parameters import call_terms
 from corosrv.workers.wire.calls import Ask, AskEnd, WireRequest, WireTensor
 
 P = ParamSpec("P")
@@ -54,9 +55,9 @@ async def read_message(data: bytes, max_message: int, share: MessageShare) -> tu
 async def read_request(data: bytes, request: Any, cut: list[memoryview], share: MessageShare) -> GrpcCall:
     """Reads what `read_message` gave. Raises Refused, NotOffered and StatusError."""
     n_bytes = incoming.most_bytes(data)
-    if n_bytes < LONG_COPY and requests.is_copied_only(request, cut):
+    if n_bytes < LONG_COPY and conversions.is_copied_only(request, cut):
         n_bytes = 0
-    call = await convert(n_bytes, requests.read, request, cut)
+    call = await convert(n_bytes, conversions.read, request, cut)
     share.resize(max(len(data), sum(tensor.n_bytes for tensor in call.inputs)))
     return call
 
@@ -135,7 +136,7 @@ async def answer_once(ask: RunningAsk, call: GrpcCall, max_message: int) -> tupl
         answer = item
         ask.pass_on()
     if item.status:
-        raise statuses.StatusError(statuses.of_end(item))
+        raise guard.StatusError(guard.of_end(item))
     if answer is None:
         raise HandlerFailed("the handler gave no answer")
     return await encode(_serialized, call, answer, max_message), item
@@ -145,10 +146,10 @@ async def encode(
     serialize: Callable[[GrpcCall, Outputs], bytes], call: GrpcCall, answer: Outputs, max_message: int
 ) -> bytes:
     """Returns the message of an answer. Raises AnswerTooLarge, before it is made where its outputs say enough."""
-    if responses.least_size(answer.tensors, is_raw=call.is_raw) > max_message:
+    if conversions.least_size(answer.tensors, is_raw=call.is_raw) > max_message:
         raise AnswerTooLarge(max_message)
     n_bytes = sum(tensor.n_bytes for tensor in answer.tensors)
-    if n_bytes < LONG_COPY and responses.goes_raw(answer.tensors, is_raw=call.is_raw):
+    if n_bytes < LONG_COPY and conversions.goes_raw(answer.tensors, is_raw=call.is_raw):
         n_bytes = 0
     data = await convert(n_bytes, serialize, call, answer)
     if len(data) > max_message:
@@ -157,4 +158,4 @@ async def encode(
 
 
 def _serialized(call: GrpcCall, answer: Outputs) -> bytes:
-    return responses.serialized(call.id, answer.message, answer.tensors, is_raw=call.is_raw)
+    return conversions.serialized(call.id, answer.message, answer.tensors, is_raw=call.is_raw)

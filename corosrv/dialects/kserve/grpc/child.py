@@ -17,8 +17,7 @@ from corosrv.base.errors import ChannelClosed
 from corosrv.dialects.kserve.grpc import health, incoming, protocol
 from corosrv.dialects.kserve.grpc.asking import Asker
 from corosrv.dialects.kserve.grpc.budget import MessageBudget
-from corosrv.dialects.kserve.grpc.call_counts import CallCounts
-from corosrv.dialects.kserve.grpc.guard import CallGuard
+from corosrv.dialects.kserve.grpc.guard import CallCounts, CallGuard
 from corosrv.dialects.kserve.grpc.health import HealthService
 from corosrv.dialects.kserve.grpc.messages import (
     HEARTBEAT,

@@ -1,17 +1,19 @@
 """Contents of tensors between their raw form and the typed fields of InferTensorContents.
 
 Typed fields are wider than some datatypes: an INT8 travels as int32. Numbers out of range are refused.
+
+Parameters between InferParameter and Python's values, whose types they keep.
 """
 
 from __future__ import annotations
 
 import array
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from corosrv.base.errors import InvalidTensor
-from corosrv.formats.tensors import DATATYPES, Tensor
+from corosrv.base.errors import HandlerFailed, InvalidTensor, Refused
+from corosrv.formats.tensors import DATATYPES, Parameter, Tensor
 from corosrv.formats.tensors import elements as shapes
 
 FIELDS = {
@@ -106,3 +108,37 @@ def _swapped(numbers: array.array[Any]) -> array.array[Any]:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
+
+
+_MOST_INT64 = 2**63 - 1
+_MOST_UINT64 = 2**64 - 1
+
+
+def read(parameters: Any) -> dict[str, Parameter]:
+    """Returns the parameters of a message. Raises Refused for one without a value."""
+    return {name: _value(name, parameters[name]) for name in parameters}
+
+
+def _value(name: str, parameter: Any) -> Parameter:
+    choice = parameter.WhichOneof("parameter_choice")
+    if choice is None:
+        raise Refused(f"the parameter {name!r:.120} has no value", f"parameters.{name:.120}")
+    value: Parameter = getattr(parameter, choice)
+    return value
+
+
+def write(parameters: Any, values: Mapping[str, Parameter]) -> None:
+    """Adds values to the parameters of a message. Raises HandlerFailed for one that fits no field."""
+    for name, value in values.items():
+        try:
+            setattr(parameters[name], _field(value), value)
+        except (ValueError, TypeError) as error:  # as of text that is no Unicode
+            raise HandlerFailed(f"the parameter {name!a:.120} of the answer cannot be sent") from error
+
+
+def _field(value: Parameter) -> str:
+    if isinstance(value, bool):
+        return "bool_param"
+    if isinstance(value, int):
+        return "uint64_param" if _MOST_INT64 < value <= _MOST_UINT64 else "int64_param"
+    return "double_param" if isinstance(value, float) else "string_param"

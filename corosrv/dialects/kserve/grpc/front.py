@@ -1,4 +1,7 @@
-"""Keeps a gRPC process running for the server: replaces it when it dies."""
+"""Keeps a gRPC process running for the server: replaces it when it dies.
+
+Answers to what the gRPC process asks without running anything, as REST's bodies.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,66 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from corosrv.base.errors import SettingsError
-from corosrv.contracts.jobs.infer import InferWorker
+import msgspec
+
+from corosrv.base.errors import CorosrvError, NotFound, SettingsError, Unavailable
+from corosrv.contracts.jobs.infer import InferWorker, ModelTarget
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.dialects.kserve.grpc.info import ServerInfo
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig, GrpcProcessLink, GrpcServices
-from corosrv.dialects.kserve.grpc.stats import GrpcStats
+from corosrv.dialects.kserve import metadata
+from corosrv.dialects.kserve.grpc.messages import AskInfo
+from corosrv.dialects.kserve.grpc.server_side import GrpcConfig, GrpcProcessLink, GrpcServices, GrpcStats
 from corosrv.workers.dispatch.estimates import Backoff
 from corosrv.workers.worker.parent.asks import FindObject, no_object
 from corosrv.workers.worker.parent.process import Restarts
+
+_NOT_HERE = ("binary_tensor_data", "generate")  # extensions of REST alone
+
+
+class ServerInfo:
+    """Tells about the server and the models of a worker. Nothing here waits."""
+
+    def __init__(self, worker: InferWorker, check_ready: Callable[[], None]) -> None:
+        """`check_ready` raises the Unavailable that calls would meet now."""
+        self._worker = worker
+        self._check_ready = check_ready
+
+    def __call__(self, ask: AskInfo) -> dict[str, Any]:
+        """Returns the body of the answer. Raises NotFound for an unknown model."""
+        match ask.subject:
+            case "live":
+                return {}
+            case "ready":
+                return {"ready": self._is_ready()}
+            case "server":
+                server = metadata.server_metadata()
+                server.extensions = [name for name in server.extensions if name not in _NOT_HERE]
+                return msgspec.structs.asdict(server)
+            case "model":
+                card = self._worker.find(ModelTarget(ask.model, ask.version))
+                body: dict[str, Any] = msgspec.to_builtins(metadata.model_metadata(card, self._worker.standings()))
+                return body
+            case "model_ready":
+                return {"ready": self._is_model_ready(ModelTarget(ask.model, ask.version))}
+            case _:
+                return {"models": msgspec.to_builtins(metadata.index(self._worker.standings()))}
+
+    def _is_ready(self) -> bool:
+        try:
+            self._check_ready()
+        except CorosrvError:
+            return False
+        return True
+
+    def _is_model_ready(self, target: ModelTarget) -> bool:
+        try:
+            card = self._worker.find(target)
+        except (NotFound, Unavailable):
+            return False
+        standing = metadata.standing_of(card, self._worker.standings())
+        return standing is not None and standing.state == metadata.READY
+
 
 log = logging.getLogger("corosrv.grpc")
 

@@ -1,25 +1,194 @@
-"""Makes handlers of methods: checks the key of every call, counts it, and turns what it raises into a status."""
+"""Makes handlers of methods: checks the key of every call, counts it, and turns what it raises into a status.
+
+Status codes of gRPC for every kind of error, and what a client is told beside them.
+
+Counts the calls that the gRPC process answers, and tells the server of them.
+
+Metadata of a call: who calls, under which id, for how long, and which capability it asks for.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+import re
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from corosrv.base.errors import CorosrvError
-from corosrv.dialects.kserve.grpc import metadata, statuses
-from corosrv.dialects.kserve.grpc.call_counts import CallCounts
+from corosrv.base.errors import CorosrvError, ErrorKind, Unauthorized
+from corosrv.contracts.jobs.infer import CapabilityTarget
+from corosrv.dialects.kserve.capability_headers import parse_capability
+from corosrv.dialects.kserve.grpc.messages import GrpcCounts
 from corosrv.web.http.keys import KeyRing
+from corosrv.workers.wire.calls import AskEnd
+
+_CODES = {
+    ErrorKind.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.CONTEXT_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorKind.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
+    ErrorKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorKind.NOT_OFFERED: grpc.StatusCode.UNIMPLEMENTED,
+    ErrorKind.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorKind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorKind.CLIENT_GONE: grpc.StatusCode.CANCELLED,
+    ErrorKind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorKind.DEADLINE_PASSED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorKind.WORKER_LOST: grpc.StatusCode.ABORTED,
+    ErrorKind.FAILED: grpc.StatusCode.INTERNAL,
+}
+
+PUSHBACK = "grpc-retry-pushback-ms"  # trailing metadata: when another try makes sense
+REPLAYED = (("idempotency-replayed", "true"),)  # trailing metadata: an earlier call's answer, with the same key
+_LONGEST_TEXT = 4096  # characters; it travels in a header, which peers bound at 8 KiB
+
+
+@dataclass(frozen=True, slots=True)
+class CallStatus:
+    """Tells a client how its call failed."""
+
+    code: grpc.StatusCode
+    text: str
+    retry_after: int | None = None  # seconds
+    is_replayed: bool = False
+
+    @property
+    def trailing(self) -> tuple[tuple[str, str], ...]:
+        """The trailing metadata."""
+        pushback = () if self.retry_after is None else ((PUSHBACK, str(1000 * self.retry_after)),)
+        return (*pushback, *REPLAYED) if self.is_replayed else pushback
+
+
+class StatusError(Exception):
+    """Ends the handling of a call with a status; caught in corosrv.dialects.kserve.grpc alone."""
+
+    def __init__(self, status: CallStatus) -> None:
+        super().__init__(status.text)
+        self.status = status
+
+
+def of_end(end: AskEnd) -> CallStatus:
+    """Returns the status of a call that the server ended with an error."""
+    return CallStatus(_code(end.error_kind), end.message[:_LONGEST_TEXT], end.retry_after, end.is_replayed)
+
+
+def of_error(error: CorosrvError) -> CallStatus:
+    return CallStatus(_CODES[error.kind], str(error)[:_LONGEST_TEXT], error.retry_after)
+
+
+def _code(error_kind: str) -> grpc.StatusCode:
+    try:
+        return _CODES[ErrorKind(error_kind)]
+    except ValueError:  # a newer server's
+        return grpc.StatusCode.INTERNAL
+
+
+TELL_AFTER = 0.05  # seconds in which counts gather before the server is told
+
+
+class CallCounts:
+    """Counts calls by method and code, and open streams. Belongs to one event loop."""
+
+    def __init__(self, tell: Callable[[GrpcCounts], None]) -> None:
+        """`tell`: sends what has changed; it must not wait."""
+        self._tell = tell
+        self._ended: Counter[tuple[str, str]] = Counter()
+        self._n_streams = 0
+        self._is_due = False
+
+    def count(self, method: str, code: grpc.StatusCode) -> None:
+        """Counts a call that has ended."""
+        self._ended[method, code.name] += 1
+        self._plan()
+
+    @contextlib.contextmanager
+    def open_stream(self) -> Iterator[None]:
+        """Counts a stream as open while the `with` block runs."""
+        self._n_streams += 1
+        self._plan()
+        try:
+            yield
+        finally:
+            self._n_streams -= 1
+            self._plan()
+
+    def _plan(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(TELL_AFTER, self.flush)
+
+    def flush(self) -> None:
+        """Tells the server now of what has changed since it was told last."""
+        self._is_due = False
+        ended, self._ended = self._ended, Counter()
+        self._tell(GrpcCounts([(method, code, n) for (method, code), n in ended.items()], self._n_streams))
+
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+Pairs = Iterable[tuple[str, str | bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class CallMetadata:
+    """Holds what a call says beside its message."""
+
+    texts: Mapping[str, str]  # by name
+    caller: str
+    request_id: str
+    capability: CapabilityTarget  # its query is empty if none is asked for
+
+    def header(self, name: str) -> str | None:
+        """Looks metadata up as REST's headers are named, in any case."""
+        return self.texts.get(name.lower())
+
+
+def check_key(pairs: Pairs, keys: KeyRing) -> str:
+    """Returns a name for the caller, made from its key; "" where none is needed. Raises Unauthorized."""
+    if not keys.are_needed:
+        return ""
+    key = next(filter(None, (_key(name, value) for name, value in pairs)), None)
+    if key is None:
+        raise Unauthorized("no API key: send it as the metadata 'authorization: Bearer KEY'")
+    caller = keys.caller(key)
+    if caller is None:
+        raise Unauthorized("this API key is not known here")
+    return caller
+
+
+def read(pairs: Pairs, caller: str) -> CallMetadata:
+    """Reads the metadata of a call whose key was checked. Raises Refused."""
+    texts = {name: value for name, value in pairs if isinstance(value, str)}
+    request_id = texts.get("x-request-id", "")
+    return CallMetadata(
+        texts=texts,
+        caller=caller,
+        request_id=request_id if _SANE_ID.fullmatch(request_id) else f"req_{secrets.token_hex(16)}",
+        capability=parse_capability((name, value) for name, value in pairs if isinstance(value, str)),
+    )
+
+
+def _key(name: str, value: str | bytes) -> bytes | None:
+    if isinstance(value, bytes):
+        return None
+    if name == "authorization":
+        scheme, _, key = value.partition(" ")
+        return key.encode() if scheme.lower() == "bearer" else None
+    return value.encode() if name == "x-api-key" else None
+
 
 log = logging.getLogger("corosrv.grpc")
 
 Answer = Callable[[Any, str], Awaitable[Any]]  # of the context and the caller
 
 _DEADLINE_SLACK = 0.25  # seconds by which a client's clock for its call may be ahead
-_FAILED = statuses.CallStatus(grpc.StatusCode.INTERNAL, "the call failed; the server's log says why")
+_FAILED = CallStatus(grpc.StatusCode.INTERNAL, "the call failed; the server's log says why")
 
 
 class CallGuard:
@@ -45,17 +214,17 @@ class CallGuard:
 
         async def handle(_requests: Any, context: Any) -> Any:
             try:
-                caller = "" if is_open else metadata.check_key(context.invocation_metadata(), self._keys)
+                caller = "" if is_open else check_key(context.invocation_metadata(), self._keys)
                 result = await answer(context, caller)
                 self._counts.count(name, grpc.StatusCode.OK)
                 return result
             except asyncio.CancelledError:
                 self._counts.count(name, _code_of_cancel(context))
                 raise
-            except statuses.StatusError as error:
+            except StatusError as error:
                 status = error.status
             except CorosrvError as error:
-                status = statuses.of_error(error)
+                status = of_error(error)
             except Exception:
                 log.exception("a call could not be answered")
                 status = _FAILED

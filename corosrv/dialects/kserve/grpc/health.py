@@ -10,10 +10,9 @@ import grpc
 from corosrv.base.errors import ChannelClosed
 from corosrv.dialects.kserve.grpc import protocol
 from corosrv.dialects.kserve.grpc.asking import Asker
-from corosrv.dialects.kserve.grpc.guard import CallGuard
+from corosrv.dialects.kserve.grpc.guard import CallGuard, CallStatus, StatusError
 from corosrv.dialects.kserve.grpc.incoming import parse
 from corosrv.dialects.kserve.grpc.schema import Schema, SchemaPool
-from corosrv.dialects.kserve.grpc.statuses import CallStatus, StatusError
 from corosrv.workers.wire.calls import AskEnd
 
 SCHEMA = Schema(

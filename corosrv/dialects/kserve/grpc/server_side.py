@@ -1,16 +1,22 @@
-"""The server's side of one gRPC process: its start, its lane, its lease and its end."""
+"""The server's side of one gRPC process: its start, its lane, its lease and its end.
+
+Numbers of the calls over gRPC, kept by the server, and their form for Prometheus.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import gevent
 import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from corosrv.base.errors import ChannelClosed, CorosrvError, HandlerFailed
 from corosrv.contracts.jobs.infer import InferWorker
@@ -32,13 +38,47 @@ from corosrv.dialects.kserve.grpc.messages import (
     LaneToGrpc,
     StopGrpc,
 )
-from corosrv.dialects.kserve.grpc.stats import GrpcStats
 from corosrv.web.http.keys import KeyRing
 from corosrv.workers.wire.calls import AskEnd, AskOutputs
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.worker.parent.asks import Asks, FindObject, end_of, no_object, submit_to
 from corosrv.workers.worker.parent.linked_process import LinkedProcess
 from corosrv.workers.worker.parent.process import Exit
+
+
+class GrpcStats:
+    """Sums what all gRPC processes of a front have counted. Belongs to the hub's thread."""
+
+    def __init__(self) -> None:
+        self.ended: Counter[tuple[str, str]] = Counter()  # by method and code
+        self.n_streams = 0  # that are open
+
+    def add(self, counts: GrpcCounts) -> None:
+        """Adds what a process tells."""
+        for method, code, n in counts.ended:
+            self.ended[method, code] += n
+        self.n_streams = counts.n_streams
+
+    def forget_streams(self) -> None:
+        """Counts no stream as open: their process has ended."""
+        self.n_streams = 0
+
+
+class GrpcCollector(Collector):
+    """Reads the numbers at each scrape."""
+
+    def __init__(self, stats: GrpcStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        calls = CounterMetricFamily("corosrv_grpc_calls", "Ended calls by method and code", labels=["method", "code"])
+        for (method, code), n in sorted(self._stats.ended.items()):
+            calls.add_metric([method, code], n)
+        yield calls
+        streams = GaugeMetricFamily("corosrv_grpc_open_streams", "Open streams of ModelStreamInfer")
+        streams.add_metric([], self._stats.n_streams)
+        yield streams
+
 
 log = logging.getLogger("corosrv.grpc")
 

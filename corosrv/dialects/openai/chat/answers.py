@@ -10,10 +10,9 @@ from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.dialects.chat.parser import Parser
 from corosrv.dialects.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
-from corosrv.dialects.generation import likelihood
-from corosrv.dialects.generation.answer_options import AnswerOptions
-from corosrv.dialects.generation.split_tokens import split_tokens
-from corosrv.dialects.generation.tally import Tally
+from corosrv.dialects.generation import native
+from corosrv.dialects.generation.answer_types import Tally
+from corosrv.dialects.generation.call import AnswerOptions, split_tokens
 from corosrv.dialects.openai import events
 from corosrv.dialects.openai.answer_types import (
     AnswerMessage,
@@ -109,7 +108,7 @@ class ChatAnswer:
     def _logprobs(self, tokens: Iterable[TokenInfo]) -> ChatLogprobs | None:
         if not self._has_logprobs:
             return None
-        return ChatLogprobs(likelihood.describe_all(tokens, self._is_post_sampling))
+        return ChatLogprobs(native.describe_all(tokens, self._is_post_sampling))
 
     def _make_text_frame(self, index: int) -> tuple[bytes, bytes]:
         frame = self._frame.text_frame(

@@ -1,4 +1,7 @@
-"""The turns of a chat: roles, contents, and what else a template may be told."""
+"""The turns of a chat: roles, contents, and what else a template may be told.
+
+Reads the tools that an answer may call.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,38 @@ import re
 from typing import Any
 
 from corosrv.base.errors import NotSupported, Refused
-from corosrv.dialects.chat.turns import PART_END, Content, Part, join, misplaced_image
-from corosrv.dialects.chat.turns import arguments as arguments_of
+from corosrv.dialects.chat import conversation
+from corosrv.dialects.chat.conversation import (
+    PART_END,
+    CallMode,
+    CallPolicy,
+    Content,
+    Part,
+    check_count,
+    join,
+    misplaced_image,
+)
+from corosrv.dialects.chat.conversation import arguments as arguments_of
 from corosrv.dialects.openai.chat import schema
 from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake, read_detail
+
+_POLICIES = {mode.value: CallPolicy(mode) for mode in CallMode}
+
+
+def tools(body: schema.ChatBody) -> tuple[dict[str, Any], ...]:
+    """Returns the tools that the model may call. Raises Refused for too many."""
+    check_count(body.tools or ())
+    functions = (tool.function for tool in body.tools or ())
+    return tuple(conversation.tool(function.name, function.description, function.parameters) for function in functions)
+
+
+def tool_choice(body: schema.ChatBody) -> CallPolicy:
+    choice = body.tool_choice
+    if isinstance(choice, schema.NamedTool):
+        return CallPolicy(CallMode.REQUIRED, choice.function.name)
+    return _POLICIES[choice or "auto"]
+
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")

@@ -10,14 +10,13 @@ from corosrv.contracts.jobs import Messages, ModelCard, Vocabulary
 from corosrv.dialects.chat.conversation import Conversation
 from corosrv.dialects.chat.prepare import prepare
 from corosrv.dialects.generation import fields
-from corosrv.dialects.generation.answer_options import AnswerOptions
-from corosrv.dialects.generation.call import Call
+from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
-from corosrv.dialects.openai.chat import forms, messages, schema
+from corosrv.dialects.openai.chat import messages, schema
+from corosrv.dialects.openai.chat import messages as forms
 from corosrv.dialects.openai.chat.answers import ChatAnswer
-from corosrv.dialects.openai.fields import includes_usage
 from corosrv.dialects.openai.llama_extras import native_form
-from corosrv.dialects.openai.structured_fields import answer_format, with_grammar
+from corosrv.dialects.openai.structured_fields import answer_format, includes_usage, with_grammar
 from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from corosrv.dialects.generation import unsupported
+from corosrv.dialects.generation import fields
 from corosrv.dialects.openai.structured_fields import FormFields
 
 MAX_MESSAGES = 2048
@@ -15,8 +15,8 @@ MAX_PARTS = 2048  # of one message
 
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
-UNSUPPORTED: unsupported.Neutral = {
-    **unsupported.EVERYWHERE,
+UNSUPPORTED: fields.Neutral = {
+    **fields.EVERYWHERE,
     "audio": (),
     "ebnf": (),
     "function_call": ("none",),
@@ -92,4 +92,4 @@ class ChatBody(FormFields, kw_only=True):
     top_logprobs: TopLogprobs | None = None
 
 
-decoder = unsupported.decoder(ChatBody, UNSUPPORTED)
+decoder = fields.decoder(ChatBody, UNSUPPORTED)

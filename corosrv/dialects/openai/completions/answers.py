@@ -1,21 +1,62 @@
-"""Text completions, the way out: chunks to answers."""
+"""Text completions, the way out: chunks to answers.
+
+Log probabilities in the shape that text completions have had since before there were chats.
+"""
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from corosrv.base.errors import CorosrvError
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import Chunk, Job, ModelCard, TokenInfo
-from corosrv.dialects.generation import likelihood
-from corosrv.dialects.generation.answer_options import AnswerOptions, Echo
-from corosrv.dialects.generation.split_tokens import split_tokens
-from corosrv.dialects.generation.tally import Tally
+from corosrv.dialects.generation import native
+from corosrv.dialects.generation.answer_types import Tally
+from corosrv.dialects.generation.call import AnswerOptions, Echo, split_tokens
 from corosrv.dialects.openai import events
 from corosrv.dialects.openai.answer_types import Finish, TextChoice, TextCompletion, TextLogprobs
-from corosrv.dialects.openai.completions.logprobs import Logprobs
 from corosrv.dialects.openai.llama_extras import LlamaExtras
+
+
+class Logprobs:
+    """Shows the tokens of one choice, in one piece or in several; offsets count characters of the choice's text."""
+
+    def __init__(self, offset: int = 0) -> None:
+        """`offset`: where the first token's text begins; below 0 for tokens that stand before the text."""
+        self._offset = offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def show(self, tokens: Sequence[TokenInfo]) -> TextLogprobs:
+        return TextLogprobs(
+            [_spell(token.piece) for token in tokens],
+            [token.logprob for token in tokens],
+            [_top(token) for token in tokens],
+            [self._advance(token) for token in tokens],
+        )
+
+    def _advance(self, token: TokenInfo) -> int:
+        """Returns where the token begins, and moves behind it."""
+        begin = max(self._offset, 0)
+        self._offset += len(self._decoder.decode(token.piece))
+        return begin
+
+
+def _top(token: TokenInfo) -> dict[str, float] | None:
+    """Returns the likeliest tokens, and the one that came if it is none of them."""
+    if token.logprob is None:
+        return None
+    return {_spell(other.piece): other.logprob for other in token.top} | {_spell(token.piece): token.logprob}
+
+
+def _spell(piece: bytes) -> str:
+    """Spells a piece as OpenAI does, also one that is no whole character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
 
 _NO_ECHO = Echo("")
 
@@ -125,7 +166,7 @@ class TextAnswer:
         return sent + self._frame.event(TextChoice(chunk.index, chunk.text, probs, None), **extras)
 
     def _probs(self, tokens: Iterable[TokenInfo]) -> TextLogprobs:
-        return TextLogprobs(content=likelihood.describe_all(tokens, self._is_post_sampling))
+        return TextLogprobs(content=native.describe_all(tokens, self._is_post_sampling))
 
     def _piece(self, index: int, text: str) -> bytes:
         prefix, suffix = self._text_frames.get(index) or self._make_text_frame(index)

@@ -6,17 +6,16 @@ from collections.abc import Callable
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Job, ModelCard, MultimodalText, Pieces, Prompt, Text, Vocabulary
-from corosrv.dialects.generation import fields, infill
-from corosrv.dialects.generation.answer_options import AnswerOptions, Echo
-from corosrv.dialects.generation.call import Call
+from corosrv.dialects.generation import fields
+from corosrv.dialects.generation import prompts as infill
+from corosrv.dialects.generation.call import AnswerOptions, Call, Echo
 from corosrv.dialects.generation.embeds import EmbedsReader, refuse_with_rows
 from corosrv.dialects.generation.prompts import prompts
 from corosrv.dialects.generation.thoughts import with_budget
 from corosrv.dialects.openai.completions import schema
 from corosrv.dialects.openai.completions.answers import TextAnswer
-from corosrv.dialects.openai.fields import includes_usage
 from corosrv.dialects.openai.llama_extras import native_form
-from corosrv.dialects.openai.structured_fields import answer_format, with_format
+from corosrv.dialects.openai.structured_fields import answer_format, includes_usage, with_format
 from corosrv.images.intake import ImageIntake
 
 

@@ -6,15 +6,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from corosrv.dialects.generation import unsupported
+from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.embeds import NUMBER_BYTES
 from corosrv.dialects.generation.prompts import PromptField
-from corosrv.dialects.openai.fields import MAX_CHOICES
-from corosrv.dialects.openai.structured_fields import FormFields
+from corosrv.dialects.openai.structured_fields import MAX_CHOICES, FormFields
 
 MAX_PROMPTS = 64
 
-UNSUPPORTED = unsupported.EVERYWHERE
+UNSUPPORTED = fields.EVERYWHERE
 
 _EMBEDS = (
     "Embedding rows in place of a prompt, where the server takes them: base64 of little-endian numbers, row by row. "
@@ -41,4 +40,4 @@ class CompletionBody(FormFields, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
 
-decoder = unsupported.decoder(CompletionBody, UNSUPPORTED)
+decoder = fields.decoder(CompletionBody, UNSUPPORTED)

@@ -9,14 +9,10 @@ from typing import Any
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import Chunk
-from corosrv.dialects.chat.answer import BlockAnswer
-from corosrv.dialects.chat.blocks import AnswerBlock, BlockKind
+from corosrv.dialects.chat.answer import AnswerBlock, BlockAnswer, BlockKind
+from corosrv.dialects.chat.conversation import Turn, TurnList, arguments
 from corosrv.dialects.chat.parser import Parser
-from corosrv.dialects.chat.turns import Turn, TurnList, arguments
-from corosrv.dialects.generation.answer_options import AnswerOptions
-from corosrv.dialects.generation.events import named_event
-from corosrv.dialects.generation.split_tokens import split_tokens
-from corosrv.dialects.generation.telemetry import Telemetry
+from corosrv.dialects.generation.call import AnswerOptions, Telemetry, named_event, split_tokens
 from corosrv.dialects.openai.responses.answer_types import (
     CutReason,
     IncompleteDetails,

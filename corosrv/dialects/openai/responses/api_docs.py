@@ -5,7 +5,7 @@ from __future__ import annotations
 from corosrv.dialects.openai.answer_types import InputTokens
 from corosrv.dialects.openai.responses import schema
 from corosrv.dialects.openai.responses.answer_types import DeletedResponse, ResponseEvent, ResponseObject
-from corosrv.dialects.openai.responses.input_list import InputItems, InputQuery
+from corosrv.dialects.openai.responses.items import InputItems, InputQuery
 from corosrv.images.intake import images_in
 from corosrv.web.groups.routes import GenerateHeaders
 from corosrv.web.http.openapi import GENERATES, operation

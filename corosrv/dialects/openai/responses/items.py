@@ -1,18 +1,87 @@
-"""The items of an input to turns."""
+"""The items of an input to turns.
+
+The tools of a response: functions, those of namespaces under names of their own, and what clients add unasked.
+
+Lists the input of a stored response: the items of the conversation that it answers, page by page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from corosrv.base.errors import NotSupported, Refused
-from corosrv.dialects.chat import turns
-from corosrv.dialects.chat.turns import Content, Part, TurnList, join, misplaced_image
+from corosrv.dialects.chat import conversation
+from corosrv.dialects.chat.conversation import Content, Part, TurnList, check_count, join, misplaced_image
 from corosrv.dialects.openai.responses import schema
 from corosrv.dialects.openai.responses.store import Shelf
-from corosrv.dialects.openai.responses.tools import called
 from corosrv.formats.bodies import convert
 from corosrv.images.intake import ImageIntake, read_detail
+
+# OpenAI's own servers run these, and agents offer them whether their user wants it or not. A model that may choose
+# chooses among the functions beside them; where there are none, a search is what was asked for, and is refused.
+_ADDED_UNASKED = frozenset(("web_search", "web_search_preview", "image_generation", "tool_search"))
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTools:
+    """Functions that the model may call, and what the answer says of them.
+
+    `origins` has the namespace and the name of a function by the name under which the model calls it.
+    """
+
+    functions: tuple[dict[str, Any], ...]
+    origins: Mapping[str, tuple[str, str]]
+    echo: tuple[schema.Tool, ...]
+
+
+def read_tools(tools: list[schema.Tool]) -> FunctionTools:
+    """Makes the functions that a request's tools stand for. Raises Refused, which names the place."""
+    check_count(tools)
+    placed_tools = [(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
+    if any(tool.type in ("function", "namespace") for tool in tools):
+        placed_tools = [(param, tool) for param, tool in placed_tools if tool.type not in _ADDED_UNASKED]
+    functions, origins = list[dict[str, Any]](), dict[str, tuple[str, str]]()
+    for param, tool in placed_tools:
+        if tool.type == "namespace":
+            namespace = _name(tool, param)
+            for name, function in _functions(tool, namespace, param):
+                origins[function["function"]["name"]] = (namespace, name)
+                functions.append(function)
+        else:
+            functions.append(_function(tool, param))
+    return FunctionTools(tuple(functions), origins, tuple(tool for _, tool in placed_tools))
+
+
+def called(namespace: str | None, name: str) -> str:
+    """Returns the name under which the model calls a function."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def _functions(space: schema.Tool, namespace: str, param: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each function with the name that it has in its namespace."""
+    check_count(space.tools or (), f"{param}.tools")
+    for i, tool in enumerate(space.tools or ()):
+        function = _function(tool, f"{param}.tools[{i}]", namespace)
+        yield str(tool.name), function
+
+
+def _function(tool: schema.Tool, param: str, namespace: str | None = None) -> dict[str, Any]:
+    if tool.type != "function":
+        raise NotSupported(f"{param}.type: only 'function' is offered here, not {tool.type[:40]!r}", f"{param}.type")
+    return conversation.tool(called(namespace, _name(tool, param)), tool.description, tool.parameters)
+
+
+def _name(tool: schema.Tool, param: str) -> str:
+    if tool.name is None:
+        raise Refused(f"{param}.name is required", f"{param}.name", "missing_required_parameter")
+    return tool.name
+
 
 _IMAGE = "input_image"
 _REFERENCE = "item_reference"
@@ -32,7 +101,7 @@ def add(
     if not request_input:
         raise Refused("input must not be an empty list", "input")
     if images is not None:
-        images.expect(sum(map(_n_images, request_input)) + turns.n_images(to.all), "input")
+        images.expect(sum(map(_n_images, request_input)) + conversation.n_images(to.all), "input")
     for i, item in enumerate(request_input):
         if item.get("type") == _REFERENCE:
             item = shelf.item(convert(item, schema.Reference, f"input[{i}]").id, f"input[{i}].id")
@@ -64,7 +133,9 @@ def _message(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake
 
 def _call(item: dict[str, Any], param: str, to: TurnList, _: ImageIntake | None) -> None:
     call = convert(item, schema.CallItem, param)
-    to.call(call.call_id, called(call.namespace, call.name), turns.arguments(call.arguments, f"{param}.arguments"))
+    to.call(
+        call.call_id, called(call.namespace, call.name), conversation.arguments(call.arguments, f"{param}.arguments")
+    )
 
 
 def _output(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake | None) -> None:
@@ -122,3 +193,76 @@ def _image(part: schema.ContentPart, param: str, images: ImageIntake) -> Part:
     if not isinstance(part.image_url, str):
         raise Refused(f"{param}.image_url must be a URL", f"{param}.image_url")
     return images.from_url(part.image_url, f"{param}.image_url", read_detail(part.detail, f"{param}.detail"))
+
+
+_PREFIX = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+
+Item = dict[str, Any]
+
+
+class InputItems(msgspec.Struct):
+    """A page of a response's input."""
+
+    object: Literal["list"]
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputQuery(msgspec.Struct):
+    """Members of the query of a page."""
+
+    after: Annotated[str | None, Meta(description="The id of the item before the page")] = None
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Annotated[Literal["asc", "desc"], Meta(description="`desc`: the newest item first")] = "desc"
+
+
+def list_items(request_input: str | Sequence[Item], shelf: Shelf) -> tuple[Item, ...]:
+    """Returns a request's input, which was found to be valid, as it is listed: each item with an id, a type, a status
+    and parts. URLs of images are left out, which may be whole files."""
+    if isinstance(request_input, str):
+        request_input = ({"role": "user", "content": request_input},)
+    return tuple(_item(item, shelf) for item in request_input)
+
+
+def _item(item: Item, shelf: Shelf) -> Item:
+    if item.get("type") == _REFERENCE:
+        return shelf.item(item["id"], "input")
+    kind = item.get("type") or "message"
+    id = item.get("id") or _PREFIX[kind] + secrets.token_hex(24)
+    told = {"status": "completed", **item, "id": id, "type": kind}
+    if kind == "message":
+        told["content"] = _parts(item["content"], "output_text" if item["role"] == "assistant" else "input_text")
+    elif kind == "function_call_output" and not isinstance(item["output"], str):
+        told["output"] = _parts(item["output"], "input_text")
+    return told
+
+
+def _parts(content: str | Sequence[Item], kind: str) -> list[Item]:
+    if isinstance(content, str):
+        return [{"type": kind, "text": content}]
+    return [{name: value for name, value in part.items() if name != "image_url"} for part in content]
+
+
+def page(items: Sequence[Item], arguments: Mapping[str, str]) -> InputItems:
+    """Returns the page that a query asks for. Raises Refused, which names the parameter."""
+    try:
+        query = msgspec.convert(dict(arguments), InputQuery, strict=False)
+    except msgspec.ValidationError as error:
+        words, _, place = str(error).partition(" - at `$.")
+        param = place.rstrip("`")
+        raise Refused(f"{param}: {words}", param) from None
+    rows = list(items) if query.order == "asc" else list(reversed(items))
+    if query.after is not None:
+        rows = rows[_place(rows, query.after) + 1 :]
+    data = rows[: query.limit]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return InputItems("list", data, first, last, len(rows) > len(data))
+
+
+def _place(rows: Sequence[Item], id: str) -> int:
+    for place, item in enumerate(rows):
+        if item["id"] == id:
+            return place
+    raise Refused(f"after: no item '{id[:80]}' is in the input of this response", "after")

@@ -9,11 +9,11 @@ from flask import Blueprint, Response, request
 from corosrv.base.errors import NotSupported
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
-from corosrv.dialects.openai import errors
-from corosrv.dialects.openai.fields import input_tokens
-from corosrv.dialects.openai.responses import api_docs, input_list, parse, schema
+from corosrv.dialects.openai import events
+from corosrv.dialects.openai.responses import api_docs, items, parse, schema
 from corosrv.dialects.openai.responses.answer_types import DeletedResponse
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf
+from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.reply import json_response, register_errors
 
@@ -46,7 +46,7 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     @routes.get("/v1/responses/<id>/input_items")
     @api_docs.input_items
     def read_input(id: str) -> Response:
-        return json_response(input_list.page(shelf().get(id).input, request.args))
+        return json_response(items.page(shelf().get(id).input, request.args))
 
     @routes.delete("/v1/responses/<id>")
     @api_docs.delete
@@ -64,5 +64,5 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     def shelf() -> Shelf:
         return store.shelf(caller())
 
-    register_errors(routes, errors.body)
+    register_errors(routes, events.body)
     return routes

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from corosrv.dialects.generation import unsupported
+from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.thoughts import ThoughtFields
 from corosrv.dialects.openai.structured_fields import StructuredOutputs
 
 MAX_ITEMS = 2048
 
-UNSUPPORTED: unsupported.Neutral = {
-    **unsupported.EVERYWHERE,
+UNSUPPORTED: fields.Neutral = {
+    **fields.EVERYWHERE,
     "background": (False,),
     "context_management": ([],),
     "conversation": (),
@@ -118,4 +118,4 @@ class ResponseBody(ThoughtFields, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
 
 
-decoder = unsupported.decoder(ResponseBody, UNSUPPORTED)
+decoder = fields.decoder(ResponseBody, UNSUPPORTED)

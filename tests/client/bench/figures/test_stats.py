@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from corosrv.client.bench.figures.stats import CURVE, Quantiles, curve, median, over_rounds, quantile, quantiles
+from corosrv.client.bench.figures import CURVE, Quantiles, curve, median, over_rounds, quantile, quantiles
 
 
 def test_known_samples_have_known_percentiles():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from corosrv.client.bench.load import mixes
+from corosrv.client.bench.load import plan as mixes
 from corosrv.client.bench.load.plan import BenchPlan, Mix, Point
 from corosrv.contracts.jobs import Text
 from corosrv.models.engine import Engine

@@ -6,10 +6,9 @@ from time import monotonic
 
 import pytest
 
-from corosrv.client.bench.load.outcome import RequestOutcome
 from corosrv.client.bench.load.plan import BenchPlan, Mix, Point
 from corosrv.client.bench.load.round import Counts, Load, Work
-from corosrv.client.bench.load.target import parse
+from corosrv.client.bench.load.target import RequestOutcome, parse
 from tests.client.bench.handmade import HandMade
 
 

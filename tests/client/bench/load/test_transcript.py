@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.client.bench.load.outcome import FailureKind, RequestOutcome
+from corosrv.client.bench.load.target import FailureKind, RequestOutcome
 from corosrv.client.bench.load.transcript import Transcript
 from tests.client.bench.streams import DONE, HEAD, delta, error, event, usage, whole
 

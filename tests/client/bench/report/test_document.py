@@ -11,11 +11,10 @@ import msgspec
 import pytest
 
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.load.progress import Progress, line
+from corosrv.client.bench.load.processes import Progress, line
 from corosrv.client.bench.load.round import Counts
 from corosrv.client.bench.report import page, table, words
-from corosrv.client.bench.report.document import read, write
-from corosrv.client.bench.report.machine import look
+from corosrv.client.bench.report.document import look, read, write
 from tests.client.bench.reports import failing, pair, report, section, server
 
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from corosrv.base.errors import AnswerTooLarge
-from corosrv.dialects.kserve.grpc import contents, protocol, requests
+from corosrv.dialects.kserve.grpc import contents, conversions, protocol
 from corosrv.dialects.kserve.grpc.asking import Outputs
 from corosrv.dialects.kserve.grpc.calls import encode
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
@@ -59,7 +59,7 @@ def test_an_answer_that_is_far_over_the_limit_is_not_even_made(datatype: str, re
     answer = Outputs(AskOutputs(1, [], {}, False, "m", ""), (tensor,))
 
     with pytest.raises(AnswerTooLarge):
-        asyncio.run(encode(lambda *_: pytest.fail("it was made"), requests.read(request_), answer, 1000))
+        asyncio.run(encode(lambda *_: pytest.fail("it was made"), conversions.read(request_), answer, 1000))
 
 
 @pytest.mark.parametrize("datatype", ["BOOL", "INT32", "FP64", "BYTES"])

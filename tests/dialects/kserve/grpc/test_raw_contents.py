@@ -7,8 +7,8 @@ import gzip
 import pytest
 
 from corosrv.base.errors import CorosrvError
-from corosrv.dialects.kserve.grpc import protocol, raw_contents
-from corosrv.dialects.kserve.grpc.raw_contents import MIN_CUT, parse_request, with_outputs
+from corosrv.dialects.kserve.grpc import incoming, protocol
+from corosrv.dialects.kserve.grpc.incoming import MIN_CUT, parse_request, with_outputs
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import infer_request
 
@@ -107,5 +107,5 @@ def test_outputs_are_added_as_protobuf_adds_them(contents: tuple[bytes, ...]) ->
 def test_the_fields_are_those_of_the_protocol() -> None:
     request, response = protocol.ModelInferRequest.DESCRIPTOR, protocol.ModelInferResponse.DESCRIPTOR
 
-    assert request.fields_by_name["raw_input_contents"].number << 3 | 2 == raw_contents._INPUTS
-    assert response.fields_by_name["raw_output_contents"].number << 3 | 2 == raw_contents._OUTPUTS
+    assert request.fields_by_name["raw_input_contents"].number << 3 | 2 == incoming._INPUTS
+    assert response.fields_by_name["raw_output_contents"].number << 3 | 2 == incoming._OUTPUTS

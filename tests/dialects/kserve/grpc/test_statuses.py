@@ -9,7 +9,7 @@ import pytest
 
 from corosrv.base import errors
 from corosrv.base.errors import CorosrvError
-from corosrv.dialects.kserve.grpc import protocol, statuses
+from corosrv.dialects.kserve.grpc import guard, protocol
 from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.messages import MAX_CALLS
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
@@ -44,12 +44,12 @@ TABLE = [
 def test_every_error_has_its_code_its_words_and_its_pause(error: CorosrvError, code: grpc.StatusCode) -> None:
     pause = () if error.retry_after is None else (("grpc-retry-pushback-ms", str(1000 * error.retry_after)),)
 
-    for found in (statuses.of_error(error), statuses.of_end(end_of(1, None, error))):
+    for found in (guard.of_error(error), guard.of_end(end_of(1, None, error))):
         assert (found.code, found.text, found.trailing) == (code, str(error), pause)
 
 
 def test_each_kind_of_error_has_a_code() -> None:
-    assert set(statuses._CODES) == set(errors.ErrorKind)
+    assert set(guard._CODES) == set(errors.ErrorKind)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.streaming import MAX_IN_FLIGHT
+from corosrv.dialects.kserve.grpc.service import MAX_IN_FLIGHT
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import Stub, infer_request, talk, typed_request, value_of
 from tests.support.function_worker import FunctionCall, FunctionWorker

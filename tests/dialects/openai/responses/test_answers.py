@@ -14,7 +14,7 @@ from corosrv.base.errors import JobFailed
 from corosrv.contracts.jobs import Chunk, Finish, TokenInfo
 from corosrv.dialects.chat.parser import TextParser
 from corosrv.dialects.chat.parts import Part
-from corosrv.dialects.generation.answer_options import AnswerOptions
+from corosrv.dialects.generation.call import AnswerOptions
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
 from corosrv.dialects.openai.responses.store import Stored
 from tests.support.answers import complete_json

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from corosrv.base.errors import Refused
-from corosrv.dialects.openai.responses.input_list import list_items, page
+from corosrv.dialects.openai.responses.items import list_items, page
 from corosrv.dialects.openai.responses.store import Shelf
 
 ITEMS = [{"id": f"msg_{i}"} for i in range(25)]

@@ -7,8 +7,7 @@ import pytest
 
 from corosrv.base.errors import NotFound
 from corosrv.contracts.jobs import Image
-from corosrv.dialects.openai.responses.store import ResponseStore, Stored
-from corosrv.dialects.openai.responses.stored_images import StoredImage, take_images
+from corosrv.dialects.openai.responses.store import ResponseStore, Stored, StoredImage, take_images
 from tests.support.answers import empty_response
 
 

@@ -1,17 +1,74 @@
-"""Computes the figures of one round from its outcomes. Pure."""
+"""Computes figures from the outcomes of requests. Pure.
+
+Computes percentiles, medians and curves from samples. Pure.
+
+Computes the figures of one round from its outcomes. Pure.
+"""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from corosrv.client.bench.figures import stats
-from corosrv.client.bench.figures.stats import Quantiles
-from corosrv.client.bench.load.outcome import RequestOutcome
+from corosrv.client.bench.load.target import RequestOutcome
+
+# The shares of a distribution's curve: even steps, and finer ones for the slowest samples.
+CURVE = (*(i / 100 for i in range(100)), 0.995, 0.999, 1.0)
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Percentiles of `n` samples, in seconds."""
+
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+    n: int
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Returns the value that `share` of the ordered samples do not exceed, interpolated between the two next to it."""
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def quantiles(samples: Iterable[float]) -> Quantiles | None:
+    ordered = sorted(samples)
+    if not ordered:
+        return None
+    p50, p90, p95, p99 = (quantile(ordered, share) for share in (0.5, 0.9, 0.95, 0.99))
+    return Quantiles(p50, p90, p95, p99, ordered[-1], len(ordered))
+
+
+def curve(samples: Iterable[float]) -> list[float]:
+    """Returns the values at the shares of CURVE; empty without samples."""
+    ordered = sorted(samples)
+    return [quantile(ordered, share) for share in CURVE] if ordered else []
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Returns the median of those that are not None."""
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
+
+
+def over_rounds(rounds: Iterable[Quantiles | None]) -> Quantiles | None:
+    """Returns the median round's percentiles, and the worst round's maximum."""
+    per_round = [quantiles for quantiles in rounds if quantiles is not None]
+    if not per_round:
+        return None
+    p50, p90, p95, p99 = (
+        statistics.median(getattr(each, name) for each in per_round) for name in ("p50", "p90", "p95", "p99")
+    )
+    return Quantiles(p50, p90, p95, p99, max(each.max for each in per_round), sum(each.n for each in per_round))
+
 
 BUSY = 0.8  # of a core: from here on the load's own process may be what limits
 
@@ -71,14 +128,14 @@ def figures(outcomes: list[RequestOutcome], cpu: tuple[float, ...], cores: int, 
         prompt_tokens=_mean(outcome.prompt_tokens for outcome in streams),
         tokens_per_s=tokens / seconds if seconds else 0.0,
         requests_per_s=len(good) / seconds if seconds else 0.0,
-        stream_tokens_per_s=stats.median(map(_stream_speed, streams)),
+        stream_tokens_per_s=median(map(_stream_speed, streams)),
         tokens_per_arrival=_tokens_per_arrival(good),
         counted_by=_counted_by(good),
         early_stops=sum(outcome.finish == "stop" and outcome.tokens < max_tokens for outcome in good),
-        ttft=stats.quantiles(ttfts(streams)),
-        itl=stats.quantiles(gaps(outcomes)),
-        total=stats.quantiles(outcome.total for outcome in streams),
-        arriving_ttft=stats.quantiles(ttfts(outcome for outcome in good if outcome.is_arriving)),
+        ttft=quantiles(ttfts(streams)),
+        itl=quantiles(gaps(outcomes)),
+        total=quantiles(outcome.total for outcome in streams),
+        arriving_ttft=quantiles(ttfts(outcome for outcome in good if outcome.is_arriving)),
         cpu=_cpu(cpu, seconds, cores, sum(outcome.events for outcome in outcomes)),
     )
 

@@ -1,1 +1,0 @@
-"""Computes figures from the outcomes of requests. Pure."""

@@ -1,1 +1,0 @@
-"""Reranking: bodies to jobs, scores to answers."""
