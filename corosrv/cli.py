@@ -26,10 +26,10 @@ from corosrv.contracts.settings import (
     ServerSettings,
     Settings,
     effective,
-    hub,
     model_list,
     sources,
 )
+from corosrv.contracts.settings import model_list as hub
 from corosrv.contracts.settings.effective import EffectiveSetting, SettingGroup
 from corosrv.contracts.settings.fleet import new_replica_id
 from corosrv.fleet.upstreams.spec import parse_all
@@ -111,7 +111,7 @@ def _hub_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _hub_model(repo: str, file: str | None) -> str:
     if file is None:
         return hub.HUB + repo.removeprefix(hub.HUB)
-    name = hub.parse(repo)
+    name = hub.parse_hub_name(repo)
     revision = "" if name.revision == "main" else f"@{name.revision.replace('/', '%2F')}"
     return f"{hub.HUB}{name.repo}{revision}/{file}"
 

@@ -4,8 +4,7 @@ Depends on the standard library alone, and patches nothing. `bench`, the load ge
 beside it. The server imports neither.
 """
 
-from corosrv.client.groups import AnswerToken, GroupAnswer, RolloutGroup
-from corosrv.client.ledger import LostGroup, RolloutReport
+from corosrv.client.groups import AnswerToken, GroupAnswer, LostGroup, RolloutGroup, RolloutReport
 from corosrv.client.rollout import Rollout, rollout
 
 __all__ = ["AnswerToken", "GroupAnswer", "LostGroup", "Rollout", "RolloutGroup", "RolloutReport", "rollout"]

@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from corosrv.base.errors import Misuse
-from corosrv.client.groups import RolloutGroup
+from corosrv.client.groups import RolloutGroup, RolloutReport
 from corosrv.client.http import CHAT, HttpConnections, RequestMaker, ServerAddress
-from corosrv.client.ledger import RolloutReport
 from corosrv.client.run import RolloutLimits, RolloutRun
 
 T = TypeVar("T")

@@ -15,9 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from corosrv.base.errors import Misuse
-from corosrv.client.groups import RolloutGroup, read_answers
+from corosrv.client.groups import GroupState, RolloutGroup, RolloutLedger, read_answers
 from corosrv.client.http import ConnectionBroken, GroupRequest, HttpConnections, HttpReply, RequestMaker
-from corosrv.client.ledger import GroupState, RolloutLedger
 
 MAX_PAUSE = 30.0  # seconds
 _FIRST_PAUSE = 0.1

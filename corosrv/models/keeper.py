@@ -11,7 +11,7 @@ import gevent.monkey
 
 from corosrv.base import errors, waits
 from corosrv.contracts.settings import ModelSettings, Settings
-from corosrv.models import size
+from corosrv.models import plan as size
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.plan import HOLDING, ModelState, plan
 from corosrv.models.served import ServedModel, Wakeup

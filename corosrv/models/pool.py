@@ -10,7 +10,7 @@ from typing import Protocol
 
 from corosrv.base import errors
 from corosrv.contracts.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, State, Vocabulary
-from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models.keeper import Keeper
 from corosrv.models.loadable import Download, Loadable

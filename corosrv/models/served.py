@@ -19,9 +19,9 @@ from corosrv.base import errors
 from corosrv.base.errors import NoDescriptor
 from corosrv.base.waits import TimedOut, wait_readable
 from corosrv.contracts.jobs import ModelCard
-from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
-from corosrv.models import size
+from corosrv.models import plan
 from corosrv.models.fitting import gguf
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.plan import ModelState, Standing, check_move
@@ -188,7 +188,7 @@ class ServedModel:
     def _look(self) -> None:
         """Reads the file's head, and estimates what the model takes."""
         self._facts = gguf.read(self.settings.model)
-        self.bytes = size.estimate(self.load_settings, self._facts)
+        self.bytes = plan.estimate(self.load_settings, self._facts)
 
     @property
     def load_settings(self) -> ModelSettings:
@@ -196,7 +196,7 @@ class ServedModel:
         settings = self.settings
         if settings.memory_bytes or (settings.slots and settings.ctx) or self._facts is None:
             return settings
-        return replace(settings, memory_bytes=size.share(self._limit, self._facts.size, self._other_files))
+        return replace(settings, memory_bytes=plan.share(self._limit, self._facts.size, self._other_files))
 
     def ask(self) -> None:
         """Has the model loaded for the operator, who does not wait for it."""
@@ -260,7 +260,7 @@ class ServedModel:
         self.failure = ""
         self.uses.idle_since = time.monotonic()
         self._card = replace(self.engine.card(None), created=self._card.created)
-        self.bytes = size.measured(self.settings, self._facts, self.engine.info, self._card.slots)
+        self.bytes = plan.measured(self.settings, self._facts, self.engine.info, self._card.slots)
         self._settle()
 
     def failed(self, reason: str) -> None:

@@ -19,7 +19,7 @@ from corosrv.base.errors import CorosrvError, ModelFailed
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferJob, InferReader
 from corosrv.contracts.settings import AppSettings, ServerSettings, child_environment
-from corosrv.dialects.kserve import errors
+from corosrv.dialects.kserve import schema
 from corosrv.web.management import join_routes, routes, worker_routes
 from corosrv.web.management.join_routes import MakeJoinedWorker
 from corosrv.workers.dispatch.dispatcher import Dispatcher
@@ -160,7 +160,7 @@ class AppPart:
         return False
 
     def error_body(self, error: CorosrvError, path: str) -> Any:
-        return errors.error_body(error)
+        return schema.error_body(error)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
         """Returns nothing: handlers are called through KServe's routes."""

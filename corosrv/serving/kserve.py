@@ -15,7 +15,7 @@ from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import KserveSettings, ServerSettings
-from corosrv.dialects.kserve import errors, model_docs, object_routes, routes
+from corosrv.dialects.kserve import model_docs, object_routes, routes, schema
 from corosrv.dialects.kserve.endpoint import EndpointLimits
 from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.server_side import GrpcCollector, GrpcConfig
@@ -133,10 +133,10 @@ class KservePart:
         return model_docs.document(self._worker.standings, self._takes_keys)
 
     def has_path(self, path: str) -> bool:
-        return errors.has_path(path)
+        return schema.has_path(path)
 
     def error_body(self, error: CorosrvError, path: str) -> Any:
-        return errors.error_body(error)
+        return schema.error_body(error)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
         blueprints = [

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from corosrv.base.errors import CorosrvError, Refused, SettingsError
 from corosrv.base.waits import call_later
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.exchange import Limits, RequestFlow
@@ -20,8 +20,8 @@ from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.kserve.language import LanguageModels
 from corosrv.dialects.llamacpp import loading
 from corosrv.dialects.llamacpp import routes as llamacpp_routes
+from corosrv.dialects.llamacpp.loading import Switches
 from corosrv.dialects.llamacpp.metrics import LlamaCollector
-from corosrv.dialects.llamacpp.props import Switches
 from corosrv.dialects.openai import embeddings as embedding_routes
 from corosrv.dialects.openai import events as openai_errors
 from corosrv.dialects.openai import rerank as rerank_routes

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.jobs.worker import DecodeStats
 
 
 class HasReadiness(Protocol):

@@ -25,7 +25,7 @@ from corosrv.gateway.delegation.guard import PeerGuard
 from corosrv.gateway.delegation.hook import DelegationHook, peer_view
 from corosrv.gateway.delegation.peer import PeerAsker, parse_peer
 from corosrv.gateway.delegation.roster import Roster
-from corosrv.gateway.delegation.stats import DelegationCollector, DelegationStats
+from corosrv.gateway.delegation.trip import DelegationCollector, DelegationStats
 from corosrv.gateway.forwarding.forwarder import error_body
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats

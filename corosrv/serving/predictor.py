@@ -18,13 +18,12 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import PredictionSettings, ServerSettings, child_environment
 from corosrv.dialects.predictions import routes
 from corosrv.dialects.predictions import routes as errors
-from corosrv.dialects.predictions.collector import PredictionCollector
+from corosrv.dialects.predictions.routes import PredictionCollector
 from corosrv.dialects.predictions.service import PredictionService
 from corosrv.web.http import metrics
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.keyed_answers import KeyedAnswers
-from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
-from corosrv.workers.worker.parent.restarting import RestartingWorker
+from corosrv.workers.worker.parent.predictor_process import PredictorProcess, RestartingWorker, WorkerConfig
 
 log = logging.getLogger("corosrv")
 

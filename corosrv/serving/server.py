@@ -23,7 +23,7 @@ from corosrv.dialects.openai import answer_types
 from corosrv.fleet.cluster.registry import FrontOffer, host_name
 from corosrv.formats import bodies
 from corosrv.serving.part import Part, Readiness
-from corosrv.web.docs import routes as docs
+from corosrv.web.docs import home as docs
 from corosrv.web.docs.home import Home, Served, ollama_refusals
 from corosrv.web.groups import routes as group_routes
 from corosrv.web.groups.table import GroupTable
@@ -31,9 +31,8 @@ from corosrv.web.http import access, body_reader, health, metrics, openapi, term
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.heap import BodyBudget
 from corosrv.web.http.keyed_answers import KeyCollector, KeyedAnswers
-from corosrv.web.http.late import PARKS, LateResponse, RequestAccount
 from corosrv.web.http.lean_flask import current
-from corosrv.web.http.reply import register_errors
+from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, register_errors
 from corosrv.web.management.listener import TokenGuard, read_token
 
 if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them

@@ -12,9 +12,9 @@ from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown
 from corosrv.contracts.jobs import State, Worker
-from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ServerSettings, UpstreamSettings
-from corosrv.dialects.openai import models
+from corosrv.dialects.openai import routes
 from corosrv.fleet.upstreams.collector import UpstreamCollector
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.policies import make_policy
@@ -59,7 +59,7 @@ class PoolModels:
         return stats is None or stats.waiting > (stats.slots if self._spill is None else self._spill)
 
     def listing(self) -> dict[str, Any]:
-        return models.listing(self._pool) if self._pool.models() else {"data": [], "models": []}
+        return routes.listing(self._pool) if self._pool.models() else {"data": [], "models": []}
 
 
 class UpstreamPart:

@@ -3,7 +3,7 @@
 import pytest
 
 from corosrv.base.errors import IllegalTransition
-from corosrv.client.ledger import GroupState, LostGroup, RolloutLedger
+from corosrv.client.groups import GroupState, LostGroup, RolloutLedger
 
 ENDS = [GroupState.COMPLETE, GroupState.PARTIAL, GroupState.LOST]
 

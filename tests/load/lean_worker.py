@@ -3,7 +3,7 @@
 import argparse
 import selectors
 
-from corosrv.contracts.jobs import answers
+from corosrv.contracts.jobs import setup
 from corosrv.workers.wire import messages
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.thread_channel import ThreadChannel
@@ -34,7 +34,7 @@ def main() -> None:
             if key.data is None:
                 return  # a shutdown, or the server's end
             predict = key.data.receive()
-            key.data.send(answers.Done(predict.id, 0.0))
+            key.data.send(setup.Done(predict.id, 0.0))
 
 
 if __name__ == "__main__":

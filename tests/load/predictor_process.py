@@ -21,8 +21,7 @@ import gevent
 from gevent.event import Event
 
 from corosrv.contracts.jobs import PredictJob
-from corosrv.contracts.jobs.answers import Done
-from corosrv.contracts.jobs.setup import WorkerState
+from corosrv.contracts.jobs.setup import Done, WorkerState
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 
 NOTHING = "tests/predictors/nothing.py:Predictor"

@@ -9,10 +9,10 @@ from typing import Any
 
 from corosrv import app
 from corosrv.workers.dispatch.host import PermitPool
-from corosrv.workers.worker.parent import restarting
+from corosrv.workers.worker.parent import predictor_process
 
 MISCOUNTED = "permits do not add up"
-restarting.MOST_PAUSE = 0.05  # all pauses but the first
+predictor_process.MOST_PAUSE = 0.05  # all pauses but the first
 
 
 def counted(step: Callable[..., Any]) -> Callable[..., Any]:

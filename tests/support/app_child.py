@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from corosrv.contracts.jobs.answers import LogLine
 from corosrv.contracts.jobs.infer import HandlerCard
+from corosrv.contracts.jobs.setup import LogLine
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire.calls import (
     AskCancel,

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from corosrv.contracts.jobs import answers
+from corosrv.contracts.jobs import setup
 from corosrv.workers.wire import messages as m
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.thread_channel import ThreadChannel
@@ -118,7 +118,7 @@ class Call:
         os.write(self.channel.fileno(), data)
 
     def done(self) -> None:
-        self.send(answers.Done(self.id, 0.0))
+        self.send(setup.Done(self.id, 0.0))
 
 
 SET_UPS: dict[str, Callable[[HostileWorker, int, str], None]] = {}
@@ -267,7 +267,7 @@ def is_ready_and_exits(worker: HostileWorker, n_slots: int, code: str) -> None:
 
 @prediction
 def echo(call: Call) -> None:
-    call.send(answers.LogLine("stdout", "hello\n"), answers.OutputChunk(call.input.get("value"), 0))
+    call.send(setup.LogLine("stdout", "hello\n"), setup.OutputChunk(call.input.get("value"), 0))
     call.done()
 
 
@@ -280,7 +280,7 @@ def nothing(call: Call) -> None:
 def tell_request(call: Call) -> None:
     predict = call.predict
     n_bytes = os.path.getsize(predict.input_file) if predict.input_file else -1
-    call.send(answers.OutputChunk({"input_bytes": n_bytes, "file": predict.input_file, "context": predict.context}, 0))
+    call.send(setup.OutputChunk({"input_bytes": n_bytes, "file": predict.input_file, "context": predict.context}, 0))
     call.done()
 
 
@@ -292,31 +292,31 @@ def print_outside(call: Call) -> None:
 
 @prediction
 def fail(call: Call) -> None:
-    call.send(answers.Failed(call.id, 0.0, "ValueError: no"))
+    call.send(setup.Failed(call.id, 0.0, "ValueError: no"))
 
 
 @prediction
 def wait_for_cancel(call: Call) -> None:
-    call.send(answers.LogLine("stdout", "waits\n"))
+    call.send(setup.LogLine("stdout", "waits\n"))
     call.worker.cancelled.setdefault(call.id, threading.Event()).wait()
-    call.send(answers.Cancelled(call.id, 0.0))
+    call.send(setup.Cancelled(call.id, 0.0))
 
 
 @prediction
 def hang(call: Call) -> None:
-    call.send(answers.LogLine("stdout", "hangs\n"))
+    call.send(setup.LogLine("stdout", "hangs\n"))
     pause_thread()
 
 
 @prediction
 def exit(call: Call) -> None:
-    call.send(answers.LogLine("stdout", "so far\n"))
+    call.send(setup.LogLine("stdout", "so far\n"))
     os._exit(call.input["code"])
 
 
 @prediction
 def die(call: Call) -> None:
-    call.send(answers.LogLine("stdout", "so far\n"))
+    call.send(setup.LogLine("stdout", "so far\n"))
     os.kill(os.getpid(), call.input["signal"])
 
 
@@ -370,7 +370,7 @@ def close_control(call: Call) -> None:
 
 @prediction
 def end_another(call: Call) -> None:
-    call.send(answers.Done("another", 0.0))
+    call.send(setup.Done("another", 0.0))
 
 
 @prediction
@@ -382,7 +382,7 @@ def end_twice(call: Call) -> None:
 @prediction
 def talk_after_the_end(call: Call) -> None:
     call.done()
-    call.send(answers.LogLine("stdout", "late"))
+    call.send(setup.LogLine("stdout", "late"))
 
 
 @prediction
@@ -395,7 +395,7 @@ def fail_slot(call: Call) -> None:
 @prediction
 def flood(call: Call) -> None:
     for index in range(call.input["chunks"]):
-        call.send(answers.OutputChunk("x" * call.input["size"], index))
+        call.send(setup.OutputChunk("x" * call.input["size"], index))
     call.done()
 
 
@@ -407,7 +407,7 @@ def flood_and_exit(call: Call) -> None:
 
 @prediction
 def leave_family(call: Call) -> None:
-    call.send(answers.OutputChunk(spawn_grandchild(call.input.get("escapes", False)), 0))
+    call.send(setup.OutputChunk(spawn_grandchild(call.input.get("escapes", False)), 0))
     os._exit(7)
 
 

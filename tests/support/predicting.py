@@ -12,8 +12,7 @@ from gevent.event import Event
 
 from corosrv.base.errors import NoCapacity
 from corosrv.contracts.jobs import PredictJob
-from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
-from corosrv.contracts.jobs.setup import Setup, WorkerState
+from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, LogLine, OutputChunk, Setup, WorkerState
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions.parse import PredictionCall
 from corosrv.dialects.predictions.prediction import Change, Prediction

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
+from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, LogLine, OutputChunk
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.messages import (
     PROTOCOL,

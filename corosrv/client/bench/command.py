@@ -194,7 +194,8 @@ def _write(report: Any, json_file: Path | None, html_file: Path | None, svg_fold
 
 
 def _show(report: Any) -> None:
-    from corosrv.client.bench.report import table, words
+    from corosrv.client.bench.report import words
+    from corosrv.client.bench.report import words as table
 
     click.echo(words.machine(report.machine))
     if doubt := words.doubts(report.machine):

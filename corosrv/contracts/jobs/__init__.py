@@ -3,7 +3,7 @@
 Adapters know no worker and workers no protocol; they meet in these values and protocols.
 
 Each name is fetched from its module when it is first asked for: the child that runs a predictor has to start fast, and
-needs none but those of corosrv.contracts.jobs.answers.
+needs none but those of corosrv.contracts.jobs.setup.
 """
 
 from __future__ import annotations

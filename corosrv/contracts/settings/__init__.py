@@ -2,7 +2,6 @@
 
 from corosrv.contracts.settings.fleet import ClusterSettings, PeerSettings, UpstreamSettings
 from corosrv.contracts.settings.handlers import AppSettings, KserveSettings, PredictionSettings
-from corosrv.contracts.settings.hub import HubSettings
 from corosrv.contracts.settings.loading import (
     PARTS,
     Settings,
@@ -15,6 +14,7 @@ from corosrv.contracts.settings.loading import (
     with_nearest,
 )
 from corosrv.contracts.settings.model import ModelSettings
+from corosrv.contracts.settings.model_list import HubSettings
 from corosrv.contracts.settings.server import ImageSettings, OperatorSettings, ServerSettings
 
 __all__ = [

@@ -15,8 +15,8 @@ from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import model_list, sources
 from corosrv.contracts.settings.fleet import ClusterSettings, PeerSettings, UpstreamSettings
 from corosrv.contracts.settings.handlers import AppSettings, KserveSettings, PredictionSettings
-from corosrv.contracts.settings.hub import HubSettings
 from corosrv.contracts.settings.model import ModelSettings, models_of, queue_per_key_of
+from corosrv.contracts.settings.model_list import HubSettings
 from corosrv.contracts.settings.server import ImageSettings, OperatorSettings, ServerSettings
 from corosrv.contracts.settings.sources import PREFIX, UPSTREAM_KEY
 

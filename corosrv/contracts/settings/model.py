@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.settings import hub, model_list, sources
+from corosrv.contracts.settings import model_list, sources
+from corosrv.contracts.settings import model_list as hub
 from corosrv.contracts.settings.model_list import SYNTHETIC
 from corosrv.contracts.settings.placement import PlacementSettings
 from corosrv.contracts.settings.sources import (
@@ -210,7 +211,7 @@ class ModelSettings(PlacementSettings):
             words = "must be 0 where COROSRV_DETERMINISTIC is 1: sums over shared cells depend on who else has some"
             raise sources.bad_value("kv_unified", words, "1")
         if self.is_hub:
-            hub.parse(self.model)
+            hub.parse_hub_name(self.model)
         if self.is_synthetic:
             model_list.synthetic_options(self.model)
             if self.mmproj:
@@ -244,7 +245,7 @@ class ModelSettings(PlacementSettings):
     def names(self) -> tuple[str, ...]:
         """The model's id, then its aliases."""
         if self.is_hub and not self.aliases:
-            return (hub.parse(self.model).id,)
+            return (hub.parse_hub_name(self.model).id,)
         return self.aliases or (model_list.stem(self.model),)
 
     @property

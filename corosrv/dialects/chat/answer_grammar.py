@@ -24,7 +24,7 @@ from corosrv.formats import structured
 from corosrv.formats.callformats.description import ArgumentRow, CallField, CallFormat, ElementTree, Notation
 from corosrv.formats.callformats.writer import in_notation
 from corosrv.formats.structured import Effort, SchemaLimits
-from corosrv.formats.structured.grammar.gbnf import Rules, char_set, either, literal, sequence
+from corosrv.formats.structured.gbnf import Rules, char_set, either, literal, sequence
 
 _MOST_DEPTH = 8  # of objects and arrays in each other
 

@@ -21,7 +21,7 @@ from corosrv.dialects.chat.tool_schema import (
     row,
 )
 from corosrv.formats.callformats.description import ArgumentRow, ElementTree, Spelling
-from corosrv.formats.structured.grammar.gbnf import NOTHING, QUOTE, Rules, char_set, either, literal, sequence
+from corosrv.formats.structured.gbnf import NOTHING, QUOTE, Rules, char_set, either, literal, sequence
 
 
 def texts_without(word: str, prefix: str) -> Rules:

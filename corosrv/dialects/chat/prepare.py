@@ -18,7 +18,7 @@ from corosrv.dialects.chat.parser import EchoParser, Parser, SyntaxParser, TextP
 from corosrv.dialects.chat.tool_schema import element_types, string_members
 from corosrv.dialects.generation.fields import schema_limits
 from corosrv.formats.callformats.description import CallFormat, ElementTree, markers_for
-from corosrv.formats.structured.grammar.gbnf import Rules, either, grammar, sequence
+from corosrv.formats.structured.gbnf import Rules, either, grammar, sequence
 
 _ANY_NUMBER = 2**31 - 1  # of tokens: more than any context has
 

@@ -9,7 +9,7 @@ from typing import Any
 from corosrv.base.errors import InvalidSchema
 from corosrv.formats import structured
 from corosrv.formats.structured import Effort, SchemaLimits
-from corosrv.formats.structured.grammar.gbnf import NOTHING, Rules, literal, sequence
+from corosrv.formats.structured.gbnf import NOTHING, Rules, literal, sequence
 
 _MOST_RESOLVED = 64  # alternatives and references of one value
 _MOST_TYPED, _MOST_TYPED_DEPTH = 1_024, 8  # members of one tool whose types are known, and how deep they may be

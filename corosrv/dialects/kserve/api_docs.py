@@ -7,8 +7,8 @@ from functools import partial
 from corosrv.dialects.kserve import metadata, schema
 from corosrv.dialects.kserve import metadata as health
 from corosrv.dialects.kserve import schema as infer_types
-from corosrv.dialects.kserve.errors import KserveError
 from corosrv.dialects.kserve.parameters import CallHeaders
+from corosrv.dialects.kserve.schema import KserveError
 from corosrv.web.http import openapi as operations
 from corosrv.web.http.openapi import READS
 

@@ -24,7 +24,7 @@ from corosrv.contracts.jobs.infer import (
     Target,
 )
 from corosrv.contracts.jobs.job import Terms
-from corosrv.dialects.kserve import errors
+from corosrv.dialects.kserve import schema
 from corosrv.dialects.kserve.generate_answer import GeneratedText, TextEvents, check_gives_text, decode_generate
 from corosrv.dialects.kserve.infer_answer import EncodedAnswer, encode_answer
 from corosrv.dialects.kserve.infer_request import LENGTH_HEADER, Body, DecodedRequest, decode_request
@@ -33,10 +33,9 @@ from corosrv.formats.tensors import check_inputs
 from corosrv.web.http import sse
 from corosrv.web.http.body_reader import BodyReader, chosen_encoding, compress
 from corosrv.web.http.client import ClientWatch
-from corosrv.web.http.late import respond
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.http.reply import whole_response
+from corosrv.web.http.reply import respond, whole_response
 from corosrv.web.http.terms import arrival
 
 _BINARY = "application/octet-stream"
@@ -83,7 +82,7 @@ class UnaryCallAnswer:
             raise HandlerFailed("the model ended without an answer")
 
     def answer_error(self, error: CorosrvError) -> Response:
-        return errors.answer_error(error, f"POST {self._path}")
+        return schema.answer_error(error, f"POST {self._path}")
 
     def close(self) -> None:
         self._watch.close()
@@ -258,6 +257,6 @@ def _marked(make_answer: Callable[[], Response]) -> Response:
     try:
         answer = make_answer()
     except CorosrvError as error:
-        answer = errors.answer_error(error)
+        answer = schema.answer_error(error)
     answer.headers["Idempotency-Replayed"] = "true"
     return answer

@@ -15,9 +15,9 @@ import msgspec
 from corosrv.base.errors import CorosrvError, HandlerFailed, Refused
 from corosrv.contracts.jobs.infer import HandlerCard, InferItem, InferOutputs, InferRequest
 from corosrv.dialects.kserve import json_data
-from corosrv.dialects.kserve.errors import error_body
 from corosrv.dialects.kserve.infer_answer import answer_head
 from corosrv.dialects.kserve.parameters import FrontParameters, split_parameters
+from corosrv.dialects.kserve.schema import error_body
 from corosrv.formats.bodies import check_text, decode, decode_unscanned
 from corosrv.formats.tensors import Parameter, Tensor, TensorSpec
 from corosrv.workers.dispatch.answers import MAX_JOINED

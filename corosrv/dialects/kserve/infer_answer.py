@@ -14,7 +14,8 @@ from corosrv.base.processor import Turns
 from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs
 from corosrv.dialects.kserve.infer_request import SIZE
 from corosrv.dialects.kserve.json_data import BINARY_ONLY
-from corosrv.formats.tensors import DATATYPES, Parameter, Tensor, byte_elements, elements
+from corosrv.formats.tensors import DATATYPES, Parameter, Tensor, elements
+from corosrv.formats.tensors import elements as byte_elements
 
 _PIECE = 65_536  # bytes of content that are encoded together
 _BATCH = 2048  # elements of BYTES

@@ -13,7 +13,7 @@ from flask import Blueprint, Response, request
 from corosrv.base.errors import Refused
 from corosrv.base.waits.elsewhere import call_in_thread
 from corosrv.contracts.jobs.infer import ObjRef
-from corosrv.dialects.kserve.errors import KserveError, register_errors
+from corosrv.dialects.kserve.schema import KserveError, register_errors
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.openapi import READS, operation

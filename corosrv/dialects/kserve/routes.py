@@ -9,7 +9,7 @@ from flask import Blueprint, Response, request
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferWorker, ModelTarget
-from corosrv.dialects.kserve import api_docs, errors, metadata
+from corosrv.dialects.kserve import api_docs, metadata, schema
 from corosrv.dialects.kserve import metadata as health
 from corosrv.dialects.kserve.capability_headers import parse_capability
 from corosrv.dialects.kserve.endpoint import EndpointLimits, InferEndpoint
@@ -125,5 +125,5 @@ def blueprint(
         target = CapabilityTarget({**asked.query, **body.capability}, {**asked.prefer, **body.prefer}, is_fuzzy)
         return endpoint.infer(target, decoded)
 
-    errors.register_errors(routes)
+    schema.register_errors(routes)
     return routes

@@ -1,16 +1,85 @@
-"""Models loaded and unloaded by hand: POST /models/load and /models/unload, as llama-server's router has them."""
+"""Models loaded and unloaded by hand: POST /models/load and /models/unload, as llama-server's router has them.
+
+Properties of the server, and its defaults for requests.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import msgspec
 from flask import Blueprint, Response, request
 
-from corosrv.dialects.generation.fields import ModelName
+from corosrv import __version__
+from corosrv.contracts.jobs import Job, ModelCard, Sampling, Vocabulary
+from corosrv.dialects.generation import settings
+from corosrv.dialects.generation.fields import Defaults, ModelName
 from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.openapi import NEEDS_MODEL, READS, operation
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """The endpoints that the operator switches on or off; see the settings of the same names."""
+
+    slots: bool
+    props: bool
+    metrics: bool
+    slot_save_path: str = ""
+    slot_save_bytes: int = 0
+
+
+def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switches: Switches) -> dict[str, Any]:
+    """Makes the answer of GET /props. Tells no keys and no folders."""
+    job = Job(
+        (),
+        max_tokens=defaults.max_tokens,
+        sampling=Sampling(temperature=defaults.temperature, seed=defaults.seed),
+    )
+    return {
+        "default_generation_settings": {
+            "params": settings.of_job(job, True, vocabulary) | {"timings_per_token": False},
+            "n_ctx": card.meta.get("n_ctx", 0),
+        },
+        "total_slots": card.slots,
+        "kv_unified": bool(card.meta.get("n_ctx_shared", 0)),
+        "model_alias": card.id,
+        "model_path": card.file,
+        "model_ftype": card.meta.get("ftype", ""),
+        "modalities": {"vision": "images" in card.capabilities, "audio": False, "video": False},
+        "chat_template": vocabulary.chat_template,
+        "chat_template_caps": _template_caps(vocabulary.template_abilities),
+        "bos_token": vocabulary.bos,
+        "eos_token": vocabulary.eos,
+        "build_info": f"corosrv {__version__} {card.fingerprint}",
+        "endpoint_slots": switches.slots,
+        "endpoint_props": switches.props,
+        "endpoint_metrics": switches.metrics,
+        "is_sleeping": False,
+        "ui": False,
+        "ui_settings": {},
+        "cors_proxy_enabled": False,
+    }
+
+
+def _template_caps(abilities: frozenset[str]) -> dict[str, bool]:
+    """Tells what the chat template writes by itself; tools work here also where it does not."""
+    return {
+        "supports_system_role": "system" in abilities,
+        "supports_tools": "tools" in abilities,
+        "supports_tool_calls": "calls" in abilities,
+        "supports_tool_results": "results" in abilities,
+        "supports_reasoning": "reasoning" in abilities,
+        "supports_preserve_reasoning": "reasoning" in abilities,
+        "supports_object_arguments": "calls" in abilities,
+        "supports_parallel_tool_calls": "calls" in abilities,
+        "supports_reasoning_effort": False,
+        # What a message consists of is put together before a template sees it.
+        "supports_string_content": True,
+        "supports_typed_content": False,
+    }
 
 
 class Success(msgspec.Struct):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.contracts.jobs.stats import DecodeStats, HasModelStats
+from corosrv.contracts.jobs.worker import DecodeStats, HasModelStats
 
 _PREFIX = "llamacpp:"
 _MOST_TOKENS = f"{_PREFIX}n_tokens_max"

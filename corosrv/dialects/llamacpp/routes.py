@@ -13,8 +13,8 @@ from corosrv.base.errors import NotOffered, NotSupported, Refused, Unavailable
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
 from corosrv.dialects.generation.exchange import RequestFlow
-from corosrv.dialects.llamacpp import api_docs, parse, props, schema, slots
-from corosrv.dialects.llamacpp.props import Switches
+from corosrv.dialects.llamacpp import api_docs, loading, parse, schema, slots
+from corosrv.dialects.llamacpp.loading import Switches
 from corosrv.dialects.openai import events
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
@@ -140,7 +140,7 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
     @api_docs.get_props
     def get_props() -> Response:
         card, vocabulary = _model(flow, _model_name())
-        return json_response(props.describe(card, vocabulary, flow.defaults, switches))
+        return json_response(loading.describe(card, vocabulary, flow.defaults, switches))
 
     @routes.post("/props")
     @api_docs.set_props

@@ -1,22 +1,120 @@
-"""OpenAI's endpoints over any Worker: parse, submit, answer."""
+"""OpenAI's endpoints over any Worker: parse, submit, answer.
+
+The list of models.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from flask import Blueprint, Response
 
+from corosrv.base.errors import ModelNotFound
 from corosrv.base.waits import call_in_thread
+from corosrv.contracts.jobs import ModelCard, Worker
 from corosrv.dialects.generation.call import Call
-from corosrv.dialects.generation.embeds import EmbedsReader
+from corosrv.dialects.generation.embeds import NUMBER_BYTES, EmbedsReader
 from corosrv.dialects.generation.exchange import RequestFlow
-from corosrv.dialects.openai import api_docs, events, models
+from corosrv.dialects.openai import api_docs, events
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
-from corosrv.dialects.openai.completions import schema as completion_schema
+from corosrv.dialects.openai.completions import parse as completion_schema
 from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.reply import json_response, register_errors
+
+
+def listing(worker: Worker, takes_embeds: bool = False) -> dict[str, Any]:
+    """Makes the answer of GET /v1/models; `models` is for clients of Ollama, as llama-server has it.
+
+    `takes_embeds`: the setting prompt_embeds.
+    """
+    cards = _cards(worker)
+    data = [_describe(card, takes_embeds) for card in cards]
+    return {"object": "list", "data": data, "models": list(map(_describe_as_ollama, cards))}
+
+
+def find(worker: Worker, name: str, takes_embeds: bool = False) -> dict[str, Any]:
+    """Makes the answer of GET /v1/models/{id}; knows aliases too. Raises ModelNotFound."""
+    cards = _cards(worker)
+    for card in cards:
+        if name in (card.id, *card.aliases):
+            return _describe(card, takes_embeds)
+    if len(cards) == 1:
+        worker.check()  # an only model that cannot be used says so, whatever it is called
+    raise ModelNotFound(name)
+
+
+def _cards(worker: Worker) -> tuple[ModelCard, ...]:
+    cards = worker.models()
+    if not cards:
+        worker.check()  # says why
+    return cards
+
+
+def _describe(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "corosrv",
+        "aliases": list(card.aliases),
+        "tags": list(card.tags),
+        "status": _status(card),
+        "meta": _meta(card, takes_embeds),
+        "capabilities": sorted(card.capabilities),
+        "architecture": {"input_modalities": _modalities(card), "output_modalities": ["text"]},
+    }
+
+
+def _modalities(card: ModelCard) -> list[str]:
+    """Returns what a model reads, in the words of OpenRouter and of llama-server's router."""
+    return ["text", "image"] if "images" in card.capabilities else ["text"]
+
+
+def _meta(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
+    meta = dict(card.meta)
+    if card.row_width:
+        meta["row_width"] = card.row_width
+        if takes_embeds:
+            meta["prompt_embeds"] = {
+                "dtypes": list(NUMBER_BYTES), "n_embd": card.row_width, "max_rows": card.max_rows
+            }  # fmt: skip
+    return meta
+
+
+def _describe_as_ollama(card: ModelCard) -> dict[str, Any]:
+    # What is not known, or not told, is there and empty.
+    return {
+        "name": card.id,
+        "model": card.id,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": list(card.tags),
+        "capabilities": sorted(card.capabilities),
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [],
+            "parameter_size": "",
+            "quantization_level": card.meta.get("ftype", ""),
+        },
+    }
+
+
+def _status(card: ModelCard) -> dict[str, Any]:
+    """Describes the state as llama-server's router does: a model that failed is an unloaded one with a mark."""
+    if card.status == "failed":
+        return {"value": "unloaded", "failed": True}
+    if card.progress:
+        return {"value": card.status, "progress": card.progress}
+    return {"value": card.status}
 
 
 def blueprint(flow: RequestFlow) -> Blueprint:
@@ -57,12 +155,12 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     @routes.get("/models", endpoint="models_short")
     @api_docs.models
     def list_models() -> Response:
-        return json_response(models.listing(flow.worker, flow.takes_embeds))
+        return json_response(listing(flow.worker, flow.takes_embeds))
 
     @routes.get("/v1/models/<path:name>")
     @api_docs.model
     def one_model(name: str) -> Response:
-        return json_response(models.find(flow.worker, name, flow.takes_embeds))
+        return json_response(find(flow.worker, name, flow.takes_embeds))
 
     register_errors(routes, events.body)
     return routes

@@ -1,15 +1,26 @@
 """Files of outputs: each becomes a data URL, or is uploaded below the operator's URL and becomes its address there.
 
 Uploads of output files: each is put under the operator's URL.
+
+Encodes prediction objects as JSON text in pieces: a large one in one go would stop the hub for seconds.
+
+The server's folder for files of predictions: locked while the server lives, removed when it ends.
+
+A server that is killed removes nothing; the next one that starts does.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import fcntl
 import functools
+import logging
 import operator
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
@@ -23,8 +34,167 @@ import corosrv
 from corosrv.base.errors import OutputFailed, RedirectRefused
 from corosrv.base.outgoing import KEEPING_METHOD, Redirects
 from corosrv.base.waits import call_in_thread
-from corosrv.contracts.jobs.answers import FileOutput, FileRef, OutputChunk
-from corosrv.dialects.predictions.encoding import LargeJson
+from corosrv.contracts.jobs.setup import FileOutput, FileRef, OutputChunk
+
+TURN = 256 << 10  # bytes, about, that are encoded before others have a turn
+
+_MARK = b"\0"  # stands for a LargeJson in the text around it; JSON text has no such byte
+_RAW_MARK = msgspec.Raw(_MARK)
+
+
+class LargeJson:
+    """A value that is JSON text already, in pieces: an output that came in a file."""
+
+    __slots__ = ("n_bytes", "pieces")
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self.pieces = tuple(pieces)
+        self.n_bytes = sum(map(len, self.pieces))
+
+
+def encode(value: Any) -> list[bytes]:
+    """Encodes in one go; large values in it should be LargeJson. Never waits."""
+    large: list[LargeJson] = []
+
+    def mark(member: Any) -> msgspec.Raw:
+        if not isinstance(member, LargeJson):
+            raise NotImplementedError(f"{type(member).__name__} has no JSON form")
+        large.append(member)
+        return _RAW_MARK
+
+    first, *texts = msgspec.json.encode(value, enc_hook=mark).split(_MARK)
+    pieces = [first]
+    for member, text in zip(large, texts, strict=True):
+        pieces += member.pieces
+        pieces.append(text)
+    return pieces
+
+
+def encode_in_turns(value: Mapping[str, Any], n_bytes: int) -> list[bytes]:
+    """Encodes an object of about `n_bytes`; waits while others have their turns, if it is large."""
+    if n_bytes < TURN:
+        return encode(value)
+    return encode({name: split_in_turns(member, n_bytes) for name, member in value.items()})
+
+
+def split_in_turns(value: Any, n_bytes: int) -> Any:
+    """Returns the value with its large texts and lists as LargeJson. `n_bytes`: its size, about.
+
+    Waits while others have their turns, if it is large.
+    """
+    if n_bytes < TURN:
+        return value
+    if isinstance(value, str) and len(value) > TURN:
+        return LargeJson(_in_turns(_text(value)))
+    if isinstance(value, dict):
+        return {name: split_in_turns(member, n_bytes) for name, member in value.items()}
+    if isinstance(value, list) and value:
+        # A copy: it may grow while others have their turns.
+        return LargeJson(_in_turns(_list(list(value), max(1, TURN * len(value) // n_bytes))))
+    return value
+
+
+def _in_turns(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    n_since = 0
+    for piece in pieces:
+        yield piece
+        n_since += len(piece)
+        if n_since >= TURN:
+            n_since = 0
+            gevent.sleep(0)
+
+
+def _text(text: str) -> Iterator[bytes]:
+    yield b'"'
+    for start in range(0, len(text), TURN):
+        yield msgspec.json.encode(text[start : start + TURN])[1:-1]
+    yield b'"'
+
+
+def _list(members: list[Any], n_at_once: int) -> Iterator[bytes]:
+    for start in range(0, len(members), n_at_once):
+        *pieces, last = encode(members[start : start + n_at_once])
+        pieces.append(last[:-1])  # all but the bracket
+        pieces[0] = (b"," if start else b"[") + pieces[0][1:]
+        yield from pieces
+    yield b"]"
+
+
+log = logging.getLogger("corosrv.predictions")
+
+PREFIX = "corosrv-server-"
+
+
+class ServerFolder:
+    """Owns one folder in the temporary directory, made when it is first needed. Belongs to the process that made it."""
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        self._lock = -1  # a descriptor of the folder; its lock ends with the process, however that ends
+
+    def new_path(self) -> str:
+        """Returns a path in the folder that nobody can guess and where nothing is."""
+        name = os.urandom(16).hex()
+        if self._path is None or not _is_at(self._lock, self._path):
+            try:
+                self._make()
+            except OSError as error:  # a full disk, say: most predictions have no files and go on
+                log.warning("the folder for files of predictions cannot be made: %s", error)
+        return os.path.join(self._path or os.path.join(tempfile.gettempdir(), f"{PREFIX}{name}"), name)
+
+    def _make(self) -> None:
+        self.close()
+        while self._path is None:
+            path = os.path.join(tempfile.gettempdir(), f"{PREFIX}{os.urandom(8).hex()}")
+            os.mkdir(path, 0o700)
+            lock = _locked(path)
+            if lock is not None:
+                self._path, self._lock = path, lock
+            # Else another server that starts just now took the folder for one that was left behind.
+
+    def close(self) -> None:
+        """Removes the folder. Waits for the disk. Later calls do nothing, nor does another thread's meanwhile."""
+        path, self._path = self._path, None
+        if path is not None:
+            lock, self._lock = self._lock, -1
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def sweep() -> None:
+    """Removes the folders of servers that have ended without removing them. Waits for the disk: call it in a thread."""
+    directory = tempfile.gettempdir()
+    for name in os.listdir(directory):
+        if not name.startswith(PREFIX):
+            continue
+        path = os.path.join(directory, name)
+        if (lock := _locked(path)) is not None:
+            log.info("removing %s, left behind by a server that was killed", path)
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(path: str) -> int | None:
+    """Returns a descriptor of the folder at `path` that holds its lock; None where it is locked, gone or not ours."""
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(folder).st_uid == os.geteuid() and _is_at(folder, path):
+            return folder
+    os.close(folder)
+    return None
+
+
+def _is_at(folder: int, path: str) -> bool:
+    """Returns whether the open folder is still the one at `path`: somebody who cleans up may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(folder), os.lstat(path))
+    except OSError:
+        return False
+
 
 TIME_LIMIT = 25.0  # seconds for one file
 

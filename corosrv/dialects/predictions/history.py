@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from corosrv.dialects.predictions.encoding import TURN, encode
+from corosrv.dialects.predictions.files import TURN, encode
 
 LIVE = 1024  # events kept for those who read right now, where none are for those who come later
 PIECE = 65_536  # bytes, some, that a cursor takes at once

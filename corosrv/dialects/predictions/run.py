@@ -20,17 +20,7 @@ from gevent.hub import get_hub
 from gevent.pool import Pool
 
 from corosrv.contracts.jobs import Reader
-from corosrv.contracts.jobs.answers import (
-    Answer,
-    Cancelled,
-    Done,
-    Failed,
-    LogLine,
-    Metric,
-    Output,
-    OutputChunk,
-    Terminal,
-)
+from corosrv.contracts.jobs.setup import Answer, Cancelled, Done, Failed, LogLine, Metric, Output, OutputChunk, Terminal
 from corosrv.dialects.predictions.files import weight
 from corosrv.dialects.predictions.prediction import Prediction, Status, utc_now
 from corosrv.web.http.reply import line

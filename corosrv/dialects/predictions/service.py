@@ -16,14 +16,12 @@ from gevent.hub import get_hub
 from corosrv.base.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
 from corosrv.base.outgoing import Destinations
 from corosrv.contracts.jobs import PredictJob
-from corosrv.contracts.jobs.answers import Done, Terminal
-from corosrv.contracts.jobs.setup import Setup, WorkerState
+from corosrv.contracts.jobs.setup import Done, Setup, Terminal, WorkerState
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions import health, parse
 from corosrv.dialects.predictions.drain import Drain, Supervisor
 from corosrv.dialects.predictions.events import MAX_READERS, EventReader
-from corosrv.dialects.predictions.files import Files
-from corosrv.dialects.predictions.folder import ServerFolder, sweep
+from corosrv.dialects.predictions.files import Files, ServerFolder, sweep
 from corosrv.dialects.predictions.health import HealthState, PredictorHealth, SlotCounts
 from corosrv.dialects.predictions.history import History
 from corosrv.dialects.predictions.parse import PredictionCall

@@ -1,17 +1,93 @@
-"""Tells an upstream, by its abort endpoint, that requests are of no use any more."""
+"""Tells an upstream, by its abort endpoint, that requests are of no use any more.
+
+Knows how generations are ended on upstreams that do not notice, or not soon, that a connection was closed.
+
+SGLang takes POST /abort_request with the id of a request, which may be chosen in the request's body. vLLM and corosrv
+end what a closed connection asked for, and need no such path. llama-server has none either; it ends streams in this
+way, and computes an answer that is no stream to its end, whoever asked for it.
+"""
 
 from __future__ import annotations
 
 import logging
+from enum import Enum
+from typing import Any
 
 import gevent
+import msgspec
 from gevent import Greenlet
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import ForwardRequest
-from corosrv.fleet.upstreams.abort import ABORT_PATH, abort_body
 from corosrv.fleet.upstreams.connections import UpstreamConnections
 from corosrv.fleet.upstreams.exchange import Addressee, ask_shortly
+
+ABORT_PATH = "/abort_request"
+_TAGGED_PATHS = frozenset({"/generate", "/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"})
+
+
+class AbortKind(str, Enum):
+    """Says how an upstream is told that a request is of no use any more, beside the end of its connection."""
+
+    AUTO = "auto"  # as SGLANG if it lists its models as SGLang does, else as NONE
+    NONE = "none"
+    SGLANG = "sglang"
+
+
+class _TaggedBody(msgspec.Struct):
+    """Holds the members of a body that say whether it asks for one answer, and under which id."""
+
+    rid: Any = msgspec.UNSET
+    n: Any = None
+    prompt: Any = None
+    text: Any = None
+    input_ids: Any = None
+    sampling_params: Any = None
+
+
+_tagged_body = msgspec.json.Decoder(_TaggedBody)
+
+
+def tag(path: str, body: bytes, id: str) -> bytes | None:
+    """Returns a body that gives its request an id, by which it can be aborted; None for one that cannot have it.
+
+    That is one with an id of its own, which SGLang takes for the beginning of others' ids as well; one that asks for
+    several answers, which get ids of their own; and one for another path than those that generate.
+    """
+    if path.partition("?")[0] not in _TAGGED_PATHS:
+        return None
+    try:
+        members = _tagged_body.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if members.rid is not msgspec.UNSET or not _is_single(members):
+        return None
+    rest = body.lstrip()[1:]
+    comma = b"" if rest.lstrip().startswith(b"}") else b","
+    return b'{"rid":' + msgspec.json.encode(id) + comma + rest
+
+
+def abort_body(id: str) -> bytes:
+    """Makes the body of the request that aborts the one with this id."""
+    return msgspec.json.encode({"rid": id})
+
+
+def _is_single(members: _TaggedBody) -> bool:
+    sampling = members.sampling_params
+    if (
+        isinstance(sampling, list)
+        or isinstance(members.text, list)
+        or _is_batch(members.prompt)
+        or _is_batch(members.input_ids)
+    ):
+        return False
+    return all(n in (None, 1) for n in (members.n, sampling.get("n") if isinstance(sampling, dict) else None))
+
+
+def _is_batch(prompt: Any) -> bool:
+    """Tells whether a prompt is several: a list of anything but tokens."""
+    return isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
+
 
 log = logging.getLogger("corosrv.upstreams")
 

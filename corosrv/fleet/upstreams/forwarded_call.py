@@ -20,9 +20,9 @@ from gevent import Greenlet, GreenletExit
 
 from corosrv.base.errors import CallCancelled, CorosrvError, DeadlinePassed, HandlerFailed
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, Headers
-from corosrv.fleet.upstreams.abort import tag
-from corosrv.fleet.upstreams.complaints import AnsweredError
+from corosrv.fleet.upstreams.aborter import tag
 from corosrv.fleet.upstreams.exchange import Exchange
+from corosrv.fleet.upstreams.failures import AnsweredError
 from corosrv.workers.dispatch.host import CallListener, HandedItem, Permit, RunningCall
 
 _LONGEST_LINE = 64  # bytes; no line that marks an end is longer

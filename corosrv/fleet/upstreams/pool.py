@@ -16,7 +16,7 @@ from corosrv.base.errors import ModelNotFound, NotFound, ShuttingDown, Starting
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import ForwardRequest, HandlerCard, InferJob, InferReader, ModelTarget
 from corosrv.contracts.jobs.job import Terms
-from corosrv.fleet.upstreams import probing
+from corosrv.fleet.upstreams import failures
 from corosrv.fleet.upstreams.exchange import TIME_LIMIT, ExchangeLimits
 from corosrv.fleet.upstreams.policies import upstream_id
 from corosrv.fleet.upstreams.prober import ListedModels, Prober
@@ -231,8 +231,8 @@ class UpstreamPool:
             except Exception:
                 log.exception("upstream %s could not be probed, by a bug", upstream.id)
             # No sooner, whatever it answers; then when the time has come, or an answer of it calls for a probe.
-            gevent.sleep(min(probing.SHORTEST_INTERVAL, upstream.probes.interval))
-            upstream.has_doubt.wait(max(upstream.probes.interval - probing.SHORTEST_INTERVAL, 0.0))
+            gevent.sleep(min(failures.SHORTEST_INTERVAL, upstream.probes.interval))
+            upstream.has_doubt.wait(max(upstream.probes.interval - failures.SHORTEST_INTERVAL, 0.0))
 
     def _probe(self, member: _Member) -> None:
         upstream = member.upstream

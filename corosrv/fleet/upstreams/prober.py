@@ -14,7 +14,7 @@ import msgspec
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import ForwardRequest
-from corosrv.fleet.upstreams.abort import AbortKind
+from corosrv.fleet.upstreams.aborter import AbortKind
 from corosrv.fleet.upstreams.connections import UpstreamConnections
 from corosrv.fleet.upstreams.exchange import ask_shortly, is_redirect
 from corosrv.fleet.upstreams.failures import UpstreamSilent

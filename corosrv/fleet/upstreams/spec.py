@@ -10,7 +10,7 @@ from typing import TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 from corosrv.base.errors import Refused, SettingsError
-from corosrv.fleet.upstreams.abort import AbortKind
+from corosrv.fleet.upstreams.aborter import AbortKind
 
 DEFAULT_CONCURRENCY = 32  # of an upstream that does not tell how many it runs
 MAX_CONCURRENCY = 65_536

@@ -19,15 +19,19 @@ from gevent.event import Event
 
 from corosrv.base.errors import CallCancelled, CorosrvError, DeadlinePassed
 from corosrv.contracts.jobs.infer import HandlerCard, Headers
-from corosrv.fleet.upstreams.abort import AbortKind
-from corosrv.fleet.upstreams.aborter import Aborter
+from corosrv.fleet.upstreams.aborter import Aborter, AbortKind
 from corosrv.fleet.upstreams.breaker import MAX_FAULTS, Breaker, BreakerState
-from corosrv.fleet.upstreams.complaints import Complaints
 from corosrv.fleet.upstreams.connections import UpstreamConnections
 from corosrv.fleet.upstreams.exchange import Exchange, ExchangeLimits
-from corosrv.fleet.upstreams.failures import UpstreamBusy, UpstreamDown, UpstreamLost, UpstreamRemoved
+from corosrv.fleet.upstreams.failures import (
+    Complaints,
+    ProbeRecord,
+    UpstreamBusy,
+    UpstreamDown,
+    UpstreamLost,
+    UpstreamRemoved,
+)
 from corosrv.fleet.upstreams.forwarded_call import ForwardedCall
-from corosrv.fleet.upstreams.probing import ProbeRecord
 from corosrv.fleet.upstreams.spec import DEFAULT_CONCURRENCY, UpstreamSpec
 from corosrv.workers.dispatch.host import (
     CallListener,

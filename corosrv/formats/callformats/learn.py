@@ -23,7 +23,7 @@ from corosrv.formats.callformats.description import (
     shared_start,
     with_markers,
 )
-from corosrv.formats.callformats.probes import (
+from corosrv.formats.callformats.learn_answer import (
     KEY,
     MANNERS,
     NAME,

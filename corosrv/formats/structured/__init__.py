@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from corosrv.formats.structured.grammar.gbnf import Rules, grammar
-from corosrv.formats.structured.grammar.rule_book import RuleBook
+from corosrv.formats.structured.gbnf import Rules, grammar
 from corosrv.formats.structured.limits import DEFAULT_LIMITS, Effort, SchemaLimits
+from corosrv.formats.structured.rule_book import RuleBook
 from corosrv.formats.structured.schema.check import check
 from corosrv.formats.structured.schema.conversion import AnyValue
 from corosrv.formats.structured.schema.convert import RulesCache, convert

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.base.errors import Refused
-from corosrv.formats.structured.grammar.gbnf import NOTHING, Rules, either, literal, sequence
-from corosrv.formats.structured.grammar.watched import WordOverlap, watched_text
+from corosrv.formats.structured.gbnf import NOTHING, Rules, either, literal, sequence
 from corosrv.formats.structured.limits import Effort, SchemaLimits
 from corosrv.formats.structured.texts import pattern_rules
+from corosrv.formats.structured.watched import WordOverlap, watched_text
 
 MAX_PARTS = 256  # tags, triggers or elements in one list
 MAX_TEXT = 1024  # characters of a trigger, a begin or an end

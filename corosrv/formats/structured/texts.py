@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Texts
 
 from corosrv.base.errors import Refused
-from corosrv.formats.structured.grammar.gbnf import NOTHING, Rules, char_set, either, literal, sequence
-from corosrv.formats.structured.grammar.rule_book import RuleBook
+from corosrv.formats.structured.gbnf import NOTHING, Rules, char_set, either, literal, sequence
 from corosrv.formats.structured.limits import Effort, SchemaLimits
-from corosrv.formats.structured.patterns.parse import parse_whole
-from corosrv.formats.structured.patterns.tree import Alternatives, Character, Node, PatternError, Repeat, Sequence
+from corosrv.formats.structured.pattern import parse_whole
+from corosrv.formats.structured.pattern_tree import Alternatives, Character, Node, PatternError, Repeat, Sequence
+from corosrv.formats.structured.rule_book import RuleBook
 
 
 def pattern_rules(pattern: str, param: str, prefix: str, limits: SchemaLimits, effort: Effort | None = None) -> Rules:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from corosrv.base.errors import InvalidTensor
-from corosrv.formats.tensors import bfloat16, byte_elements, elements
+from corosrv.formats.tensors import elements
+from corosrv.formats.tensors import elements as bfloat16
+from corosrv.formats.tensors import elements as byte_elements
 from corosrv.formats.tensors.elements import DATATYPES, Datatype
 
 
@@ -24,7 +26,7 @@ def as_array(datatype: str, shape: Sequence[int], raw: bytes | memoryview) -> An
 
     if datatype == "BYTES":
         objects = numpy.empty(math.prod(shape), dtype=object)
-        objects[:] = byte_elements.unpack(raw)
+        objects[:] = byte_elements.unpack_bytes(raw)
         return objects.reshape(shape)
     if datatype == "BF16":
         return numpy.frombuffer(bfloat16.widen(raw), dtype="<f4").reshape(shape)

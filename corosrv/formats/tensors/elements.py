@@ -5,6 +5,10 @@ Lists the datatypes of KServe's v2 protocol.
 Source: the Open Inference Protocol, "Tensor Data Types".
 
 Checks the shapes of tensors, and counts their elements.
+
+Converts numbers of the datatype BF16, the upper half of a 32-bit float.
+
+Packs elements of the datatype BYTES: each is a little-endian length of four bytes, and as many bytes.
 """
 
 from __future__ import annotations
@@ -16,12 +20,122 @@ import reprlib
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from corosrv.base.errors import InvalidTensor
-from corosrv.formats.tensors import bfloat16, byte_elements
+from corosrv.base.processor import Turns
+
+_FLOAT = struct.Struct("<f")
+_BITS = struct.Struct("<I")
+_HALF = struct.Struct("<H")
+_NAN = 0x7FC0
+_INFINITE = 0x7F80
+
+
+def pack_bfloat16(data: Iterable[float]) -> bytes:
+    """Rounds each number to the nearest BF16, ties to even. Raises OverflowError for a finite one that is too large."""
+    return b"".join([_HALF.pack(_bits(float(number))) for number in data])
+
+
+def _bits(number: float) -> int:
+    if math.isnan(number):
+        return _NAN
+    single = _FLOAT.pack(number)
+    (bits,) = _BITS.unpack(single)
+    upper: int = bits >> 16
+    if _rounds_up(number, bits, single):
+        upper += 1
+    if upper & 0x7FFF == _INFINITE and not math.isinf(number):
+        raise OverflowError
+    return upper
+
+
+def _rounds_up(number: float, bits: int, single: bytes) -> bool:
+    lower = bits & 0xFFFF
+    if lower != 0x8000:
+        return lower > 0x8000
+    # Half way as a 32-bit float, which may have been rounded itself: the number decides, and if it is there too, the
+    # even neighbour is taken.
+    rest = abs(number) - abs(_FLOAT.unpack(single)[0])
+    return rest > 0 or (rest == 0 and bool(bits & 0x10000))
+
+
+def widen(raw: bytes | memoryview) -> bytearray:
+    """Returns the same numbers as little-endian 32-bit floats."""
+    wide = bytearray(2 * len(raw))
+    wide[2::4] = raw[0::2]
+    wide[3::4] = raw[1::2]
+    return wide
+
+
+def unpack_bfloat16(raw: bytes | memoryview) -> list[float]:
+    wide = widen(raw)
+    return list(struct.unpack(f"<{len(wide) // 4}f", wide))
+
+
+_LENGTH = struct.Struct("<I")
+_TURN = 4096  # elements after which others may run
+
+
+def check_bytes(name: str, n_elements: int, raw: bytes | memoryview) -> None:
+    """Raises InvalidTensor unless `raw` holds exactly so many elements. Gives way to other greenlets."""
+    if n_elements * _LENGTH.size > len(raw):
+        raise InvalidTensor(name, f"has {len(raw)} bytes, too few for the {n_elements} elements of its shape")
+    at, read_length, turns = 0, _LENGTH.unpack_from, Turns()
+    try:
+        for begin in range(0, n_elements, _TURN):
+            for _ in range(min(_TURN, n_elements - begin)):
+                at += 4 + read_length(raw, at)[0]
+            turns.give_way()
+    except struct.error:
+        raise InvalidTensor(name, "ends before its last element, or within it") from None
+    if at > len(raw):
+        raise InvalidTensor(name, "has a BYTES element that ends behind its content")
+    if at < len(raw):
+        raise InvalidTensor(name, f"has {len(raw) - at} bytes behind the {n_elements} elements of its shape")
+
+
+def unpack_bytes(raw: bytes | memoryview) -> list[bytes]:
+    """Returns the elements of content that `check` lets pass."""
+    return [element for batch in batches(raw, _TURN, len(raw)) for element in batch]
+
+
+def batches(raw: bytes | memoryview, n_elements: int, n_bytes: int) -> Iterator[list[bytes]]:
+    """Yields the elements of content that `check` lets pass, in lists of so many elements and bytes or little more."""
+    at, size, read_length = 0, len(raw), _LENGTH.unpack_from
+    while at < size:
+        batch: list[bytes] = []
+        limit = min(at + n_bytes, size)
+        while at < limit and len(batch) < n_elements:
+            begin = at + 4
+            at = begin + read_length(raw, at)[0]
+            batch.append(bytes(raw[begin:at]))
+        yield batch
+
+
+def pack_bytes(name: str, data: Iterable[object]) -> bytes:
+    """Returns the raw form of strings, which become UTF-8, and of bytes. Raises InvalidTensor for anything else."""
+    pieces: list[bytes] = []
+    for element in data:
+        content = _content(name, element)
+        try:
+            pieces += (_LENGTH.pack(len(content)), content)
+        except struct.error:
+            raise InvalidTensor(name, "has a BYTES element of more than 4 GiB") from None
+    return b"".join(pieces)
+
+
+def _content(name: str, element: object) -> bytes:
+    if isinstance(element, str):
+        try:
+            return element.encode()
+        except UnicodeEncodeError:
+            raise InvalidTensor(name, "has a string with half of a surrogate pair, which is no character") from None
+    if isinstance(element, (bytes, bytearray, memoryview)):
+        return bytes(element)
+    raise InvalidTensor(name, f"has a BYTES element that is a {type(element).__name__} and no string")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +219,7 @@ def check(name: str, datatype: str, n_elements: int, raw: bytes | memoryview) ->
     """Raises InvalidTensor unless `raw` holds exactly `n_elements` well-formed elements. Gives way in long BYTES."""
     size = DATATYPES[datatype].size
     if not size:
-        byte_elements.check(name, n_elements, raw)
+        check_bytes(name, n_elements, raw)
     elif len(raw) != n_elements * size:
         raise InvalidTensor(name, f"has {len(raw)} bytes, where its shape needs {n_elements * size}")
     elif datatype == "BOOL" and not _are_bools(raw):
@@ -123,7 +237,7 @@ def pack(name: str, datatype: str, data: Sequence[Any]) -> bytes:
     Numbers of numpy count as Python's. Floats are rounded to the nearest number of the datatype.
     """
     if datatype == "BYTES":
-        return byte_elements.pack(name, data)
+        return pack_bytes(name, data)
     kind = DATATYPES[datatype]
     _check_types(name, kind, data)
     if datatype == "BOOL":
@@ -169,7 +283,7 @@ def _integers(name: str, kind: Datatype, data: Sequence[Any]) -> bytes:
 def _floats(name: str, kind: Datatype, data: Sequence[Any]) -> bytes:
     try:
         if kind.name == "BF16":
-            return bfloat16.pack(data)
+            return pack_bfloat16(data)
         if kind.name == "FP16":
             return struct.pack(f"<{len(data)}e", *data)
         values = array(kind.format, data)
@@ -198,11 +312,11 @@ def _little_endian(values: array[Any]) -> bytes:
 def unpack(datatype: str, raw: bytes | memoryview) -> list[Any]:
     """Returns the elements of well-formed content as a flat list; those of BYTES are `bytes`."""
     if datatype == "BYTES":
-        return byte_elements.unpack(raw)
+        return unpack_bytes(raw)
     if datatype == "BOOL":
         return memoryview(raw).cast("?").tolist() if raw else []
     if datatype == "BF16":
-        return bfloat16.unpack(raw)
+        return unpack_bfloat16(raw)
     kind = DATATYPES[datatype]
     if datatype == "FP16":
         return list(struct.unpack(f"<{len(raw) // kind.size}e", raw))

@@ -17,9 +17,17 @@ from corosrv.fleet.upstreams.exchange import Exchange, ExchangeLimits, is_redire
 from corosrv.fleet.upstreams.failures import UpstreamDown, UpstreamLost
 from corosrv.gateway.delegation.peer import Peer
 from corosrv.gateway.delegation.roster import PeerRecord, Roster
-from corosrv.gateway.delegation.stats import DelegationStats, Result
 from corosrv.gateway.delegation.targets import PeerTarget
-from corosrv.gateway.delegation.trip import ELAPSED, PATH, SERVED_BY, Trip, header_of, parse_path
+from corosrv.gateway.delegation.trip import (
+    ELAPSED,
+    PATH,
+    SERVED_BY,
+    DelegationStats,
+    Result,
+    Trip,
+    header_of,
+    parse_path,
+)
 from corosrv.workers.dispatch.reader import HandlerReader
 
 log = logging.getLogger("corosrv.delegation")

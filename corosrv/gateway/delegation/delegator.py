@@ -39,9 +39,8 @@ from corosrv.gateway.delegation.call import DelegatedCall, PeerRefusal, PeerRequ
 from corosrv.gateway.delegation.guard import current_trip, note_visited
 from corosrv.gateway.delegation.peer import Peer
 from corosrv.gateway.delegation.roster import Roster
-from corosrv.gateway.delegation.stats import DelegationStats, Result
 from corosrv.gateway.delegation.targets import ModelOfDialect, PeerTarget, RequestBody, TargetFinder, dialect_path
-from corosrv.gateway.delegation.trip import SERVED_BY, Trip, onward_headers
+from corosrv.gateway.delegation.trip import SERVED_BY, DelegationStats, Result, Trip, onward_headers
 from corosrv.gateway.forwarding.answers import AnswerPassing
 from corosrv.gateway.forwarding.forwarder import error_event
 from corosrv.gateway.forwarding.headers import answer_headers

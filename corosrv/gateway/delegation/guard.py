@@ -12,8 +12,18 @@ from typing import Any
 from flask import g
 
 from corosrv.base.errors import InvalidTrip, LoopDetected, Unauthorized
-from corosrv.gateway.delegation.stats import DelegationStats
-from corosrv.gateway.delegation.trip import CALLER, ELAPSED, ENVIRON_OF, HOPS, PATH, TOKEN, Trip, parse_trip, strip
+from corosrv.gateway.delegation.trip import (
+    CALLER,
+    ELAPSED,
+    ENVIRON_OF,
+    HOPS,
+    PATH,
+    TOKEN,
+    DelegationStats,
+    Trip,
+    parse_trip,
+    strip,
+)
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import Flood, line
 

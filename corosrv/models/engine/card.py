@@ -16,8 +16,7 @@ from corosrv.contracts.settings import ModelSettings
 from corosrv.formats.callformats.description import BARE, AnswerFormat, CallFormat
 from corosrv.formats.callformats.known import HERMES, completed, completed_answer, shown_calls, told_calls
 from corosrv.formats.callformats.learn import Learnt, learn_calls
-from corosrv.formats.callformats.learn_answer import learn_answer
-from corosrv.formats.callformats.probes import NAME, PLAIN, TOOLS, USER, Manner, Probe, Rendering
+from corosrv.formats.callformats.learn_answer import NAME, PLAIN, TOOLS, USER, Manner, Probe, Rendering, learn_answer
 from corosrv.models.engine.binding import FINGERPRINT, ModelInfo
 
 log = logging.getLogger("corosrv.engine")

@@ -7,7 +7,7 @@ from typing import Any
 
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Messages
-from corosrv.formats.callformats.probes import Rendering
+from corosrv.formats.callformats.learn_answer import Rendering
 from corosrv.models.engine.card import Traits, find_traits
 from corosrv.models.engine.jinja_template import JinjaTemplate, adapt, reads_parts
 from corosrv.models.engine.marks import BuiltinTemplate, Guard, Marks, Piece, builtin_name, strings

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 from corosrv.base import errors, waits
 from corosrv.contracts.jobs import Adapter, AnyJob, Job, ModelCard, SlotFile, SlotState, State
-from corosrv.contracts.jobs.stats import DecodeStats
+from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models.engine.binding import ModelInfo, NativeEngine
 from corosrv.models.engine.card import model_card
-from corosrv.models.engine.memory import fit_model
+from corosrv.models.engine.memory import DescriptorShortage, fit_model
 from corosrv.models.engine.options import native_options, with_verdict
 from corosrv.models.engine.probe import Verdict, verdict
 from corosrv.models.engine.reader import Reader
-from corosrv.models.engine.shortage import DescriptorShortage
 from corosrv.models.engine.slots import SlotKeeper, TaskNotes
 from corosrv.models.engine.tasks import Adapters, TaskMaker, owner_of
 from corosrv.models.engine.vocabulary import EngineVocabulary

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from corosrv.base.errors import Refused, TemplateTooCostly
-from corosrv.formats.callformats.probes import Rendering
+from corosrv.formats.callformats.learn_answer import Rendering
 from corosrv.models.engine.sandbox import Sandbox, TemplateLimitReached, TemplateLimits
 
 _ERROR_LENGTH = 1000  # characters

@@ -1,9 +1,14 @@
-"""Fits a model into the memory that is there, before it is loaded."""
+"""Fits a model into the memory that is there, before it is loaded.
+
+Tells the operator that readers get no file descriptor.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import resource
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +20,35 @@ from corosrv.models.fitting import gguf
 from corosrv.models.fitting.model_file import flaw_of
 from corosrv.models.fitting.plan import plan_memory, with_defaults, with_plan
 from corosrv.models.fitting.room import Room, read_room
+
+_log = logging.getLogger("corosrv")
+
+_INTERVAL = 60.0  # seconds between two lines
+
+
+class DescriptorShortage:
+    """Counts readers without a descriptor and writes a line about them, at most one a minute."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._n = 0
+        self._quiet_until = float("-inf")
+
+    def count(self) -> None:
+        """Counts one more reader."""
+        self._n += 1
+        if self._now() < self._quiet_until:
+            return
+        self._quiet_until = self._now() + _INTERVAL
+        n, self._n = self._n, 0
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        _log.warning(
+            "the limit of %d open files is too low: %d new readers got no file descriptor and are looked at every "
+            "10 ms instead (raise it with ulimit -n)",
+            limit,
+            n,
+        )
+
 
 log = logging.getLogger("corosrv.engine")
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from corosrv.base.errors import Refused
-from corosrv.formats.callformats.probes import Rendering
+from corosrv.formats.callformats.learn_answer import Rendering
 from corosrv.models.engine.card import Traits, find_traits
 from corosrv.models.engine.jinja_template import JinjaTemplate, adapt, reads_parts, unusable
 from corosrv.models.engine.sandbox import TemplateLimits

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from corosrv.models.fitting.cache import CacheShape, LayerCache
+from corosrv.models.fitting.room import CacheShape, LayerCache
 
 # Architectures that keep nothing between steps: each sequence is computed in one piece.
 _WITHOUT_MEMORY = frozenset({

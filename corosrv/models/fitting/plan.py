@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from corosrv.base.errors import ModelFailed
 from corosrv.contracts.settings import ModelSettings
-from corosrv.models.fitting.cache import PAD, CacheTypes
 from corosrv.models.fitting.gguf import Facts
-from corosrv.models.fitting.room import Room
+from corosrv.models.fitting.room import PAD, CacheTypes, Room
 
 DEFAULT_SLOTS = 32
 DEFAULT_CONTEXT = 4096

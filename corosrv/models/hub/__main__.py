@@ -15,10 +15,9 @@ from contextlib import suppress
 import msgspec
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.settings import hub as hub_name
 from corosrv.contracts.settings import load_hub
-from corosrv.models.hub.messages import Pulled, PullFailed, PullProgress
-from corosrv.models.hub.pull import pull
+from corosrv.contracts.settings import model_list as hub_name
+from corosrv.models.hub.pull import Pulled, PullFailed, PullProgress, pull
 from corosrv.workers.worker.child.lifeline import hang_on
 
 _PAUSE = 0.25  # seconds between two reports
@@ -65,7 +64,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     hang_on(0)
     try:
-        name = hub_name.parse(arguments.name)
+        name = hub_name.parse_hub_name(arguments.name)
         hub = load_hub()
         with _Reporter() as report:
             model = pull(name, report, hub, with_projector=not arguments.no_mmproj)

@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.settings import hub as hub_name
 from corosrv.contracts.settings import load_hub
-from corosrv.contracts.settings.hub import HubName
+from corosrv.contracts.settings import model_list as hub_name
+from corosrv.contracts.settings.model_list import HubName
 from corosrv.models.hub import cache
-from corosrv.models.hub.messages import PullProgress
+from corosrv.models.hub.pull import PullProgress
 
 _PAUSES = (0.2, 10.0)  # seconds between two reports: to a terminal, and to a log
 
@@ -49,7 +49,7 @@ class ProgressLine:
 
 def _parse(name: str) -> HubName:
     try:
-        return hub_name.parse(name)
+        return hub_name.parse_hub_name(name)
     except SettingsError as error:
         raise click.UsageError(str(error)) from None
 

@@ -15,9 +15,8 @@ import msgspec
 from corosrv.base.errors import HubError, SettingsError
 from corosrv.base.waits import TimedOut, call_in_thread, wait_readable
 from corosrv.contracts.settings import HubSettings, ModelSettings, child_environment
-from corosrv.contracts.settings import hub as hub_name
-from corosrv.models.hub.messages import Pulled, PullFailed, PullMessage, PullProgress, decoder
-from corosrv.models.hub.pull import PulledModel
+from corosrv.contracts.settings import model_list as hub_name
+from corosrv.models.hub.pull import Pulled, PulledModel, PullFailed, PullMessage, PullProgress, decoder
 from corosrv.workers.worker.parent.process import plain_subprocess
 
 log = logging.getLogger("corosrv.hub")
@@ -33,7 +32,7 @@ class HubDownload:
     def __init__(self, settings: ModelSettings, hub: HubSettings) -> None:
         """Raises SettingsError for a model that is not named on a hub."""
         self._settings = settings
-        self._name = hub_name.parse(settings.model)
+        self._name = hub_name.parse_hub_name(settings.model)
         self._hub = hub
         self._popen: Any = None
         self._is_cancelled = False

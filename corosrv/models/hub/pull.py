@@ -1,4 +1,7 @@
-"""Brings a model of a hub into the cache: its parts and its projector, all of one commit. Blocks."""
+"""Brings a model of a hub into the cache: its parts and its projector, all of one commit. Blocks.
+
+Defines the messages of the process that downloads, one JSON object a line.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from corosrv.base.errors import HubError
 from corosrv.contracts.settings import HubSettings
-from corosrv.contracts.settings.hub import HubName
-from corosrv.models.hub.choice import ChosenFiles, RepoFile, choose
+from corosrv.contracts.settings.model_list import HubName
+from corosrv.models.hub.cache import ChosenFiles, RepoFile, choose
 from corosrv.models.hub.client import HubClient, RepoListing
 
 
@@ -79,3 +84,33 @@ def _missing(client: HubClient, commit: str, file: RepoFile) -> int:
     blob = client.cache.blob(file.sha256) if file.sha256 else None
     begun = blob.with_name(blob.name + ".incomplete") if blob else None
     return file.size - (begun.stat().st_size if begun and begun.is_file() else 0)
+
+
+class PullProgress(msgspec.Struct, tag="progress"):
+    """Tells how many bytes are there, and of how many; 0 of 0 before the hub has answered."""
+
+    bytes: int = 0
+    total: int = 0
+
+    def __str__(self) -> str:
+        if not self.total:
+            return "the hub is asked"
+        percent = 100 * self.bytes // self.total
+        return f"{self.bytes / 1e6:.0f} of {self.total / 1e6:.0f} MB ({percent} %)"
+
+
+class Pulled(msgspec.Struct, tag="pulled"):
+    """The files are there."""
+
+    model: PulledModel
+
+
+class PullFailed(msgspec.Struct, tag="failed"):
+    """They are not, for this reason."""
+
+    reason: str
+
+
+PullMessage = PullProgress | Pulled | PullFailed
+
+decoder: msgspec.json.Decoder[PullMessage] = msgspec.json.Decoder(PullMessage)

@@ -30,10 +30,9 @@ from corosrv.web.http import access, worker_watch
 from corosrv.web.http.body_reader import PACED
 from corosrv.web.http.connection import ClientLimits, Connection, Overloaded, TooSlow
 from corosrv.web.http.heap import FullCollections
-from corosrv.web.http.late import PARKS, LateBody
 from corosrv.web.http.listener import Listener
 from corosrv.web.http.message import HttpResponse, LateErrors, UnloggedResponse
-from corosrv.web.http.reply import Flood
+from corosrv.web.http.reply import PARKS, Flood, LateBody
 from corosrv.web.http.served_client import ClientPool, HttpExchange, ServedClient, send
 from corosrv.web.http.worker_watch import let_stops_through
 

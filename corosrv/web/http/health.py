@@ -10,7 +10,7 @@ from flask import Blueprint, Response
 
 from corosrv.base.errors import CorosrvError, ModelFailed
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.stats import DecodeStats, HasDecodeStats
+from corosrv.contracts.jobs.worker import DecodeStats, HasDecodeStats
 from corosrv.web.http.openapi import operation, without_key
 from corosrv.web.http.reply import json_response
 

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from corosrv.base.processor import garbage_times
 from corosrv.base.waits import own_hub
-from corosrv.contracts.jobs.stats import DecodeStats, HasModelStats
+from corosrv.contracts.jobs.worker import DecodeStats, HasModelStats
 
 log = logging.getLogger("corosrv.http")
 

@@ -15,7 +15,7 @@ from flask import Blueprint, Response, request
 
 from corosrv.base.errors import Refused
 from corosrv.contracts.settings.sources import UPSTREAM_KEY
-from corosrv.fleet.upstreams.abort import AbortKind
+from corosrv.fleet.upstreams.aborter import AbortKind
 from corosrv.fleet.upstreams.pool import DRAIN_TIMEOUT, UpstreamPool
 from corosrv.fleet.upstreams.spec import UpstreamSpec, parse
 from corosrv.fleet.upstreams.upstream import Upstream

@@ -11,8 +11,7 @@ from corosrv.base.errors import ShuttingDown, Unavailable
 from corosrv.workers.manager.place import Place
 from corosrv.workers.manager.snapshot import HOLDING, Claim, PlaceState
 from corosrv.workers.manager.worker_pool import HostDispatcher, claim_of
-from corosrv.workers.worker.parent.app_worker import AppWorker
-from corosrv.workers.worker.parent.registration import JOINED
+from corosrv.workers.worker.parent.app_worker import JOINED, AppWorker
 
 log = logging.getLogger("corosrv.manager")
 

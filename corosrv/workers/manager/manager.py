@@ -12,12 +12,11 @@ from gevent.event import Event
 
 from corosrv.base.errors import Conflict, NotFound, Refused, SettingsError, ShuttingDown, Starting, Unavailable
 from corosrv.contracts.jobs import State
-from corosrv.workers.manager.app_import import AppImport
 from corosrv.workers.manager.joined import JoinedWorkers
 from corosrv.workers.manager.place import Place
 from corosrv.workers.manager.plan import TICK, HostPlan, plan
 from corosrv.workers.manager.snapshot import LIVE, UNLIMITED, Claim, HostSnapshot, PlaceState
-from corosrv.workers.manager.worker_pool import HostDispatcher, MakeWorker, WorkerPool, terms_of
+from corosrv.workers.manager.worker_pool import AppImport, HostDispatcher, MakeWorker, WorkerPool, terms_of
 from corosrv.workers.worker.parent.app_worker import AppWorker
 
 log = logging.getLogger("corosrv.manager")

@@ -3,6 +3,8 @@
 Names what the manager needs of others: a dispatcher, and somebody who makes worker processes.
 
 Reads from the dispatcher's numbers what is asked of a pool.
+
+Starts the first process of an application, which imports it and says which pools it has.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from corosrv.contracts.jobs.infer import HandlerCard
+from corosrv.contracts.jobs.setup import NEXT, WorkerState
 from corosrv.workers.dispatch.host import HandlerHost
 from corosrv.workers.dispatch.stats import DispatchStats, KeyStats
 from corosrv.workers.manager.place import Place
 from corosrv.workers.manager.plan import shortage
-from corosrv.workers.manager.pool_memory import PoolMemory, PoolTerms
+from corosrv.workers.manager.pool_memory import CrashRecord, PoolMemory, PoolTerms
 from corosrv.workers.manager.snapshot import HOLDING, Claim, GroupSnapshot, PlaceState, PoolSnapshot
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_worker import LEASE_EXPIRED, AppWorker
@@ -282,3 +285,54 @@ def _failure_of(place: Place, worker: AppWorker) -> str:
     if place.ready_at is None:
         return "start_failed"
     return "lease_expired" if worker.reason.startswith(LEASE_EXPIRED) else "lost"
+
+
+class AppImport:
+    """Starts processes until one has imported the application. Belongs to the hub's thread; nothing waits."""
+
+    def __init__(
+        self, make: MakeWorker, clock: Callable[[], float], on_import: Callable[[AppWorker], None],
+        on_failure: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`on_import` is handed the process, once; `on_failure` is called after each that failed."""
+        self._make = make
+        self._clock = clock
+        self._on_import = on_import
+        self._on_failure = on_failure
+        self._crashes = CrashRecord()
+        self._n_started = 0
+        self.worker: AppWorker | None = None
+        self.is_over = False
+
+    @property
+    def reason(self) -> str:
+        """Says why the last try failed."""
+        return self._crashes.last_reason
+
+    @property
+    def retry_at(self) -> float | None:
+        """The time of the next try; None while one goes on."""
+        return self._crashes.retry_at if self.worker is None else None
+
+    def look(self, now: float) -> None:
+        """Starts a process if it is time to."""
+        if self.is_over or self.worker is not None or now < self._crashes.retry_at:
+            return
+        self._n_started += 1
+        self.worker = worker = self._make(None, "0", self._n_started)
+        worker.on_change(functools.partial(self._follow, worker))
+        worker.start()
+
+    def _follow(self, worker: AppWorker) -> None:
+        if worker is not self.worker or self.is_over:
+            return
+        if worker.pools:
+            self.is_over = True
+            self._on_import(worker)
+        elif worker.state is WorkerState.STOPPED:  # as somebody wanted
+            self.worker = None
+        elif not NEXT[worker.state]:
+            self.worker = None
+            pause = self._crashes.add(self._clock(), reason=worker.reason)
+            self._on_failure()  # which may end this process, and says why then
+            log.error("the application could not be imported: %s; the next try is in %.1f s", worker.reason, pause)

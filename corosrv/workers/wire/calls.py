@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import msgspec
 
-from corosrv.contracts.jobs.answers import LogLine
 from corosrv.contracts.jobs.infer import HandlerCard, ObjRef
+from corosrv.contracts.jobs.setup import LogLine
 from corosrv.formats.tensors import Parameter
 from corosrv.workers.wire.messages import DroppedLogs, Fatal, Lanes, Log, SlotFailed
 

@@ -2,7 +2,7 @@
 
 A worker inherits one control channel, and gets one channel for each slot when it is set up, so large data in one
 slot delays neither another slot nor a cancel. A slot's channel carries a prediction's answers to the server
-(corosrv.contracts.jobs.answers). The terminal one is the last, and is sent when the slot is idle again.
+(corosrv.contracts.jobs.setup). The terminal one is the last, and is sent when the slot is idle again.
 
 Defines the messages that every worker process and its server exchange, whatever the process runs.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from corosrv.contracts.jobs.answers import Answer
+from corosrv.contracts.jobs.setup import Answer
 
 
 class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):

@@ -3,9 +3,10 @@
 import pytest
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.settings import ModelSettings, hub, model_list
-from corosrv.contracts.settings.hub import HubName
+from corosrv.contracts.settings import ModelSettings, model_list
+from corosrv.contracts.settings import model_list as hub
 from corosrv.contracts.settings.model import models_of
+from corosrv.contracts.settings.model_list import HubName
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from corosrv.contracts.settings.model import models_of
     ],
 )
 def test_a_name_says_repository_revision_and_file(text, name):
-    assert hub.parse(text) == name
+    assert hub.parse_hub_name(text) == name
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from werkzeug.exceptions import HTTPException
 
 from corosrv.app import _words
 from corosrv.base.errors import HttpError
-from corosrv.dialects.kserve import errors, routes
+from corosrv.dialects.kserve import routes, schema
 from corosrv.dialects.kserve.endpoint import EndpointLimits
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import LeanFlask
@@ -27,8 +27,8 @@ def make_app(worker: GeneratorWorker, check_ready: Callable[[], None] = lambda: 
     app.register_blueprint(routes.blueprint(worker, bodies, HttpStats(), limits, check_ready=check_ready))
 
     def http_error(error: HTTPException) -> Response:
-        assert errors.has_path(request.path)
-        answer = errors.answer_error(HttpError(error.code or 500, _words(error)))
+        assert schema.has_path(request.path)
+        answer = schema.answer_error(HttpError(error.code or 500, _words(error)))
         for name, value in error.get_headers():
             if name not in ("Content-Type", "Content-Length"):
                 answer.headers[name] = value

@@ -9,9 +9,9 @@ from flask.testing import FlaskClient
 
 from corosrv.contracts.jobs.infer import HandlerCard, ModelStanding
 from corosrv.dialects.kserve import model_docs
-from corosrv.dialects.kserve.errors import KserveError
+from corosrv.dialects.kserve.schema import KserveError
 from corosrv.formats.tensors import DATATYPES, TensorSpec
-from corosrv.web.docs import routes as docs
+from corosrv.web.docs import home as docs
 from tests.dialects.kserve.app import make_app
 from tests.dialects.kserve.generator_worker import GeneratorWorker
 

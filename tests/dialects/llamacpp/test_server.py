@@ -11,8 +11,8 @@ import pytest
 from corosrv.base.errors import NotFound, Refused
 from corosrv.contracts.jobs import ModelCard, Sampling, SlotFile, SlotState
 from corosrv.dialects.generation.fields import Defaults
-from corosrv.dialects.llamacpp import props, routes, schema, slots
-from corosrv.dialects.llamacpp.props import Switches
+from corosrv.dialects.llamacpp import loading, routes, schema, slots
+from corosrv.dialects.llamacpp.loading import Switches
 from corosrv.dialects.llamacpp.schema import DetokenizeBody, TokenizeBody
 from corosrv.dialects.llamacpp.slots import SlotFiles
 from tests.support.vocabularies import BOS, EOS, ByteVocabulary
@@ -252,7 +252,7 @@ def test_a_file_that_is_not_there_is_not_found(tmp_path):
 def test_properties_tell_what_the_server_is_and_does():
     switches = Switches(slots=True, props=False, metrics=True, slot_save_path="/secret")
 
-    shown = props.describe(CARD, ByteVocabulary(), Defaults(max_tokens=9, temperature=0.5, seed=3), switches)
+    shown = loading.describe(CARD, ByteVocabulary(), Defaults(max_tokens=9, temperature=0.5, seed=3), switches)
 
     settings = shown["default_generation_settings"]
     assert settings["n_ctx"] == 100

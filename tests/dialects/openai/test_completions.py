@@ -11,7 +11,8 @@ from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Candidate, Chunk, Finish, Job, ModelCard, TokenInfo, Tokens
 from corosrv.dialects.generation.call import Answer, Call
 from corosrv.dialects.generation.fields import Defaults
-from corosrv.dialects.openai.completions import parse, schema
+from corosrv.dialects.openai.completions import parse
+from corosrv.dialects.openai.completions import parse as schema
 from corosrv.web.http import body_reader
 from tests.support.answers import complete_json
 from tests.support.vocabularies import INFILL, MIDDLE, PREFIX, SUFFIX, ByteVocabulary

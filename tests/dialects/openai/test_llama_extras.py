@@ -14,7 +14,7 @@ from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
-from corosrv.dialects.openai.completions import schema as text_schema
+from corosrv.dialects.openai.completions import parse as text_schema
 from corosrv.web.http import body_reader
 from tests.support.answers import complete_json
 from tests.support.vocabularies import ByteVocabulary

@@ -17,7 +17,7 @@ from corosrv.dialects.generation.fields import EVERYWHERE, Defaults
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
-from corosrv.dialects.openai.completions import schema as completion_schema
+from corosrv.dialects.openai.completions import parse as completion_schema
 from corosrv.dialects.openai.structured_fields import CompletionFields, includes_usage
 from corosrv.formats.callformats.description import AnswerFormat
 from corosrv.web.http import body_reader

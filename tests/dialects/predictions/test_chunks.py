@@ -7,7 +7,7 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from corosrv.contracts.jobs.answers import FileOutput, OutputChunk
+from corosrv.contracts.jobs.setup import FileOutput, OutputChunk
 from corosrv.dialects.predictions.run import AT_ONCE, Chunks, Output
 
 TIMEOUT = 10

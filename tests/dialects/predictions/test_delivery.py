@@ -13,8 +13,8 @@ import gevent
 import pytest
 
 from corosrv.base.outgoing import MAX_REDIRECTS
-from corosrv.dialects.predictions import delivery
-from corosrv.dialects.predictions.delivery import Outcome, Poster, retry_after
+from corosrv.dialects.predictions import webhooks
+from corosrv.dialects.predictions.webhooks import Outcome, Poster, retry_after
 from tests.support.receiver import Receiver, closed_url, receiving
 
 
@@ -150,7 +150,7 @@ def test_others_run_while_a_post_waits(poster: Poster, receiver: Receiver):
 PATCHED = """
 from gevent import monkey; monkey.patch_all()
 import sys, threading, gevent
-from corosrv.dialects.predictions.delivery import Poster
+from corosrv.dialects.predictions.webhooks import Poster
 poster = Poster()
 before = threading.active_count()
 posts = [gevent.spawn(poster.post, sys.argv[1], [b"{}"], {}, to_loopback=True, seconds=5) for _ in range(50)]
@@ -198,7 +198,7 @@ def test_retry_after_is_seconds_or_a_date(text: str | None, seconds: float):
 
 
 def test_a_receiver_is_posted_to_again_and_again(receiver: Receiver, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(delivery, "CONNECTIONS", 1)
+    monkeypatch.setattr(webhooks, "CONNECTIONS", 1)
     poster = Poster()
 
     outcomes = [poster.post(receiver.url, [b"{}"], {}, to_loopback=True, seconds=20) for _ in range(3)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corosrv.dialects.predictions.encoding import TURN, LargeJson, encode, encode_in_turns
+from corosrv.dialects.predictions.files import TURN, LargeJson, encode, encode_in_turns
 
 JSON = st.recursive(
     st.none()

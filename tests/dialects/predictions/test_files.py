@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.base.errors import OutputFailed
-from corosrv.contracts.jobs.answers import FileOutput, FileRef, OutputChunk
+from corosrv.contracts.jobs.setup import FileOutput, FileRef, OutputChunk
 from corosrv.dialects.predictions import files as upload
-from corosrv.dialects.predictions.encoding import LargeJson
-from corosrv.dialects.predictions.encoding import encode as encode_json
-from corosrv.dialects.predictions.files import Files
+from corosrv.dialects.predictions.files import Files, LargeJson
+from corosrv.dialects.predictions.files import encode as encode_json
 from corosrv.workers.wire.messages import MAX_VALUE
 from corosrv.workers.worker.values.addresses import DataUrl
 from corosrv.workers.worker.values.outputs import encode
@@ -215,10 +214,10 @@ def test_several_outputs_resolve_at_once(tmp_path, server):
 _PATCHED = """
 from gevent import monkey; monkey.patch_all()
 import sys, threading, gevent
-from corosrv.dialects.predictions.encoding import LargeJson
-from corosrv.dialects.predictions.encoding import encode as encode_json
+from corosrv.dialects.predictions.files import LargeJson
+from corosrv.dialects.predictions.files import encode as encode_json
 from corosrv.dialects.predictions.files import Files
-from corosrv.contracts.jobs.answers import FileOutput
+from corosrv.contracts.jobs.setup import FileOutput
 beats = []
 def beat():
     while True:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.dialects.predictions.folder import PREFIX, ServerFolder, sweep
+from corosrv.dialects.predictions.files import PREFIX, ServerFolder, sweep
 
 TIMEOUT = 20
 
@@ -99,7 +99,7 @@ def test_a_sweep_leaves_the_folders_of_living_servers_and_of_others(folder: Serv
 
 _SERVER = """
 import os, signal
-from corosrv.dialects.predictions.folder import ServerFolder
+from corosrv.dialects.predictions.files import ServerFolder
 path = ServerFolder().new_path()
 os.mkdir(path)
 open(path + "/input", "w").close()

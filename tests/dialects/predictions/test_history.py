@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.dialects.predictions.encoding import TURN, LargeJson
+from corosrv.dialects.predictions.files import TURN, LargeJson
 from corosrv.dialects.predictions.history import LIVE, PIECE, Event, EventPiece, Gap, History
 
 

@@ -23,8 +23,7 @@ from corosrv.base.errors import (
     TooManyReaders,
     WorkerGone,
 )
-from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, FileOutput, FileRef, Metric, OutputChunk
-from corosrv.contracts.jobs.setup import WorkerState
+from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, FileOutput, FileRef, Metric, OutputChunk, WorkerState
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions import run
 from corosrv.dialects.predictions.health import PredictorHealth, SlotCounts

@@ -10,9 +10,8 @@ import gevent
 import pytest
 
 from corosrv.dialects.predictions import webhooks
-from corosrv.dialects.predictions.delivery import Outcome
 from corosrv.dialects.predictions.prediction import Change, Prediction, Status
-from corosrv.dialects.predictions.webhooks import Plan, Webhooks, delay
+from corosrv.dialects.predictions.webhooks import Outcome, Plan, Webhooks, delay
 from tests.support.receiver import Receiver, closed_url
 
 START, OUTPUT, LOGS, COMPLETED = Change

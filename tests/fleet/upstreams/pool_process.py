@@ -24,8 +24,8 @@ import gevent
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferEnd, InferReader
 from corosrv.contracts.jobs.job import Terms
-from corosrv.fleet.upstreams import breaker, complaints, exchange, forwarded_call, probing
-from corosrv.fleet.upstreams.abort import AbortKind
+from corosrv.fleet.upstreams import breaker, exchange, failures, forwarded_call
+from corosrv.fleet.upstreams.aborter import AbortKind
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.fleet.upstreams.spec import UpstreamSpec
@@ -117,9 +117,9 @@ class Commands:
         probe_limit: float = 2.0,
         **settings: Any,
     ) -> None:
-        complaints.DURATION = complaints_for
-        probing.INTERVAL = probing.FAST_INTERVAL = probes_each
-        probing.SHORTEST_INTERVAL = probes_soonest
+        failures.DURATION = complaints_for
+        failures.INTERVAL = failures.FAST_INTERVAL = probes_each
+        failures.SHORTEST_INTERVAL = probes_soonest
         exchange.TIME_LIMIT = probe_limit
         self.calls = {}
         self.pool = UpstreamPool(UpstreamPoolSettings(limits=ExchangeLimits(first_byte, idle), **settings))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.fleet.upstreams.abort import tag
+from corosrv.fleet.upstreams.aborter import tag
 
 CHAT = "/v1/chat/completions"
 

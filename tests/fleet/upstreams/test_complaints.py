@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.contracts.jobs.infer import AnswerHead
-from corosrv.fleet.upstreams.complaints import DURATION, MAX_ERROR, N_DIFFERENT, AnsweredError, Complaints
+from corosrv.fleet.upstreams.failures import DURATION, MAX_ERROR, N_DIFFERENT, AnsweredError, Complaints
 from tests.fleet.upstreams.behaviours import Gate, InTurn, ends, one
 from tests.fleet.upstreams.pool_process import PoolProcess
 from tests.support.scripted_upstream import ScriptedUpstream, crashes, echo, fails_with, scripted

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from corosrv.fleet.upstreams.probing import FAST_INTERVAL, INTERVAL, ProbeRecord
+from corosrv.fleet.upstreams.failures import FAST_INTERVAL, INTERVAL, ProbeRecord
 
 
 def noted(record: ProbeRecord, probes: str) -> list[bool]:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from corosrv.base.errors import Refused
-from corosrv.fleet.upstreams.abort import AbortKind
+from corosrv.fleet.upstreams.aborter import AbortKind
 from corosrv.fleet.upstreams.spec import MAX_CONCURRENCY, MAX_WEIGHT, UpstreamSpec, parse
 
 

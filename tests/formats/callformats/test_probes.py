@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.base.errors import Refused, TemplateTooCostly
-from corosrv.formats.callformats.probes import USER, Probe
+from corosrv.formats.callformats.learn_answer import USER, Probe
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from corosrv.dialects.chat.parser import SyntaxParser
 from corosrv.dialects.chat.prepare import prepare
 from corosrv.dialects.chat.tool_schema import element_types, string_members
 from corosrv.formats.callformats.description import ArgumentRow, ElementTree, Spelling, markers_for
-from corosrv.formats.callformats.probes import NAME, OTHER_NAME, THOUGHT, USER, Probe, Rendering, tool
+from corosrv.formats.callformats.learn_answer import NAME, OTHER_NAME, THOUGHT, USER, Probe, Rendering, tool
 from corosrv.models.engine.card import Traits, find_traits
 from corosrv.models.engine.jinja_template import JinjaTemplate
 from corosrv.models.engine.sandbox import TemplateLimits

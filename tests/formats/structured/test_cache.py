@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.formats.structured.grammar.gbnf import Rules
+from corosrv.formats.structured.gbnf import Rules
 from corosrv.formats.structured.schema.convert import RulesCache
 
 

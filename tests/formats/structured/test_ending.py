@@ -4,7 +4,7 @@ import pytest
 
 from corosrv.base.errors import InvalidSchema
 from corosrv.formats.structured import grammar_of
-from corosrv.formats.structured.grammar.rule_book import endless
+from corosrv.formats.structured.rule_book import endless
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 
 from corosrv.base.errors import Refused
 from corosrv.formats import structured
-from corosrv.formats.structured.grammar.gbnf import Rules
-from corosrv.formats.structured.grammar.watched import WordOverlap, watched_text
+from corosrv.formats.structured.gbnf import Rules
 from corosrv.formats.structured.limits import DEFAULT_LIMITS, SchemaLimits
+from corosrv.formats.structured.watched import WordOverlap, watched_text
 from tests.support.oracle import Oracle, oracle
 
 INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corosrv.formats.tensors import bfloat16
+from corosrv.formats.tensors import elements
 
 STEP = 2.0**-7  # between 1 and 2
 
 
 def packed(number: float) -> float:
-    return bfloat16.unpack(bfloat16.pack([number]))[0]
+    return elements.unpack_bfloat16(elements.pack_bfloat16([number]))[0]
 
 
 @pytest.mark.parametrize(
@@ -38,17 +38,17 @@ def test_numbers_are_rounded_once_ties_to_even(number, rounded):
 def test_every_finite_number_survives(bits):
     raw = struct.pack("<H", bits)
 
-    assert bfloat16.pack(bfloat16.unpack(raw)) == raw
+    assert elements.pack_bfloat16(elements.unpack_bfloat16(raw)) == raw
 
 
 @given(st.floats(2.0**-130, 3.38e38))
 def test_the_nearest_number_is_taken(number):
     taken = packed(number)
 
-    (bits,) = struct.unpack("<H", bfloat16.pack([number]))
+    (bits,) = struct.unpack("<H", elements.pack_bfloat16([number]))
     below, above = (struct.unpack("<f", struct.pack("<HH", 0, bits + step))[0] for step in (-1, 1))
     assert abs(taken - number) <= min(abs(below - number), abs(above - number))
 
 
 def test_no_content_is_no_numbers():
-    assert bfloat16.unpack(b"") == []
+    assert elements.unpack_bfloat16(b"") == []

@@ -7,7 +7,7 @@ import gevent
 import pytest
 
 from corosrv.base.errors import InvalidTensor
-from corosrv.formats.tensors import byte_elements
+from corosrv.formats.tensors import elements
 
 
 def element(content: bytes, length: int | None = None) -> bytes:
@@ -32,15 +32,15 @@ def element(content: bytes, length: int | None = None) -> bytes:
 def test_content_that_lies_is_refused(raw, n_elements, problem):
     for content in (raw, memoryview(raw)):
         with pytest.raises(InvalidTensor, match=f"tensor 'a' .*({problem})"):
-            byte_elements.check("a", n_elements, content)
+            elements.check_bytes("a", n_elements, content)
 
 
 def test_empty_and_large_elements_are_let_pass():
     raw = element(b"") + element(b"x" * 100_000) + element(b"\xff\x00")
 
-    byte_elements.check("a", 3, raw)
+    elements.check_bytes("a", 3, raw)
 
-    assert byte_elements.unpack(memoryview(raw)) == [b"", b"x" * 100_000, b"\xff\x00"]
+    assert elements.unpack_bytes(memoryview(raw)) == [b"", b"x" * 100_000, b"\xff\x00"]
 
 
 @pytest.mark.parametrize(("n_elements", "n_bytes"), [(1, 100), (2, 100), (100, 1), (100, 6), (100, 1000)])
@@ -48,7 +48,7 @@ def test_batches_together_are_all_elements(n_elements, n_bytes):
     contents = [b"a", b"", b"bcd", b"e" * 50, b"f"]
     raw = b"".join(map(element, contents))
 
-    batches = list(byte_elements.batches(raw, n_elements, n_bytes))
+    batches = list(elements.batches(raw, n_elements, n_bytes))
 
     assert [content for batch in batches for content in batch] == contents
     assert all(1 <= len(batch) <= n_elements for batch in batches)
@@ -58,18 +58,18 @@ def test_batches_together_are_all_elements(n_elements, n_bytes):
 @pytest.mark.parametrize("value", [1, 1.5, None, True, ["a"]])
 def test_only_strings_and_bytes_are_packed(value):
     with pytest.raises(InvalidTensor, match=f"is a {type(value).__name__} and no string"):
-        byte_elements.pack("a", ["good", value])
+        elements.pack_bytes("a", ["good", value])
 
 
 def test_strings_are_packed_as_utf_8():
-    assert byte_elements.pack("a", ["é", b"\xff", bytearray(b"b"), memoryview(b"v")]) == b"".join(
+    assert elements.pack_bytes("a", ["é", b"\xff", bytearray(b"b"), memoryview(b"v")]) == b"".join(
         map(element, ("é".encode(), b"\xff", b"b", b"v"))
     )
 
 
 def test_half_of_a_surrogate_pair_is_refused():
     with pytest.raises(InvalidTensor, match="surrogate"):
-        byte_elements.pack("a", ["\ud800"])
+        elements.pack_bytes("a", ["\ud800"])
 
 
 def test_others_run_while_many_elements_are_checked():
@@ -83,7 +83,7 @@ def test_others_run_while_many_elements_are_checked():
 
     ticking = gevent.spawn(tick)
     gevent.idle()
-    byte_elements.check("a", 400_000, content)
+    elements.check_bytes("a", 400_000, content)
     ticking.kill()
 
     assert len(ticks) > 3

@@ -10,8 +10,7 @@ from flask import Flask, g, request
 
 from corosrv.base.errors import LoopDetected, Refused, Unauthorized
 from corosrv.gateway.delegation.guard import PeerGuard, current_trip
-from corosrv.gateway.delegation.stats import DelegationStats
-from corosrv.gateway.delegation.trip import ENVIRON_OF, Trip, onward_headers
+from corosrv.gateway.delegation.trip import ENVIRON_OF, DelegationStats, Trip, onward_headers
 
 TOKEN = "the-token"
 CALLER = "ab" * 32

@@ -6,7 +6,7 @@ import pytest
 
 from corosrv.base.errors import PromptTooLong
 from corosrv.contracts.jobs import Image, Messages, MultimodalText, Pieces, Rows, Terms, Text, Tokens
-from corosrv.images.vision.prompts import ImagePrompts, has_images
+from corosrv.images.vision.engine import ImagePrompts, has_images
 from corosrv.images.vision.task import EncodedImage, ImageTask
 from tests.images.vision.encoders import NobodyLeaves, image
 

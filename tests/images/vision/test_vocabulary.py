@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from corosrv.contracts.jobs import Messages, Pieces, Terms, Text
-from corosrv.images.vision.prompts import VisionVocabulary
+from corosrv.images.vision.engine import VisionVocabulary
 from tests.images.vision.encoders import image
 
 

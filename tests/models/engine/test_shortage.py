@@ -2,7 +2,7 @@
 
 import logging
 
-from corosrv.models.engine.shortage import DescriptorShortage
+from corosrv.models.engine.memory import DescriptorShortage
 
 
 def test_a_line_comes_once_a_minute_and_counts_what_came_between(caplog):

@@ -14,7 +14,7 @@ from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversatio
 from corosrv.dialects.chat.parts import AnswerText, CallArguments, Part, Reasoning
 from corosrv.dialects.chat.prepare import prepare
 from corosrv.formats.callformats.description import AnswerFormat
-from corosrv.formats.structured.grammar.gbnf import literal
+from corosrv.formats.structured.gbnf import literal
 from corosrv.models.engine import Engine
 from corosrv.models.engine.card import Traits
 from tests.formats.callformats.test_templates import traits

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from corosrv.models.fitting import gguf
-from corosrv.models.fitting.cache import CacheTypes
 from corosrv.models.fitting.plan import ContextPair, ModelNeeds
+from corosrv.models.fitting.room import CacheTypes
 from tests.support.architectures import ARCHITECTURES, write_wide_llama
 from tests.support.buffer_sizes import Buffers, Order, buffer_sizes
 from tests.support.engines import packaged_model

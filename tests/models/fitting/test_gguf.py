@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from corosrv.models.fitting import gguf
-from corosrv.models.fitting.cache import CacheTypes
+from corosrv.models.fitting.room import CacheTypes
 from tests.support.gguf_heads import PAIRS, head, number, numbers, text
 
 

@@ -6,10 +6,9 @@ import pytest
 
 from corosrv.base.errors import ModelFailed
 from corosrv.contracts.settings import ModelSettings
-from corosrv.models.fitting.cache import CacheShape, LayerCache
 from corosrv.models.fitting.gguf import Facts
 from corosrv.models.fitting.plan import plan_memory
-from corosrv.models.fitting.room import Room
+from corosrv.models.fitting.room import CacheShape, LayerCache, Room
 
 GIB = 1 << 30
 FACTS = Facts(

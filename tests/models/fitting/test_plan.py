@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from corosrv.base.errors import ModelFailed
-from corosrv.models.fitting.cache import CacheShape, CacheTypes, LayerCache
 from corosrv.models.fitting.gguf import Facts
 from corosrv.models.fitting.plan import ContextPair, ModelNeeds, fit
-from corosrv.models.fitting.room import Room
+from corosrv.models.fitting.room import CacheShape, CacheTypes, LayerCache, Room
 
 MIB, GIB = 1 << 20, 1 << 30
 OPEN = ContextPair(0, 0)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from corosrv.base.errors import HubError
-from corosrv.contracts.settings import hub
+from corosrv.contracts.settings import model_list
 from corosrv.models.hub import client
-from corosrv.models.hub.blob import BlobSource, HashedFile, fetch
+from corosrv.models.hub.client import BlobSource, HashedFile, fetch
 
 CONTENT = bytes(range(256)) * 20
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -31,7 +31,7 @@ def test_a_full_disk_leaves_the_part_that_it_had_room_for(tmp_path: Path) -> Non
         begin(tmp_path, fill)
 
     assert (tmp_path / "blobs" / f"{DIGEST}.incomplete").read_bytes() == CONTENT[:1000]
-    words = client.describe(full.value, hub.parse("o/r"), "https://hub")
+    words = client.describe(full.value, model_list.parse_hub_name("o/r"), "https://hub")
     assert words.startswith("the disk is full: ")
     assert "the next try goes on with it" in words
 

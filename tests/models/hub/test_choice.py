@@ -3,8 +3,8 @@
 import pytest
 
 from corosrv.base.errors import HubError
-from corosrv.contracts.settings import hub
-from corosrv.models.hub.choice import RepoFile, choose
+from corosrv.contracts.settings import model_list
+from corosrv.models.hub.cache import RepoFile, choose
 
 USUAL = ["README.md", "m-F16.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf"]
 SPLIT = [f"Q5/m-Q5_K_M-{part:05}-of-00003.gguf" for part in (3, 1, 2)]
@@ -12,7 +12,10 @@ IMAGES = ["m-Q8_0.gguf", "mmproj-m-F16.gguf", "mmproj-m-Q8_0.gguf"]
 
 
 def chosen(paths: list[str], name: str = "o/r", **options: bool) -> list[str]:
-    return [file.path for file in choose([RepoFile(path, 7) for path in paths], hub.parse(name), **options).all]
+    return [
+        file.path
+        for file in choose([RepoFile(path, 7) for path in paths], model_list.parse_hub_name(name), **options).all
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from corosrv.base.errors import HubError
 from corosrv.contracts.settings import HubSettings
-from corosrv.contracts.settings import hub as hub_name
+from corosrv.contracts.settings import model_list as hub_name
 from corosrv.models.hub.pull import PulledModel, pull
 from tests.support.hub_server import TOKEN, HubServer, Repo, sha256
 
@@ -19,7 +19,7 @@ OTHER = random.Random(2).randbytes(3_000)
 
 
 def run(name: str = "hf:o/r", token: str = "", with_projector: bool = True) -> PulledModel:
-    return pull(hub_name.parse(name), lambda n_bytes, total: None, HubSettings(hf_token=token), with_projector)
+    return pull(hub_name.parse_hub_name(name), lambda n_bytes, total: None, HubSettings(hf_token=token), with_projector)
 
 
 def partial_of(cache: Path, content: bytes) -> Path:
@@ -42,7 +42,7 @@ def test_a_model_is_downloaded_once_and_then_taken_from_the_cache(hub: HubServer
     hub.repos["o/r"] = Repo({"m-Q4_K_M.gguf": MODEL, "README.md": b"read"})
     seen: list[tuple[int, int]] = []
 
-    pulled = pull(hub_name.parse("hf:o/r"), lambda *progress: seen.append(progress), HubSettings())
+    pulled = pull(hub_name.parse_hub_name("hf:o/r"), lambda *progress: seen.append(progress), HubSettings())
     again = run()
 
     assert Path(pulled.model).read_bytes() == MODEL

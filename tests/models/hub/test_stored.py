@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from corosrv.base.errors import HubError
-from corosrv.contracts.settings import hub as hub_name
+from corosrv.contracts.settings import model_list as hub_name
 from corosrv.models.hub.cache import remove, stored_models
 from tests.models.hub.test_pull import MODEL, OTHER, run
 from tests.support.hub_server import HubServer, Repo
@@ -37,7 +37,7 @@ def test_a_quantisation_is_removed_and_the_rest_stays(hub: HubServer, cache: Pat
     run("hf:o/r")
     run("hf:o/r:Q8_0")
 
-    assert remove(hub_name.parse("hf:o/r:q4_k_m")) == 20_000
+    assert remove(hub_name.parse_hub_name("hf:o/r:q4_k_m")) == 20_000
 
     assert [model.files for model in stored_models()] == [("m-Q8_0.gguf",)]
     assert [path.stat().st_size for path in cache.glob("*/blobs/*")] == [3_000]
@@ -50,7 +50,7 @@ def test_a_file_that_two_commits_share_is_removed_with_the_last_of_them(hub: Hub
     run()
     assert len(list(cache.glob("*/snapshots/*/*.gguf"))) == 2
 
-    assert remove(hub_name.parse("hf:o/r:Q8_0")) == 20_000
+    assert remove(hub_name.parse_hub_name("hf:o/r:Q8_0")) == 20_000
 
     assert not list(cache.glob("*/blobs/*"))
     assert not list(cache.glob("*/snapshots/*/*"))
@@ -61,7 +61,7 @@ def test_a_content_that_another_file_has_too_stays(hub: HubServer) -> None:
     run("hf:o/r")
     other = run("hf:o/r:Q8_0")
 
-    assert remove(hub_name.parse("hf:o/r:Q4_K_M")) == 0
+    assert remove(hub_name.parse_hub_name("hf:o/r:Q4_K_M")) == 0
 
     assert Path(other.model).read_bytes() == MODEL
     assert [model.files for model in stored_models()] == [("m-Q8_0.gguf",)]
@@ -72,7 +72,7 @@ def test_a_repository_is_removed_with_what_was_begun(hub: HubServer, cache: Path
     run()
     (cache / "models--o--r" / "blobs" / "other.incomplete").write_bytes(OTHER)
 
-    assert remove(hub_name.parse("hf:o/r")) == 23_000
+    assert remove(hub_name.parse_hub_name("hf:o/r")) == 23_000
 
     assert not (cache / "models--o--r").exists()
 
@@ -83,6 +83,6 @@ def test_what_is_not_there_cannot_be_removed(hub: HubServer, name: str) -> None:
     run()
 
     with pytest.raises(HubError, match="is not in the cache: corosrv models lists what is"):
-        remove(hub_name.parse(name))
+        remove(hub_name.parse_hub_name(name))
 
     assert [model.repo for model in stored_models()] == ["o/r"]

@@ -9,9 +9,9 @@ from flask import Flask, Response, request
 
 from corosrv.base.errors import CorosrvError, WorkerLost
 from corosrv.web.http.heap import BodyBudget, BodyShare
-from corosrv.web.http.late import PARKS, LateBody, LateResponse, RequestAccount, respond
 from corosrv.web.http.lean_flask import LeanFlask, current
 from corosrv.web.http.metrics import HttpStats, exposition
+from corosrv.web.http.reply import PARKS, LateBody, LateResponse, RequestAccount, respond
 
 
 class Letter:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from corosrv.base.errors import ChannelClosed, FrameTooLarge, ProtocolError
-from corosrv.contracts.jobs.answers import LogLine
+from corosrv.contracts.jobs.setup import LogLine
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.aio_channel import AioChannel

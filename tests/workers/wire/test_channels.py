@@ -13,7 +13,7 @@ import gevent
 import pytest
 
 from corosrv.base.errors import BadFrame, ChannelClosed, FrameTooLarge
-from corosrv.contracts.jobs import answers
+from corosrv.contracts.jobs import setup
 from corosrv.workers.wire import messages
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.frame import Frames, encode
@@ -62,10 +62,10 @@ def test_messages_cross_in_both_directions(pair: tuple[Server, Worker]) -> None:
     server, worker = pair
 
     server.send(messages.Predict("x", "/out", {"a": [1, "ü"]}))
-    worker.send(answers.Done("x", 0.5))
+    worker.send(setup.Done("x", 0.5))
 
     assert in_thread(worker.receive) == messages.Predict("x", "/out", {"a": [1, "ü"]})
-    assert server.receive() == answers.Done("x", 0.5)
+    assert server.receive() == setup.Done("x", 0.5)
 
 
 def test_a_large_message_crosses_in_both_directions(pair: tuple[Server, Worker]) -> None:
@@ -75,12 +75,12 @@ def test_a_large_message_crosses_in_both_directions(pair: tuple[Server, Worker])
     def echo() -> None:
         predict = worker.receive()
         assert predict is not None
-        worker.send(answers.OutputChunk(predict.context["text"], 0))
+        worker.send(setup.OutputChunk(predict.context["text"], 0))
 
     echoing = gevent.get_hub().threadpool.spawn(echo)
     server.send(messages.Predict("x", "/out", context={"text": text}))
 
-    assert server.receive() == answers.OutputChunk(text, 0)
+    assert server.receive() == setup.OutputChunk(text, 0)
     echoing.get(timeout=TIMEOUT)
 
 
@@ -99,7 +99,7 @@ def test_senders_in_many_threads_do_not_mix_their_messages(pair: tuple[Server, W
 
     def talk(name: str) -> None:
         for _ in range(50):
-            worker.send(answers.LogLine(name, name * 5000))
+            worker.send(setup.LogLine(name, name * 5000))
 
     threads = [threading.Thread(target=talk, args=(name,)) for name in "abcd"]
     for thread in threads:
@@ -140,16 +140,16 @@ def fill(end: socket.socket) -> int:
 
 def test_a_message_over_the_limit_is_not_sent_and_the_next_one_is(pair: tuple[Server, Worker]) -> None:
     server, worker = pair
-    too_large = answers.LogLine("stdout", "x" * (8 << 20))
+    too_large = setup.LogLine("stdout", "x" * (8 << 20))
 
     with pytest.raises(FrameTooLarge):
         worker.send(too_large)
     with pytest.raises(FrameTooLarge):
         server.send(too_large)
-    worker.send(answers.Done("x", 0))
+    worker.send(setup.Done("x", 0))
     server.send(messages.Predict("x", "/out"))
 
-    assert server.receive() == answers.Done("x", 0)
+    assert server.receive() == setup.Done("x", 0)
     assert in_thread(worker.receive) == messages.Predict("x", "/out")
 
 
@@ -158,7 +158,7 @@ def test_an_unknown_message_is_skipped(raw: tuple[Server, socket.socket]) -> Non
 
     end.sendall(encode(b'{"type":"weather"}') + DONE)
 
-    assert server.receive() == answers.Done("x", 0)
+    assert server.receive() == setup.Done("x", 0)
 
 
 @pytest.mark.parametrize("data", [b"\x00\x00\x00\x05hello", b"\xff\xff\xff\xff", bytes(4)])
@@ -178,7 +178,7 @@ def test_messages_before_garbage_are_received(raw: tuple[Server, socket.socket])
     first = server.receive()
     end.sendall(b"\xff\xff\xff\xff")
 
-    assert first == answers.Done("x", 0)
+    assert first == setup.Done("x", 0)
     with pytest.raises(BadFrame):
         server.receive()
 
@@ -201,10 +201,10 @@ def test_an_end_within_a_frame_is_a_bad_frame_on_both_sides(raw: tuple[Server, s
 
 def test_what_was_sent_before_the_end_is_received(pair: tuple[Server, Worker]) -> None:
     server, worker = pair
-    worker.send(answers.Done("x", 0))
+    worker.send(setup.Done("x", 0))
     worker.close()
 
-    assert server.receive() == answers.Done("x", 0)
+    assert server.receive() == setup.Done("x", 0)
     assert server.receive() is None
 
 
@@ -215,7 +215,7 @@ def test_nothing_can_be_sent_to_nobody(pair: tuple[Server, Worker]) -> None:
     with pytest.raises(ChannelClosed):
         server.send(messages.Predict("x", "/out"))
     with pytest.raises(ChannelClosed):
-        worker.send(answers.Done("x", 0))
+        worker.send(setup.Done("x", 0))
     assert server.receive() is None
 
 
@@ -252,14 +252,14 @@ def test_closing_wakes_who_receives(pair: tuple[Server, Worker]) -> None:
 
 def test_hanging_up_leaves_what_has_arrived(pair: tuple[Server, Worker]) -> None:
     server, worker = pair
-    worker.send(answers.Done("x", 0))
+    worker.send(setup.Done("x", 0))
 
     server.hang_up()
 
-    assert server.receive() == answers.Done("x", 0)
+    assert server.receive() == setup.Done("x", 0)
     assert server.receive() is None
     with pytest.raises(ChannelClosed):
-        worker.send(answers.Done("x", 0))
+        worker.send(setup.Done("x", 0))
 
 
 def test_a_message_follows_the_rest_of_the_one_before_it(raw: tuple[Server, socket.socket]) -> None:
@@ -305,11 +305,11 @@ def test_nothing_follows_a_message_that_went_out_in_part() -> None:
     with theirs:
         ours.settimeout(0.01)  # in place of whatever else may interrupt it
         with pytest.raises(ChannelClosed):
-            worker.send(answers.LogLine("stdout", "x" * 1_000_000))
+            worker.send(setup.LogLine("stdout", "x" * 1_000_000))
         assert theirs.recv(1 << 20)
 
         with pytest.raises(ChannelClosed):
-            worker.send(answers.Done("x", 0))
+            worker.send(setup.Done("x", 0))
     worker.close()
 
 

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from corosrv.base.errors import BadFrame
-from corosrv.contracts.jobs import answers
+from corosrv.contracts.jobs import setup
 from corosrv.workers.wire import messages
 from corosrv.workers.wire.codec import StructCodec
 
@@ -65,7 +65,7 @@ def test_a_message_too_deep_to_read_is_a_bad_frame() -> None:
 def test_a_set_of_one_message_needs_no_union() -> None:
     codec: StructCodec[messages.SlotToServer, messages.SlotToWorker] = StructCodec(messages.SlotToWorker)
 
-    assert codec.decode(codec.encode(answers.Done("x", 1.0))) is None
+    assert codec.decode(codec.encode(setup.Done("x", 1.0))) is None
     with pytest.raises(BadFrame):
         codec.decode(b'{"type":"predict"}')
 

@@ -13,7 +13,7 @@ import gevent
 import pytest
 
 from corosrv.base.errors import BadFrame
-from corosrv.contracts.jobs import answers
+from corosrv.contracts.jobs import setup
 from corosrv.workers.wire import descriptors, messages
 from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.codec import StructCodec
@@ -75,11 +75,11 @@ def test_they_cross_in_both_directions_with_their_message(pair: tuple[Server, Wo
     server, worker = pair
 
     send(server, messages.Predict("x", "/out"), b"input", b"another")
-    send(worker, answers.Done("x", 0.5), b"output")
+    send(worker, setup.Done("x", 0.5), b"output")
 
     assert in_thread(worker.receive) == messages.Predict("x", "/out")
     assert [content(fd) for fd in worker.take_fds()] == [b"input", b"another"]
-    assert server.receive() == answers.Done("x", 0.5)
+    assert server.receive() == setup.Done("x", 0.5)
     assert [content(fd) for fd in server.take_fds()] == [b"output"]
     assert server.take_fds() == ()
 
@@ -101,7 +101,7 @@ def test_each_message_has_its_own_whatever_its_size_and_whoever_waits(pair: tupl
 
     def talk() -> None:
         for size, contents in zip(sizes, sent, strict=True):
-            send(worker, answers.LogLine("stdout", "x" * size), *contents)
+            send(worker, setup.LogLine("stdout", "x" * size), *contents)
 
     talking = gevent.get_hub().threadpool.spawn(talk)
     assert receive(server) == sent
@@ -114,7 +114,7 @@ def test_each_message_has_its_own_whatever_its_size_and_whoever_waits(pair: tupl
 def test_those_that_nobody_takes_are_closed(pair: tuple[Server, Worker]) -> None:
     server, worker = pair
     for _ in range(3):
-        send(worker, answers.Done("x", 0.5), b"never looked at")
+        send(worker, setup.Done("x", 0.5), b"never looked at")
         send(server, messages.Predict("x", "/out"), b"never looked at")
 
     for _ in range(2):
@@ -135,9 +135,9 @@ def test_those_that_wait_to_be_sent_are_closed_with_the_channel(pair: tuple[Serv
 def test_a_channel_that_takes_none_lets_them_go() -> None:
     server, worker = channels(takes_fds=False)
 
-    send(worker, answers.Done("x", 0.5), b"unwanted")
+    send(worker, setup.Done("x", 0.5), b"unwanted")
 
-    assert server.receive() == answers.Done("x", 0.5)
+    assert server.receive() == setup.Done("x", 0.5)
     assert server.take_fds() == ()
     server.close()
     worker.close()
@@ -146,12 +146,12 @@ def test_a_channel_that_takes_none_lets_them_go() -> None:
 def test_too_many_are_refused_and_nothing_is_sent(pair: tuple[Server, Worker]) -> None:
     server, worker = pair
 
-    for channel, message in ((server, messages.Predict("x", "/out")), (worker, answers.Done("x", 0.5))):
+    for channel, message in ((server, messages.Predict("x", "/out")), (worker, setup.Done("x", 0.5))):
         with pytest.raises(ValueError, match="201 descriptors"):
             channel.send(message, [0] * 201)
-    worker.send(answers.Done("next", 0.5), [0] * 200)
+    worker.send(setup.Done("next", 0.5), [0] * 200)
 
-    assert server.receive() == answers.Done("next", 0.5)
+    assert server.receive() == setup.Done("next", 0.5)
     assert len(server._fds) == 200
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from corosrv.contracts.jobs.answers import FileOutput
+from corosrv.contracts.jobs.setup import FileOutput
 from corosrv.workers.wire.messages import Predict
 from tests.support.worker_child import TIMEOUT, ChildProcess, write_predictor
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.contracts.jobs.answers import Cancelled, Done, Failed
+from corosrv.contracts.jobs.setup import Cancelled, Done, Failed
 from tests.support.worker_child import ChildProcess, names
 
 PREDICTORS = Path(__file__).parent.parent.parent / "predictors"

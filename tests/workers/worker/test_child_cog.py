@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.contracts.jobs.answers import Cancelled, Metric
+from corosrv.contracts.jobs.setup import Cancelled, Metric
 from tests.support.worker_child import ChildProcess, names
 
 PREDICTOR = Path(__file__).parent.parent.parent / "predictors" / "for_cog.py"

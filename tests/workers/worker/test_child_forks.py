@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.contracts.jobs.answers import Done
+from corosrv.contracts.jobs.setup import Done
 from tests.support.worker_child import ChildProcess, write_predictor
 
 

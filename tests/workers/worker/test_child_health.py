@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from corosrv.contracts.jobs.answers import Cancelled
+from corosrv.contracts.jobs.setup import Cancelled
 from corosrv.workers.wire.messages import HealthCheck, HealthCheckResult
 from corosrv.workers.worker.child.predictor_health import HealthcheckRunner
 from tests.support.worker_child import ChildProcess, write_predictor

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.contracts.jobs.answers import Cancelled, Done, LogLine
+from corosrv.contracts.jobs.setup import Cancelled, Done, LogLine
 from corosrv.workers.wire.messages import DroppedLogs, Log
 from tests.support.worker_child import ChildProcess, names, write_predictor
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, FileOutput, Metric, OutputChunk
+from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, FileOutput, Metric, OutputChunk
 from corosrv.workers.wire.messages import Predict
 from tests.support.worker_child import ChildProcess, names, write_predictor
 

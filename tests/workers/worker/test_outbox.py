@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from corosrv.base.errors import FrameTooLarge
-from corosrv.contracts.jobs.answers import LogLine
+from corosrv.contracts.jobs.setup import LogLine
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.frame import MAX_FRAME, Frames

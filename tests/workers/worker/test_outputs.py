@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.base.errors import OutputFailed
-from corosrv.contracts.jobs.answers import FileOutput, FileRef, OutputChunk
+from corosrv.contracts.jobs.setup import FileOutput, FileRef, OutputChunk
 from corosrv.worker import BaseModel, Path, Secret
 from corosrv.workers.wire.messages import MAX_VALUE
 from corosrv.workers.worker.values.outputs import encode

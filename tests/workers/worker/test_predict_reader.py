@@ -6,7 +6,7 @@ import gevent
 import pytest
 
 from corosrv.base.errors import ReadTimeout
-from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, LogLine
+from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, LogLine
 from corosrv.workers.wire.messages import SlotToServer
 from corosrv.workers.worker.parent.predict_call import MAX_UNREAD, PredictReader
 

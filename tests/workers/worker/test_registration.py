@@ -7,7 +7,7 @@ import pytest
 
 from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard
 from corosrv.workers.wire.calls import PROTOCOL, Loaded, PoolCard
-from corosrv.workers.worker.parent.registration import MAX_SLOTS, fault_of_load, fault_of_registration, lane_groups
+from corosrv.workers.worker.parent.app_worker import MAX_SLOTS, fault_of_load, fault_of_registration, lane_groups
 
 
 def pool(*handlers: HandlerCard, name: str = "default", **details: Any) -> PoolCard:

@@ -14,8 +14,7 @@ import gevent
 import pytest
 
 from corosrv.contracts.jobs import PredictJob
-from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
-from corosrv.contracts.jobs.setup import WorkerState
+from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, LogLine, OutputChunk, WorkerState
 from corosrv.workers.worker.parent.predict_call import PredictReader
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.workers.worker.predicting import TIMEOUT, counters, read, started, wait_for, wait_for_death

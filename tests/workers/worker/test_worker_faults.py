@@ -11,8 +11,7 @@ from gevent.event import Event
 
 from corosrv.base.errors import NoCapacity
 from corosrv.contracts.jobs import PredictJob
-from corosrv.contracts.jobs.answers import Done, Failed, LogLine, OutputChunk
-from corosrv.contracts.jobs.setup import WorkerState
+from corosrv.contracts.jobs.setup import Done, Failed, LogLine, OutputChunk, WorkerState
 from corosrv.workers.worker.parent.predict_call import MAX_UNREAD
 from tests.workers.worker.predicting import TIMEOUT, counters, is_alive, read, ready, submit, wait_for, wait_for_death
 

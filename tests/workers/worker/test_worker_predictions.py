@@ -10,8 +10,7 @@ import pytest
 
 from corosrv.base.errors import NoCapacity
 from corosrv.contracts.jobs import PredictJob
-from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
-from corosrv.contracts.jobs.setup import WorkerState
+from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, LogLine, OutputChunk, WorkerState
 from corosrv.workers.wire.messages import MAX_VALUE
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess
 from tests.workers.worker.predicting import TIMEOUT, counters, read, ready, submit, wait_for

@@ -8,8 +8,7 @@ import time
 import gevent
 import pytest
 
-from corosrv.contracts.jobs.answers import Done
-from corosrv.contracts.jobs.setup import WorkerState
+from corosrv.contracts.jobs.setup import Done, WorkerState
 from corosrv.workers.wire.descriptors import MAX_FDS
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.workers.worker.predicting import TIMEOUT, counters, read, ready, started, submit, wait_for, wait_for_death

@@ -7,7 +7,7 @@ from html import escape
 
 from corosrv.client.bench.report import plots, words
 from corosrv.client.bench.report.document import PointFigures, Report, Section, ServerFigures
-from corosrv.client.bench.report.table import LATENCIES, RATES
+from corosrv.client.bench.report.words import LATENCIES, RATES
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#f6f7f9;--card:#ffffff;--ink:#1c2330;--soft:#667085;--rule:#e4e7ec;

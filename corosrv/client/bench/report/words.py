@@ -1,8 +1,14 @@
-"""Words figures for people."""
+"""Words figures for people.
+
+The report as text, for a terminal.
+"""
 
 from __future__ import annotations
 
-from corosrv.client.bench.report.document import Machine, Section, ServerFigures
+from collections.abc import Callable, Iterator
+
+from corosrv.client.bench.figures import Quantiles, RoundFigures
+from corosrv.client.bench.report.document import Machine, PointFigures, Section, ServerFigures
 
 NONE = "-"
 BUSY_LOAD = 0.5  # waiting or running tasks for each core
@@ -107,3 +113,83 @@ def _doubts(server: ServerFigures) -> list[str]:
             f"{server.name}: this client used {percent(busiest.core)} of a core and may be the limit: use --processes."
         )
     return lines
+
+
+LABEL = 26  # columns
+CELL = 16
+
+LATENCIES: tuple[tuple[str, Callable[[RoundFigures], Quantiles | None]], ...] = (
+    ("TTFT", lambda figures: figures.ttft),
+    ("ITL", lambda figures: figures.itl),
+    ("total", lambda figures: figures.total),
+    ("long TTFT", lambda figures: figures.arriving_ttft),
+)
+
+
+def text(section: Section) -> str:
+    """Writes all points of a section, with the notes that belong to them."""
+    lines = [f"{section.title}; {size(section)}", ""]
+    for point in section.points:
+        if any(server.rounds for server in point.servers):
+            lines += [*_point(point), ""]
+    return "\n".join((*lines, *notes(section))) + "\n"
+
+
+def _point(point: PointFigures) -> Iterator[str]:
+    title = f"{point.label} ({count(point.requests, 'request')})"
+    yield _row(title, [server.name for server in point.servers], "ratio" if len(point.servers) > 1 else "")
+    yield _row("  tokens/s", [number(server.tokens_per_s) for server in point.servers], _ratio(point))
+    yield _row("    slowest-fastest round", ["-".join(map(number, server.spread)) for server in point.servers])
+    for label, figure in RATES:
+        yield _row(label, [number(server.median(figure)) for server in point.servers], _ratio(point, figure))
+    yield _row("  client CPU of a core", [_cpu(server, lambda figures: figures.cpu.core) for server in point.servers])
+    yield _row("    of the machine", [_cpu(server, lambda figures: figures.cpu.machine) for server in point.servers])
+    yield _row("    us an event", [number(server.median(_us_per_event)) for server in point.servers])
+    yield from _failures(point)
+    yield from _latencies(point)
+
+
+RATES: tuple[tuple[str, Callable[[RoundFigures], float | None]], ...] = (
+    ("  tokens/s of a stream", lambda figures: figures.stream_tokens_per_s),
+    ("  requests/s", lambda figures: figures.requests_per_s),
+    ("  seconds a round", lambda figures: figures.seconds),
+    ("  tokens in one read", lambda figures: figures.tokens_per_arrival),
+)
+
+
+def _us_per_event(figures: RoundFigures) -> float:
+    return figures.cpu.us_per_event
+
+
+def _latencies(point: PointFigures) -> Iterator[str]:
+    yield f"  {'ms':8} {'':20}" + "".join(f"{name:>10}" for name in ("p50", "p90", "p95", "p99", "max"))
+    for label, figure in LATENCIES:
+        for server in point.servers:
+            if quantiles := server.quantiles(figure):
+                cells = (quantiles.p50, quantiles.p90, quantiles.p95, quantiles.p99, quantiles.max)
+                yield f"  {label:9}{server.name[:20]:20}" + "".join(f"{ms(value):>10}" for value in cells)
+                label = ""
+
+
+def _failures(point: PointFigures) -> Iterator[str]:
+    for server in point.servers:
+        if server.failures:
+            example = next(figures.example for figures in server.rounds if figures.failures)
+            yield f"  failed, {server.name}: {failures(server.failures, example)}"
+
+
+def _ratio(point: PointFigures, figure: Callable[[RoundFigures], float | None] | None = None) -> str:
+    if len(point.servers) < 2:
+        return ""
+    if figure is None:
+        return ratio(point.ratio(lambda server: server.tokens_per_s))
+    return ratio(point.ratio(lambda server: server.median(figure)))
+
+
+def _cpu(server: ServerFigures, share: Callable[[RoundFigures], float]) -> str:
+    value = server.median(share)
+    return NONE if value is None else percent(value)
+
+
+def _row(label: str, cells: list[str], last: str = "") -> str:
+    return (f"{label:{LABEL}}" + "".join(f"{cell:>{CELL}}" for cell in cells) + f"{last:>9}").rstrip()

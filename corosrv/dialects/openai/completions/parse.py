@@ -1,26 +1,68 @@
-"""Text completions, the way in: bodies to calls."""
+"""Text completions, the way in: bodies to calls.
+
+The body of a text completion.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Job, ModelCard, MultimodalText, Pieces, Prompt, Text, Vocabulary
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation import prompts as infill
 from corosrv.dialects.generation.call import AnswerOptions, Call, Echo
-from corosrv.dialects.generation.embeds import EmbedsReader, refuse_with_rows
-from corosrv.dialects.generation.prompts import prompts
+from corosrv.dialects.generation.embeds import NUMBER_BYTES, EmbedsReader, refuse_with_rows
+from corosrv.dialects.generation.prompts import PromptField, prompts
 from corosrv.dialects.generation.thoughts import with_budget
-from corosrv.dialects.openai.completions import schema
 from corosrv.dialects.openai.completions.answers import TextAnswer
 from corosrv.dialects.openai.llama_extras import native_form
-from corosrv.dialects.openai.structured_fields import answer_format, includes_usage, with_format
+from corosrv.dialects.openai.structured_fields import (
+    MAX_CHOICES,
+    FormFields,
+    answer_format,
+    includes_usage,
+    with_format,
+)
 from corosrv.images.intake import ImageIntake
+
+MAX_PROMPTS = 64
+
+UNSUPPORTED = fields.EVERYWHERE
+
+_EMBEDS = (
+    "Embedding rows in place of a prompt, where the server takes them: base64 of little-endian numbers, row by row. "
+    "`GET /v1/models/{id}` tells how wide and how many they are"
+)
+_EMBEDS_SCHEMA = {
+    "type": ["object", "null"],
+    "properties": {
+        "dtype": {"enum": list(NUMBER_BYTES)},
+        "shape": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
+        "data": {"type": "string", "contentEncoding": "base64"},
+    },
+    "required": ["dtype", "shape", "data"],
+    "additionalProperties": False,
+}
+
+
+class CompletionBody(FormFields, kw_only=True):
+    prompt: PromptField | None = None
+    prompt_embeds: Annotated[Any, Meta(description=_EMBEDS, extra_json_schema=_EMBEDS_SCHEMA)] = None
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+
+
+decoder = fields.decoder(CompletionBody, UNSUPPORTED)
 
 
 def call(
-    body: schema.CompletionBody,
+    body: CompletionBody,
     defaults: fields.Defaults,
     card: ModelCard,
     find_vocabulary: Callable[[], Vocabulary],
@@ -49,7 +91,7 @@ def call(
 
 
 def _prompts(
-    body: schema.CompletionBody, vocabulary: Vocabulary, images: ImageIntake | None, embeds: EmbedsReader
+    body: CompletionBody, vocabulary: Vocabulary, images: ImageIntake | None, embeds: EmbedsReader
 ) -> tuple[Prompt, ...]:
     if body.prompt_embeds is not None:
         if embeds.is_enabled:
@@ -57,12 +99,10 @@ def _prompts(
         return (Pieces((embeds.read(body.prompt_embeds, body.prompt is not None),)),)
     if body.prompt is None:
         raise Refused("prompt is required", "prompt", "missing_required_parameter")
-    return prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary, images)
+    return prompts(body.prompt, "prompt", MAX_PROMPTS, vocabulary, images)
 
 
-def _job(
-    body: schema.CompletionBody, checked_prompts: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard
-) -> Job:
+def _job(body: CompletionBody, checked_prompts: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard) -> Job:
     n_tried = _n_tried(body)
     job = fields.job(
         body,
@@ -77,7 +117,7 @@ def _job(
     return with_format(job, answer_format(body), card)
 
 
-def _n_probs(body: schema.CompletionBody, n_tried: int) -> int:
+def _n_probs(body: CompletionBody, n_tried: int) -> int:
     """Returns how many likely tokens are listed for each; -1 where the answer needs no tokens at all."""
     if body.post_sampling_probs and not body.n_probs:
         raise Refused("post_sampling_probs is only allowed with n_probs of at least 1", "post_sampling_probs")
@@ -91,7 +131,7 @@ def _n_probs(body: schema.CompletionBody, n_tried: int) -> int:
     return 0 if n_tried > (body.n or 1) or (body.verbose and body.return_tokens) else -1
 
 
-def _n_tried(body: schema.CompletionBody) -> int:
+def _n_tried(body: CompletionBody) -> int:
     """Returns how many answers each prompt gets, of which the best are shown."""
     n = body.n or 1
     best_of = n if body.best_of is None else body.best_of
@@ -111,7 +151,7 @@ def _echo(prompt: Prompt, vocabulary: Vocabulary) -> Echo:
 
 
 def _with_suffix(
-    body: schema.CompletionBody, checked_prompts: tuple[Prompt, ...], vocabulary: Vocabulary
+    body: CompletionBody, checked_prompts: tuple[Prompt, ...], vocabulary: Vocabulary
 ) -> tuple[Prompt, ...]:
     """Returns the prompts, or with a suffix an infill prompt for each. Raises Refused."""
     if not body.suffix:

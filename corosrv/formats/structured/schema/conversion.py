@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from corosrv.base.errors import InvalidSchema
-from corosrv.formats.structured.grammar.gbnf import repeated
-from corosrv.formats.structured.grammar.rule_book import SPACE_RULE, RuleBook, elements, members, pair
-from corosrv.formats.structured.grammar.watched import Beginnings
+from corosrv.formats.structured.gbnf import repeated
 from corosrv.formats.structured.limits import Effort, SchemaLimits
-from corosrv.formats.structured.patterns.parse import parse
-from corosrv.formats.structured.patterns.tree import Node
+from corosrv.formats.structured.pattern import parse
+from corosrv.formats.structured.pattern_tree import Node
+from corosrv.formats.structured.rule_book import SPACE_RULE, RuleBook, elements, members, pair
 from corosrv.formats.structured.schema import strings
+from corosrv.formats.structured.watched import Beginnings
 
 BOOLEAN = '("true" | "false")'
 NULL = '"null"'

@@ -15,7 +15,7 @@ from itertools import chain
 from threading import Lock
 from typing import Any
 
-from corosrv.formats.structured.grammar.gbnf import Rules, either, json_literal
+from corosrv.formats.structured.gbnf import Rules, either, json_literal
 from corosrv.formats.structured.limits import Effort, SchemaLimits
 from corosrv.formats.structured.schema.check import resolve, step
 from corosrv.formats.structured.schema.conversion import Conversion

@@ -11,8 +11,8 @@ from itertools import permutations
 from typing import Any
 
 from corosrv.formats.structured.limits import SchemaLimits
-from corosrv.formats.structured.patterns.parse import parse
-from corosrv.formats.structured.patterns.tree import Check, PatternError, matches
+from corosrv.formats.structured.pattern import parse
+from corosrv.formats.structured.pattern_tree import Check, PatternError, matches
 from corosrv.formats.structured.schema.check import is_whole
 from corosrv.formats.structured.schema.merge import Flat, Impossible, Schema, identity, types_of
 

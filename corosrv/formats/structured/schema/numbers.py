@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-from corosrv.formats.structured.grammar.gbnf import either, literal, repeated, sequence
+from corosrv.formats.structured.gbnf import either, literal, repeated, sequence
 from corosrv.formats.structured.schema.check import is_whole
 from corosrv.formats.structured.schema.merge import Impossible, Schema
 

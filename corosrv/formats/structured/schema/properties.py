@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from corosrv.formats.structured.grammar.gbnf import NOTHING, QUOTE, RAW, Chars, json_literal, literal, sequence
-from corosrv.formats.structured.grammar.rule_book import Member, RuleBook, members, pair
-from corosrv.formats.structured.patterns.tree import Node, PatternError, first_chars, fit_length, matches
+from corosrv.formats.structured.gbnf import NOTHING, QUOTE, RAW, Chars, json_literal, literal, sequence
+from corosrv.formats.structured.pattern_tree import Node, PatternError, first_chars, fit_length, matches
+from corosrv.formats.structured.rule_book import Member, RuleBook, members, pair
 from corosrv.formats.structured.schema import strings
 from corosrv.formats.structured.schema.check import step
 from corosrv.formats.structured.schema.conversion import Conversion, Value

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from corosrv.formats.structured.grammar.gbnf import (
-    ANY_CHAR,
-    ESCAPE_RULE,
-    HEX_RULE,
-    NOTHING,
-    QUOTE,
-    either,
-    literal,
-    sequence,
-)
-from corosrv.formats.structured.grammar.rule_book import RuleBook
-from corosrv.formats.structured.patterns.tree import Alternatives, Character, Node, Repeat, Sequence
+from corosrv.formats.structured.gbnf import ANY_CHAR, ESCAPE_RULE, HEX_RULE, NOTHING, QUOTE, either, literal, sequence
+from corosrv.formats.structured.pattern_tree import Alternatives, Character, Node, Repeat, Sequence
+from corosrv.formats.structured.rule_book import RuleBook
 
 _YEAR = "[1-9][0-9]{3}"
 _LEAP_YEAR = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corosrv.formats.structured.grammar.rule_book import elements
-from corosrv.formats.structured.patterns.tree import Node, PatternError, fit_length
+from corosrv.formats.structured.pattern_tree import Node, PatternError, fit_length
+from corosrv.formats.structured.rule_book import elements
 from corosrv.formats.structured.schema import numbers, strings
 from corosrv.formats.structured.schema.check import step
 from corosrv.formats.structured.schema.conversion import BOOLEAN, NULL, Conversion, Value

@@ -1,8 +1,12 @@
 """The only user of the extension: codes become exceptions, C structs become values, handles become objects."""
 
-from corosrv.models.engine.binding.chat_templates import apply_chat_template, chat_template_names
-from corosrv.models.engine.binding.engine import NativeEngine, NativeSlotRequest
-from corosrv.models.engine.binding.json_limits import NativeJsonScanner
+from corosrv.models.engine.binding.engine import (
+    NativeEngine,
+    NativeJsonScanner,
+    NativeSlotRequest,
+    apply_chat_template,
+    chat_template_names,
+)
 from corosrv.models.engine.binding.library import FINGERPRINT
 from corosrv.models.engine.binding.reader import NativeReader
 from corosrv.models.engine.binding.values import (

@@ -3,12 +3,16 @@
 Requests to a slot, and the content of slots on its way in and out.
 
 The options that open an engine, as the C API takes them.
+
+Scans a JSON text before anything is made of it.
+
+The chat templates that libllama has built in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from msgspec.structs import asdict
@@ -17,7 +21,7 @@ from corosrv.base import errors
 from corosrv.base.errors import LibllamaError
 from corosrv.base.processor import Turns
 from corosrv.base.waits import call_in_thread
-from corosrv.contracts.jobs.stats import DecodeStats, Histogram
+from corosrv.contracts.jobs.worker import DecodeStats, Histogram
 from corosrv.models.engine.binding.library import FLOAT_BYTES, INT32_BYTES, MESSAGE_BYTES, check, ffi, lib, text_of
 from corosrv.models.engine.binding.reader import NativeReader
 from corosrv.models.engine.binding.tasks import BorrowedTasks, take_long
@@ -31,6 +35,57 @@ from corosrv.models.engine.binding.values import (
     Task,
 )
 from corosrv.models.engine.libllama import REBUILD
+
+_FAULTS = {
+    lib.COROSRV_JSON_DEPTH: "depth",
+    lib.COROSRV_JSON_KEYS: "keys",
+    lib.COROSRV_JSON_DIGITS: "digits",
+    lib.COROSRV_JSON_VALUES: "values",
+}
+
+
+class NativeJsonScanner:
+    """Scans JSON texts in the native core; see corosrv_json_limits in the C header."""
+
+    def __init__(self, *, depth: int, keys: int, digits: int, values: int) -> None:
+        limits = {"depth": depth, "keys": keys, "digits": digits, "values": values}
+        self._limits = ffi.new("corosrv_json_limits *", limits)
+
+    def fault(self, text: bytes) -> tuple[str, int] | None:
+        """Returns the first limit that the text exceeds and the byte where it does, or None. Releases the GIL."""
+        fault, at = ffi.new("int *"), ffi.new("size_t *")
+        check(lib.corosrv_check_json(ffi.from_buffer(text), len(text), self._limits, fault, at))
+        return (_FAULTS[fault[0]], at[0]) if fault[0] else None
+
+
+_TYPICAL_BYTES = 64  # that a template adds to a message
+
+
+@cache
+def chat_template_names() -> tuple[str, ...]:
+    """Their names, in the order of the alphabet."""
+    n_names = ffi.new("size_t *")
+    check(lib.corosrv_chat_template_names(ffi.NULL, 0, n_names))
+    names = ffi.new("const char *[]", n_names[0])
+    check(lib.corosrv_chat_template_names(names, len(names), n_names))
+    return tuple(map(text_of, names))
+
+
+def apply_chat_template(name: str, messages: Sequence[tuple[str, str]], add_prompt: bool) -> str:
+    """Writes a conversation of roles and contents, which must not hold NUL, as the template of this name has it.
+
+    `add_prompt`: the beginning of the assistant's next message follows. Raises Refused for an unknown name.
+    """
+    texts = [(ffi.new("char[]", role.encode()), ffi.new("char[]", content.encode())) for role, content in messages]
+    structs, text_size = ffi.new("corosrv_chat_message[]", texts), ffi.new("size_t *")
+    size, capacity = sum(len(role) + len(content) + _TYPICAL_BYTES for role, content in texts), 0
+    while size > capacity:
+        capacity = size
+        text = ffi.new("char[]", capacity)
+        arguments = (name.encode(), structs, len(texts), add_prompt, text, capacity, text_size)
+        check(lib.corosrv_chat_template_apply(*arguments))
+        size = text_size[0]
+    return bytes(ffi.buffer(text, size)).decode()
 
 
 class NativeSlotRequest:

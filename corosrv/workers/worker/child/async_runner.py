@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from corosrv.base.errors import BadFrame
-from corosrv.contracts.jobs.answers import FileOutput, OutputChunk
+from corosrv.contracts.jobs.setup import FileOutput, OutputChunk
 from corosrv.workers.wire.messages import Predict
 from corosrv.workers.worker.child.lifeline import Fork
 from corosrv.workers.worker.child.load import Predictor

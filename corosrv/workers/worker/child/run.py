@@ -17,7 +17,7 @@ from typing import Any, Generic
 import msgspec
 
 from corosrv.base.errors import InputFailed
-from corosrv.contracts.jobs.answers import Cancelled, Done, Failed, FileOutput, LogLine, Metric, OutputChunk
+from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, FileOutput, LogLine, Metric, OutputChunk
 from corosrv.workers.wire.codec import Codec, In, Out
 from corosrv.workers.wire.messages import Predict, SlotToServer
 from corosrv.workers.wire.thread_channel import ThreadChannel

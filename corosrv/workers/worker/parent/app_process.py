@@ -14,18 +14,16 @@ from corosrv.base.errors import (
     Misuse,
     ProtocolError,
 )
-from corosrv.contracts.jobs.answers import LogLine
 from corosrv.contracts.jobs.infer import HandlerCard
-from corosrv.contracts.jobs.setup import WorkerState
+from corosrv.contracts.jobs.setup import LogLine, WorkerState
 from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, Permit, RunningCall
 from corosrv.workers.wire import calls, messages
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.worker.parent.app_call import AppCall
 from corosrv.workers.worker.parent.app_watch import AppWatch, LineBudget, OutputLog
-from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
+from corosrv.workers.worker.parent.app_worker import AppWorkerConfig, fault_of_load, fault_of_registration, lane_groups
 from corosrv.workers.worker.parent.call_asks import HandlerServices
-from corosrv.workers.worker.parent.handover import AppSlot, AppSlots, Handover
-from corosrv.workers.worker.parent.registration import fault_of_load, fault_of_registration, lane_groups
+from corosrv.workers.worker.parent.slots import AppSlot, AppSlots, Handover
 from corosrv.workers.worker.parent.worker_process import WorkerProcess
 
 log = logging.getLogger("corosrv.worker")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from gevent.hub import get_hub
 
 from corosrv.contracts.jobs.infer import HandlerCard
-from corosrv.workers.worker.parent.handover import AppSlots
+from corosrv.workers.worker.parent.slots import AppSlots
 
 printed = logging.getLogger("corosrv.handler")
 

@@ -12,10 +12,9 @@ from gevent.event import Event
 
 from corosrv.workers.wire import calls
 from corosrv.workers.worker.parent.app_process import AppProcess
-from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
+from corosrv.workers.worker.parent.app_worker import JOINED, AppWorkerConfig
 from corosrv.workers.worker.parent.call_asks import HandlerServices
 from corosrv.workers.worker.parent.process import Exit
-from corosrv.workers.worker.parent.registration import JOINED
 
 _NOW = int(_socket.MSG_PEEK | _socket.MSG_DONTWAIT)
 

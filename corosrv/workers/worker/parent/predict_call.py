@@ -23,8 +23,8 @@ from gevent.hub import get_hub
 
 from corosrv.base.errors import ProtocolError, ReadTimeout
 from corosrv.contracts.jobs import PredictJob
-from corosrv.contracts.jobs.answers import TERMINAL, Answer, Failed
 from corosrv.contracts.jobs.reader import Reader, Sink
+from corosrv.contracts.jobs.setup import TERMINAL, Answer, Failed
 from corosrv.workers.dispatch.host import Permit
 from corosrv.workers.wire.messages import MAX_VALUE, Predict
 from corosrv.workers.worker.values.addresses import make_private

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from corosrv.base.errors import OutputFailed
-from corosrv.contracts.jobs.answers import FileOutput, FileRef, OutputChunk
+from corosrv.contracts.jobs.setup import FileOutput, FileRef, OutputChunk
 from corosrv.workers.wire.messages import MAX_VALUE
 from corosrv.workers.worker.values.addresses import file_name, make_private
 from corosrv.workers.worker.values.jsonable import Place, dump_of, is_file, jsonable

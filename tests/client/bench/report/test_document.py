@@ -13,7 +13,8 @@ import pytest
 from corosrv.base.errors import BenchError
 from corosrv.client.bench.load.processes import Progress, line
 from corosrv.client.bench.load.round import Counts
-from corosrv.client.bench.report import page, table, words
+from corosrv.client.bench.report import page, words
+from corosrv.client.bench.report import words as table
 from corosrv.client.bench.report.document import look, read, write
 from tests.client.bench.reports import failing, pair, report, section, server
 

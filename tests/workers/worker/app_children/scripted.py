@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from corosrv.contracts.jobs.answers import LogLine
 from corosrv.contracts.jobs.infer import HandlerCard
+from corosrv.contracts.jobs.setup import LogLine
 from corosrv.formats.tensors import Tensor, TensorSpec
 from corosrv.workers.wire import calls as m
 from corosrv.workers.wire import descriptors

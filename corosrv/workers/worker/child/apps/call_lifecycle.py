@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from corosrv.base.errors import BadFrame, InvalidTensor, OutputFailed, ProtocolError
-from corosrv.contracts.jobs.answers import LogLine
+from corosrv.contracts.jobs.setup import LogLine
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire.calls import CallEnd, CallFailure, CallOutputs, CancelCall, RunCall
 from corosrv.workers.wire.tensors import TensorPacking, unpack

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from corosrv.formats.structured.grammar.gbnf import NOTHING, char_set, either, literal
+from corosrv.formats.structured.gbnf import NOTHING, char_set, either, literal
 
 
 class Beginnings:

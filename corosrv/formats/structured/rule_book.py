@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from corosrv.base.errors import InvalidSchema
-from corosrv.formats.structured.grammar.gbnf import SHARED_PREFIX, Rules, repeated, sequence
+from corosrv.formats.structured.gbnf import SHARED_PREFIX, Rules, repeated, sequence
 from corosrv.formats.structured.limits import SchemaLimits
 
 _TOKEN = re.compile(

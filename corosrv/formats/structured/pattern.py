@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from corosrv.formats.structured.grammar.gbnf import ANY, Chars, Range
+from corosrv.formats.structured.gbnf import ANY, Chars, Range
 from corosrv.formats.structured.limits import SchemaLimits
-from corosrv.formats.structured.patterns.tree import (
+from corosrv.formats.structured.pattern_tree import (
     NOTHING,
     Alternatives,
     Character,

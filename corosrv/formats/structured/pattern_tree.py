@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from corosrv.formats.structured.grammar.gbnf import Chars
+from corosrv.formats.structured.gbnf import Chars
 
 Check = Callable[[], None]
 

@@ -1,1 +1,0 @@
-"""GBNF: its text, the rules while a grammar is made, and whether they come to an end."""

@@ -1,1 +1,0 @@
-"""Regular expressions as JSON schemas have them, from text to tree."""
