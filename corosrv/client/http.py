@@ -129,7 +129,7 @@ class HttpConnections:
         self._address = address
         self._tls = ssl.create_default_context() if address.is_tls else None
         self._headers = {"Host": address.netloc, "Accept-Encoding": "identity", **headers}
-        self._idle: list[_Connection] = []
+        self._idle: list[_ClientConnection] = []
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> HttpReply:
         """Sends a request and returns its answer. Raises ConnectionBroken. Cancelling it closes its connection."""
@@ -144,16 +144,16 @@ class HttpConnections:
                         raise
         return await self._ask_over(await self._connect(), method, path, headers, body)
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> _ClientConnection:
         address = self._address
         try:
             reader, writer = await asyncio.open_connection(address.host, address.port, ssl=self._tls, limit=MAX_HEAD)
         except OSError as error:
             raise ConnectionBroken(f"no connection: {error.strerror or error}") from None
-        return _Connection(reader, writer)
+        return _ClientConnection(reader, writer)
 
     async def _ask_over(
-        self, connection: _Connection, method: str, path: str, headers: Mapping[str, str], body: bytes
+        self, connection: _ClientConnection, method: str, path: str, headers: Mapping[str, str], body: bytes
     ) -> HttpReply:
         fields = {**self._headers, **headers, "Content-Length": str(len(body))}
         lines = [
@@ -185,7 +185,7 @@ class HttpConnections:
                 await connection.writer.wait_closed()
 
 
-class _Connection:
+class _ClientConnection:
     """One connection, and the reading of its answers."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

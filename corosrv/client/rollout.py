@@ -77,7 +77,7 @@ class Rollout:
         self._headers = headers
         self._limits = limits
         self._run: RolloutRun | None = None
-        self._thread: _LoopThread | None = None
+        self._thread: _RolloutThread | None = None
         self._is_closed = False
         self._is_in_block = False
 
@@ -120,7 +120,7 @@ class Rollout:
         if self._run is None:
             if self._is_closed:
                 return None
-            self._thread = _LoopThread()
+            self._thread = _RolloutThread()
             self._run = self._thread.wait(self._start())
         if self._is_closed:
             return None
@@ -176,7 +176,7 @@ class Rollout:
         await self.aclose()
 
 
-class _LoopThread:
+class _RolloutThread:
     """Runs an event loop in a thread, for one that blocks."""
 
     def __init__(self) -> None:

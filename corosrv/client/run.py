@@ -95,7 +95,7 @@ class GroupLost(Exception):
 
 
 @dataclass(slots=True)
-class _Reply:
+class _RequestReply:
     """Holds what one request has brought."""
 
     members: dict[str, Any]
@@ -224,12 +224,12 @@ class RolloutRun:
         results = await asyncio.gather(
             *(self._ask(request, group, until) for request in requests), return_exceptions=True
         )
-        replies = [result for result in results if isinstance(result, _Reply)]
+        replies = [result for result in results if isinstance(result, _RequestReply)]
         if not replies:
             raise next(result for result in results if isinstance(result, BaseException))
         return self._group(index, prompt, replies)
 
-    def _group(self, index: int, prompt: Any, replies: list[_Reply]) -> RolloutGroup:
+    def _group(self, index: int, prompt: Any, replies: list[_RequestReply]) -> RolloutGroup:
         try:
             answers = tuple(answer for reply in replies for answer in read_answers(reply.members["choices"]))
             usages = [reply.members.get("usage") or {} for reply in replies]
@@ -245,14 +245,14 @@ class RolloutRun:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise GroupLost(f"the answer is no completion: {type(error).__name__}: {error}") from None
 
-    async def _ask(self, request: GroupRequest, group: _RunningGroup, expires: float) -> _Reply:
+    async def _ask(self, request: GroupRequest, group: _RunningGroup, expires: float) -> _RequestReply:
         """Asks until there is an answer. Raises GroupLost."""
         n_attempts = n_failures = 0
         loop = asyncio.get_running_loop()
         while True:
             n_attempts += 1
             try:
-                return _Reply(await self._attempt(request, group, expires - loop.time()), n_attempts)
+                return _RequestReply(await self._attempt(request, group, expires - loop.time()), n_attempts)
             except AttemptFailed as failure:
                 n_failures += failure.pause is None
                 pause = self._rule.pause(failure, n_failures, expires - loop.time(), random.random())

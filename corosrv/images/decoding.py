@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
+class _DecoderMessage(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
     pass
 
 
-class DecodeImage(_Message, frozen=True, tag="decode"):
+class DecodeImage(_DecoderMessage, frozen=True, tag="decode"):
     """Asks for an image's pixels. Two sealed memory files come with it: the image's file, and room for the pixels.
 
     The room has 3 bytes for each pixel of the image's header.
@@ -45,14 +45,14 @@ class DecodeImage(_Message, frozen=True, tag="decode"):
     max_side: int = 0  # pixels of the longer side, to which a larger image is made smaller; 0: it stays as it is
 
 
-class ImageDecoded(_Message, frozen=True, tag="decoded"):
+class ImageDecoded(_DecoderMessage, frozen=True, tag="decoded"):
     """Reports that RGB pixels stand in the room, row by row from the top."""
 
     width: int
     height: int
 
 
-class DecodingRefused(_Message, frozen=True, tag="refused"):
+class DecodingRefused(_DecoderMessage, frozen=True, tag="refused"):
     """Reports that the image has no pixels that can be read."""
 
     reason: str

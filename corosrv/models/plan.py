@@ -146,7 +146,7 @@ def plan(models: Iterable[Standing], limit: int, idle_s: float, now: float, else
     idle = sorted((model for model in models if model.is_idle), key=lambda model: model.idle_since)
     expired = [model for model in idle if idle_s and now - model.idle_since >= idle_s]
     spare = idle[len(expired) :]
-    room = _Room(models, limit, elsewhere)
+    room = _FreeRoom(models, limit, elsewhere)
     room.unload(expired)
     load: list[str] = []
     for model in sorted((model for model in models if model.can_load), key=_wanted_since):
@@ -165,7 +165,7 @@ def _wanted_since(model: Standing) -> float:
     return model.wanted_since
 
 
-class _Room:
+class _FreeRoom:
     """The bytes that are free, and those that will be."""
 
     def __init__(self, models: Iterable[Standing], limit: int, elsewhere: int) -> None:

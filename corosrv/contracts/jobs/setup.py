@@ -19,11 +19,11 @@ import msgspec
 from corosrv.base.errors import IllegalTransition
 
 
-class _Answer(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
+class _AnswerBase(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
     pass
 
 
-class LogLine(_Answer, frozen=True, tag="log_line"):
+class LogLine(_AnswerBase, frozen=True, tag="log_line"):
     source: str
     data: str
 
@@ -36,7 +36,7 @@ class FileRef(msgspec.Struct, frozen=True):
     mime_type: str
 
 
-class OutputChunk(_Answer, frozen=True, tag="output_chunk"):
+class OutputChunk(_AnswerBase, frozen=True, tag="output_chunk"):
     """`index` counts a prediction's chunks from 0. `is_stream`: as at the end, where nobody could know it before."""
 
     output: Any
@@ -45,7 +45,7 @@ class OutputChunk(_Answer, frozen=True, tag="output_chunk"):
     is_stream: bool = False
 
 
-class FileOutput(_Answer, frozen=True, tag="file_output"):
+class FileOutput(_AnswerBase, frozen=True, tag="file_output"):
     """A chunk in a file. `kind`: file_type, the file is the chunk; oversized, it holds the chunk as JSON.
 
     `n_bytes`: the size of an oversized chunk's file.
@@ -60,7 +60,7 @@ class FileOutput(_Answer, frozen=True, tag="file_output"):
     n_bytes: int = 0
 
 
-class Metric(_Answer, frozen=True, tag="metric"):
+class Metric(_AnswerBase, frozen=True, tag="metric"):
     """`mode`: replace, increment or append. A value of None deletes."""
 
     name: str
@@ -68,7 +68,7 @@ class Metric(_Answer, frozen=True, tag="metric"):
     mode: str = "replace"
 
 
-class Done(_Answer, frozen=True, tag="done"):
+class Done(_AnswerBase, frozen=True, tag="done"):
     """`is_stream`: the chunks are members of a list, also if there is one or none."""
 
     id: str
@@ -76,7 +76,7 @@ class Done(_Answer, frozen=True, tag="done"):
     is_stream: bool = False
 
 
-class Failed(_Answer, frozen=True, tag="failed"):
+class Failed(_AnswerBase, frozen=True, tag="failed"):
     """`error`: type and message."""
 
     id: str
@@ -85,7 +85,7 @@ class Failed(_Answer, frozen=True, tag="failed"):
     is_stream: bool = False
 
 
-class Cancelled(_Answer, frozen=True, tag="cancelled"):
+class Cancelled(_AnswerBase, frozen=True, tag="cancelled"):
     id: str
     predict_time: float
     is_stream: bool = False

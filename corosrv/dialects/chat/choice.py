@@ -43,7 +43,7 @@ class Syntax(msgspec.Struct, frozen=True):
     element_types: dict[str, dict[str, str]] = {}  # JSON types by paths in the arguments, by tools, for an ElementTree
 
 
-class _Mode(Enum):
+class _ChoiceMode(Enum):
     START = "nothing but white space so far: thoughts or text"
     THOUGHTS = "in thoughts"
     TEXT = "in text"
@@ -61,12 +61,12 @@ class ChoiceParser:
     def __init__(self, index: int, syntax: Syntax) -> None:
         self._index = index
         self._syntax = syntax
-        self._mode = _Mode.TEXT
+        self._mode = _ChoiceMode.TEXT
         if syntax.thought_tags is not None or syntax.edges:
-            self._mode = _Mode.THOUGHTS if syntax.begins_in_thoughts else _Mode.START
+            self._mode = _ChoiceMode.THOUGHTS if syntax.begins_in_thoughts else _ChoiceMode.START
         self._held = ""
         self._tokens = TokenQueue()
-        self._skips_space = self._mode is _Mode.THOUGHTS
+        self._skips_space = self._mode is _ChoiceMode.THOUGHTS
         self._has_text = self._has_thoughts = False
         self._n_calls = 0
         self._is_cut = False  # the answer ended before the model ended it
@@ -89,22 +89,22 @@ class ChoiceParser:
         dropped = tuple(edge for edge in (*syntax.edges, *around_calls) if edge[:1] in ("<", "["))
         self._dropped = (*dropped, *late_tags)
         # Characters that something else may begin with, in each mode that lasts.
-        self._watched = {_Mode.TEXT: frozenset(word[0] for word in (*self._markers, *self._dropped))}
+        self._watched = {_ChoiceMode.TEXT: frozenset(word[0] for word in (*self._markers, *self._dropped))}
         if syntax.thought_tags is not None:
             words = (syntax.thought_tags[1], *self._thought_calls.markers)
-            self._watched[_Mode.THOUGHTS] = frozenset(word[0] for word in words)
+            self._watched[_ChoiceMode.THOUGHTS] = frozenset(word[0] for word in words)
         self._steps = {
-            _Mode.START: self._start,
-            _Mode.THOUGHTS: self._thoughts,
-            _Mode.TEXT: self._text,
-            _Mode.HEAD: self._call_head,
-            _Mode.ARGUMENTS: self._call_arguments,
-            _Mode.TAIL: self._call_tail,
+            _ChoiceMode.START: self._start,
+            _ChoiceMode.THOUGHTS: self._thoughts,
+            _ChoiceMode.TEXT: self._text,
+            _ChoiceMode.HEAD: self._call_head,
+            _ChoiceMode.ARGUMENTS: self._call_arguments,
+            _ChoiceMode.TAIL: self._call_tail,
         }
 
     @property
     def is_thinking(self) -> bool:
-        return self._mode is _Mode.THOUGHTS
+        return self._mode is _ChoiceMode.THOUGHTS
 
     def push(self, chunk: Chunk) -> Iterator[Part]:
         """Yields the parts that are certain with this chunk; for a terminal chunk also all held text, and the end."""
@@ -141,7 +141,7 @@ class ChoiceParser:
         )
 
     def _plain_part(self, text: str) -> Part:
-        if self._mode is _Mode.THOUGHTS:
+        if self._mode is _ChoiceMode.THOUGHTS:
             self._has_thoughts = True
             return Reasoning(self._index, text)
         self._has_text = True
@@ -188,9 +188,9 @@ class ChoiceParser:
             self._cut(len(self._held) - len(text) + len(begun))
             self._skips_space = True
             if begun not in self._syntax.edges:
-                self._mode = _Mode.THOUGHTS
+                self._mode = _ChoiceMode.THOUGHTS
         else:
-            self._mode = _Mode.TEXT
+            self._mode = _ChoiceMode.TEXT
         yield from ()
 
     def _thoughts(self, is_last: bool) -> Iterator[Part]:
@@ -201,11 +201,11 @@ class ChoiceParser:
         begun, is_call = self._thought_calls.find(thoughts, not self._has_thoughts, is_last or at >= 0)
         if is_call:
             yield from self._give_thoughts(len(self._held[:begun].rstrip()))
-            self._mode, self._may_think = _Mode.HEAD, False
+            self._mode, self._may_think = _ChoiceMode.HEAD, False
         elif at >= 0:
             yield from self._give_thoughts(len(self._held[:at].rstrip()))
             self._cut(len(self._held) - len(self._held.lstrip()) + len(closing))
-            self._mode, self._skips_space = _Mode.START if self._syntax.edges else _Mode.TEXT, True
+            self._mode, self._skips_space = _ChoiceMode.START if self._syntax.edges else _ChoiceMode.TEXT, True
             self._may_think = False
         elif is_last:
             yield from self._give_thoughts(len(self._held))
@@ -224,12 +224,12 @@ class ChoiceParser:
         elif not self._is_begun_call(at):
             yield from self._give_text(len(self._held))
         if is_call:
-            self._mode, self._heads = _Mode.HEAD, self._patterns.first_heads
+            self._mode, self._heads = _ChoiceMode.HEAD, self._patterns.first_heads
         elif size:
             begin = len(self._held) - len(self._held.lstrip())
             word = self._cut(begin + size)[0].lstrip()
             if word == self._reopening:
-                self._mode = _Mode.THOUGHTS
+                self._mode = _ChoiceMode.THOUGHTS
             self._skips_space = True
 
     def _is_begun_call(self, at: int) -> bool:
@@ -266,7 +266,7 @@ class ChoiceParser:
             self._cut(match.end())
             types = self._syntax.element_types.get(name, {})
             self._reader = reader_for(self._format, _StringArguments(self._syntax, name), types)
-            self._mode, self._skips_space = _Mode.ARGUMENTS, self._format.arguments is None
+            self._mode, self._skips_space = _ChoiceMode.ARGUMENTS, self._format.arguments is None
         elif is_last and (self._is_cut or self._syntax.only_calls) and any_may_follow(self._heads, self._held):
             pass  # a call that was cut off before its name was known: markup, and no text
         elif (
@@ -275,7 +275,7 @@ class ChoiceParser:
             # A false start: it is text. Another call may begin behind its marker.
             text = self._held.lstrip()
             marker = max((word for word in self._markers if text.startswith(word)), key=len, default=text[:1])
-            self._mode = _Mode.TEXT
+            self._mode = _ChoiceMode.TEXT
             yield from self._give_text(len(self._held) - len(text) + len(marker))
 
     def _call_arguments(self, is_last: bool) -> Iterator[Part]:
@@ -285,23 +285,23 @@ class ChoiceParser:
         if piece:
             yield CallArguments(self._index, self._n_calls - 1, piece)
         if self._reader.is_whole:
-            self._mode = _Mode.TAIL
+            self._mode = _ChoiceMode.TAIL
 
     def _call_tail(self, is_last: bool) -> Iterator[Part]:
         patterns, text = self._patterns, self._held
         end, joint = first_match(patterns.ends, text), first_match(patterns.joints, text)
         if joint and first_match(patterns.whole_joints, text):
-            self._leave_call(joint.end(), _Mode.HEAD)
+            self._leave_call(joint.end(), _ChoiceMode.HEAD)
         elif len(text) <= _MOST_HELD and any_may_follow(patterns.whole_joints, text):
             pass
         elif end and end.end() <= _MOST_HELD:
-            self._leave_call(end.end(), _Mode.TEXT)
+            self._leave_call(end.end(), _ChoiceMode.TEXT)
         elif len(text) > _MOST_HELD or not any_may_follow(patterns.ends, text):
             # Neither as it should be; another call may still follow.
-            self._leave_call(joint.end() if joint else 0, _Mode.HEAD if joint else _Mode.TEXT)
+            self._leave_call(joint.end() if joint else 0, _ChoiceMode.HEAD if joint else _ChoiceMode.TEXT)
         yield from ()
 
-    def _leave_call(self, n: int, mode: _Mode) -> None:
+    def _leave_call(self, n: int, mode: _ChoiceMode) -> None:
         self._cut(n)
         self._skips_space = n > 0
         self._mode = mode

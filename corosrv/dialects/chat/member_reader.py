@@ -20,7 +20,7 @@ from corosrv.formats.callformats.description import ArgumentRow, CallFormat, Ele
 _EMPTY = {"object": "{}", "array": "[]"}
 
 
-class _Kind(Enum):
+class _ElementKind(Enum):
     OPEN = "nothing but its tag has come, or a text that is no string"
     TEXT = "a string"
     OBJECT = "an object"
@@ -33,7 +33,7 @@ class _Element:
 
     name: str
     path: str  # names from the arguments to this element
-    kind: _Kind = _Kind.OPEN
+    kind: _ElementKind = _ElementKind.OPEN
     n_children: int = 0
     pieces: list[str] = field(default_factory=list)  # of a text that is no string
 
@@ -45,7 +45,7 @@ class ElementReader(ArgumentReader):
         """`types`: JSON types by the paths of elements, as far as a schema tells them."""
         self._tree = tree
         self._types = types
-        self._open = [_Element("", "", _Kind.OBJECT)]
+        self._open = [_Element("", "", _ElementKind.OBJECT)]
         self._tag = re.compile(re.escape(tree.mark) + r"<(/?)([^<>]+)>")
         self._begun_tag = re.compile(re.escape(tree.mark) + r"(?:<[^<>]*)?\Z")
 
@@ -76,11 +76,11 @@ class ElementReader(ArgumentReader):
         return size, ""
 
     def _is_string(self, element: _Element) -> bool:
-        return element.kind is _Kind.TEXT or self._types.get(element.path) == "string"
+        return element.kind is _ElementKind.TEXT or self._types.get(element.path) == "string"
 
     def _string(self, element: _Element, text: str, is_last: bool) -> tuple[int, str]:
-        opening = "" if element.kind is _Kind.TEXT else '"'
-        element.kind = _Kind.TEXT
+        opening = "" if element.kind is _ElementKind.TEXT else '"'
+        element.kind = _ElementKind.TEXT
         end = f"{self._tree.mark}</{element.name}>"
         at = text.find(end)
         if at >= 0:
@@ -92,13 +92,13 @@ class ElementReader(ArgumentReader):
     def _begin(self, parent: _Element, name: str) -> str:
         """Begins an element in another one, which is an object or a list then."""
         opening = ""
-        if parent.kind is _Kind.OPEN:
+        if parent.kind is _ElementKind.OPEN:
             is_list = name == self._tree.item and self._types.get(parent.path) != "object"
-            parent.kind, opening = (_Kind.LIST, "[") if is_list else (_Kind.OBJECT, "{")
+            parent.kind, opening = (_ElementKind.LIST, "[") if is_list else (_ElementKind.OBJECT, "{")
         elif len(self._open) == 1 and not parent.n_children:
             opening = "{"
         lead = ", " if parent.n_children else ""
-        key = "" if parent.kind is _Kind.LIST else f"{json.dumps(name, ensure_ascii=False)}: "
+        key = "" if parent.kind is _ElementKind.LIST else f"{json.dumps(name, ensure_ascii=False)}: "
         parent.n_children += 1
         self._open.append(_Element(name, f"{parent.path}/{name}" if parent.path else name))
         return opening + lead + key
@@ -109,10 +109,10 @@ class ElementReader(ArgumentReader):
             self.is_whole = True
             return 0, "}" if element.n_children else "{}"
         self._open.pop()
-        if element.kind is _Kind.OPEN:
+        if element.kind is _ElementKind.OPEN:
             text = "".join(element.pieces).strip()
             return match.end(), json_of(text) if text else _EMPTY.get(self._types.get(element.path, ""), '""')
-        return match.end(), "]" if element.kind is _Kind.LIST else "}"
+        return match.end(), "]" if element.kind is _ElementKind.LIST else "}"
 
 
 # What strings of Python have behind a backslash, and the same in JSON.
@@ -126,7 +126,7 @@ _WORD = r"(\w*)"
 _BRACKET = re.compile(r"[\[\](){},]|\"(?:\\.|[^\"\\])*\\?\"?|'(?:\\.|[^'\\])*\\?'?", re.DOTALL)
 
 
-class _Mode(Enum):
+class _MemberMode(Enum):
     KEY = "before a key, or the end of the arguments"
     TEXT = "in a string without quotes"
     QUOTED = "in a string between quotes"
@@ -139,7 +139,7 @@ class MemberReader(ArgumentReader):
     def __init__(self, members: ArgumentRow, string_members: Container[str]) -> None:
         self._members = members
         self._string_members = string_members
-        self._mode = _Mode.KEY
+        self._mode = _MemberMode.KEY
         self._is_begun = self._has_cdata = False  # of the string that is read
         self._quote = members.quote  # of the string that is read
         self._n_members = 0
@@ -159,11 +159,11 @@ class MemberReader(ArgumentReader):
 
     def _step(self, text: str, is_last: bool) -> tuple[int, str, bool]:
         """Returns how much of the text is taken, the JSON for it, and whether there is more to do."""
-        if self._mode is _Mode.KEY:
+        if self._mode is _MemberMode.KEY:
             return self._key(text, is_last)
-        if self._mode is _Mode.TEXT:
+        if self._mode is _MemberMode.TEXT:
             return self._text(text, is_last)
-        if self._mode is _Mode.QUOTED:
+        if self._mode is _MemberMode.QUOTED:
             return self._quoted(text, is_last)
         return self._value(text, is_last)
 
@@ -177,24 +177,24 @@ class MemberReader(ArgumentReader):
                 return 0, "", False
             size, kind = match.end(), self._kind(match)
             if quote := next(filter(rest.startswith, quotes), ""):
-                size, kind, self._quote = size + len(quote), _Mode.QUOTED, quote
+                size, kind, self._quote = size + len(quote), _MemberMode.QUOTED, quote
             self._mode, self._is_begun = kind, False
             lead = ", " if self._n_members else "{"
             self._n_members += 1
-            opened = "" if kind is _Mode.VALUE else '"'
+            opened = "" if kind is _MemberMode.VALUE else '"'
             return size, f"{lead}{json.dumps(match[1], ensure_ascii=False)}: {opened}", True
         if pattern.may_follow(text) and (not is_last or text.strip()):
             return len(text) if is_last else 0, "", False  # what is cut off in a key is markup
         self.is_whole = bool(text) or not is_last
         return 0, ("}" if self._n_members else "{}") if self.is_whole else "", False
 
-    def _kind(self, match: re.Match[str]) -> _Mode:
+    def _kind(self, match: re.Match[str]) -> _MemberMode:
         members = self._members
         if members.type_words:
             is_string = match[2] == members.type_word("string")
         else:
             is_string = match[1] in self._string_members and not members.quote
-        return _Mode.TEXT if is_string else _Mode.VALUE
+        return _MemberMode.TEXT if is_string else _MemberMode.VALUE
 
     def _text(self, text: str, is_last: bool) -> tuple[int, str, bool]:
         if not self._is_begun:
@@ -205,7 +205,7 @@ class MemberReader(ArgumentReader):
                 return len(_CDATA), "", True
         size, is_ended = self._until_end(text, is_last)
         if is_ended:
-            self._mode = _Mode.KEY
+            self._mode = _MemberMode.KEY
             return size[1], escaped(text[: size[0]]) + '"', True
         return size[0], escaped(text[: size[0]]), False
 
@@ -213,7 +213,7 @@ class MemberReader(ArgumentReader):
         size, is_ended = self._until_bracket(text) if self._members.quote else self._until_end(text, is_last)
         if not is_ended:  # what is cut off in a value tells no value
             return len(text) if is_last else 0, "", False
-        self._mode = _Mode.KEY
+        self._mode = _MemberMode.KEY
         return size[1], json_of(text[: size[0]]), True
 
     def _quoted(self, text: str, is_last: bool) -> tuple[int, str, bool]:
@@ -225,14 +225,14 @@ class MemberReader(ArgumentReader):
         end = match.end()
         rest = text[end:]
         if rest.startswith(self._quote) and (is_last or rest[len(self._quote) :].strip()):
-            self._mode = _Mode.KEY
+            self._mode = _MemberMode.KEY
             return end + len(self._quote), _json_content(text[:end]) + '"', True
         return end, _json_content(text[:end]), False
 
     def _until_end(self, text: str, is_last: bool) -> tuple[tuple[int, int], bool]:
         """Returns where a value ends, where the text behind it does, and whether this end is there."""
         ends: tuple[str, ...] = self._end, self._space + self._end
-        if self._has_cdata and self._mode is _Mode.TEXT:
+        if self._has_cdata and self._mode is _MemberMode.TEXT:
             ends = tuple(f"]]>{end}" for end in ends)
         at, end_text = first_of(text, ends)
         if at >= 0:

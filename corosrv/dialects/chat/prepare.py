@@ -25,7 +25,7 @@ _ANY_NUMBER = 2**31 - 1  # of tokens: more than any context has
 
 def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
     """Makes the job and the parser of its chunks. Raises Refused for contradictions, and what the model cannot do."""
-    plan = _Plan.from_conversation(conversation, card)
+    plan = _ChatPlan.from_conversation(conversation, card)
     plan.check()
     job, prompt = conversation.job, plan.prompt
     if plan.changes_prompt:
@@ -50,7 +50,7 @@ def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
     return job, parser
 
 
-class _Plan(msgspec.Struct, frozen=True):
+class _ChatPlan(msgspec.Struct, frozen=True):
     """A conversation, the model that answers it, and what follows from both."""
 
     conversation: Conversation
@@ -60,7 +60,7 @@ class _Plan(msgspec.Struct, frozen=True):
     form: CallFormat
 
     @classmethod
-    def from_conversation(cls, conversation: Conversation, card: ModelCard) -> _Plan:
+    def from_conversation(cls, conversation: Conversation, card: ModelCard) -> _ChatPlan:
         prompt = cast(Messages, conversation.job.prompts[0])
         tools = checked(prompt.tools, conversation.places)
         if conversation.tool_choice.choice is CallMode.NONE:

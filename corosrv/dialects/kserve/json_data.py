@@ -38,12 +38,12 @@ def tensor(name: str, datatype: str, shape: Sequence[int], data: object, paramet
 
 def _pack(empty_tensor: Tensor, pieces: Iterable[tuple[list[Any], int]]) -> bytes:
     name, datatype, shape = empty_tensor.name, empty_tensor.datatype, empty_tensor.shape
-    rows: _Rows | None = None
+    rows: _NestedRows | None = None
     packed: list[bytes] = []
     n_found = 0
     for values, n_open in pieces:
         if not packed and values and isinstance(values[0], list):
-            rows = _Rows(name, shape)
+            rows = _NestedRows(name, shape)
         members = values if rows is None else rows.flatten(values, n_open)
         n_found += len(members)
         if n_found > empty_tensor.n_elements:
@@ -67,7 +67,7 @@ def flat(data: list[Any]) -> list[Any]:
     raise Refused(f"data are nested deeper than {shapes.MAX_DIMENSIONS} levels")
 
 
-class _Rows:
+class _NestedRows:
     """Flattens nested lists that come in pieces, and checks that each has as many members as the shape says."""
 
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:

@@ -58,7 +58,7 @@ class LanguageReader(InferReader):
         """
         self._call = call
         self._card = card
-        self._answer = _Answer(call, card, prefix)
+        self._answer = _LanguageAnswer(call, card, prefix)
         self._submit = submit
         self._keeper = keeper
         self._chunks: Reader[Chunk] | None = None
@@ -146,7 +146,7 @@ class LanguageReader(InferReader):
             self._record.end()
 
 
-class _Answer:
+class _LanguageAnswer:
     """Makes the items of a call from its job's chunks."""
 
     __slots__ = ("_call", "_card", "_n_input", "_n_output", "_prefix", "_unary")

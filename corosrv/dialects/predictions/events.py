@@ -94,7 +94,7 @@ class EventReader(Reader[Item]):
     def _wait(self, sink: Sink[Item], timeout: float | None) -> None:
         self._sink = sink
         self._greenlet = gevent.getcurrent()
-        silence = _Silence(timeout, self._on_silence)
+        silence = _SilenceTimer(timeout, self._on_silence)
         self._silence = silence
         self._history.park(self._on_event)
         try:
@@ -143,7 +143,7 @@ class EventReader(Reader[Item]):
         self._on_leave(has_left)
 
 
-class _Silence:
+class _SilenceTimer:
     """Calls `on_end` in the hub when nothing restarted it for `seconds`; never if that is None."""
 
     def __init__(self, seconds: float | None, on_end: Callable[[float], None]) -> None:

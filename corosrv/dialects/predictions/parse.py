@@ -94,7 +94,7 @@ class PredictionCall:
     n_bytes: int = 0  # of the body
 
 
-class _Faults:
+class _BodyFaults:
     """Faults of one body, in the order in which they were found."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ def call(
 
     Raises InvalidInput.
     """
-    faults = _Faults()
+    faults = _BodyFaults()
     if not isinstance(body, dict):
         faults.add("the body must be an object")
         raise InvalidInput(faults.errors)
@@ -139,7 +139,7 @@ def call(
     return result
 
 
-def _id(members: Mapping[str, Any], path_id: str | None, faults: _Faults) -> str | None:
+def _id(members: Mapping[str, Any], path_id: str | None, faults: _BodyFaults) -> str | None:
     words = "must be 1 to 128 characters of A-Z a-z 0-9 . _ ~ -, the first of them no dot"
     if path_id is not None and not is_id(path_id):
         faults.errors.append({"loc": ["path", "prediction_id"], "msg": words, "type": "value_error"})
@@ -151,7 +151,7 @@ def _id(members: Mapping[str, Any], path_id: str | None, faults: _Faults) -> str
     return path_id if path_id is not None else id
 
 
-def _context(members: Mapping[str, Any], faults: _Faults) -> dict[str, str]:
+def _context(members: Mapping[str, Any], faults: _BodyFaults) -> dict[str, str]:
     context: dict[str, Any] = _typed(members, "context", dict, "must be an object of strings", faults) or {}
     for name, value in context.items():
         if not isinstance(value, str):
@@ -164,7 +164,7 @@ def _receiver(
     trace: Mapping[str, str],
     destinations: Destinations,
     to_loopback: bool,
-    faults: _Faults,
+    faults: _BodyFaults,
 ) -> Receiver | None:
     url = _typed(members, "webhook", str, "must be a string", faults)
     if url is not None and not is_http_url(url):
@@ -175,7 +175,7 @@ def _receiver(
     return None if url is None else Receiver(url, events, trace, to_loopback)
 
 
-def _events(members: Mapping[str, Any], faults: _Faults) -> frozenset[Change]:
+def _events(members: Mapping[str, Any], faults: _BodyFaults) -> frozenset[Change]:
     place = "webhook_events_filter"
     names = _typed(members, place, list, f"must be a list of {_EVENTS}", faults)
     if names is None:
@@ -190,7 +190,7 @@ def _events(members: Mapping[str, Any], faults: _Faults) -> frozenset[Change]:
     return frozenset(changes[name] for name in names if isinstance(name, str) and name in changes)
 
 
-def _typed(members: Mapping[str, Any], name: str, kind: type, words: str, faults: _Faults) -> Any:
+def _typed(members: Mapping[str, Any], name: str, kind: type, words: str, faults: _BodyFaults) -> Any:
     """Returns a member if it is of this type; otherwise None, and a fault if it was sent."""
     value = members.get(name)
     if value is None or isinstance(value, kind):

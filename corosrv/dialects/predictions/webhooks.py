@@ -188,7 +188,7 @@ class Receiver:
     to_loopback: bool = False  # it may be on this machine
 
 
-class Plan:
+class WebhookPlan:
     """Decides which event is sent next. Times are passed in; nothing waits.
 
     Start and completed go at once, output and logs together once per window at most: later ones become one
@@ -291,7 +291,7 @@ class _Sender:
         self._webhooks = webhooks
         self._prediction = prediction
         self._receiver = receiver
-        self._plan = Plan(receiver.events, webhooks.interval)
+        self._plan = WebhookPlan(receiver.events, webhooks.interval)
         self._news = Event()
         self._start: list[bytes] | None = None
         prediction.listen(self._on_change)

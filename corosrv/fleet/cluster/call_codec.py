@@ -60,7 +60,7 @@ class _Forward(msgspec.Struct, frozen=True, array_like=True):
     prompt: bytes
 
 
-class _Call(msgspec.Struct, frozen=True, omit_defaults=True):
+class _CodedCall(msgspec.Struct, frozen=True, omit_defaults=True):
     request: WireRequest | None = None
     forward: _Forward | None = None
     stream: bool = False
@@ -71,22 +71,22 @@ class _Call(msgspec.Struct, frozen=True, omit_defaults=True):
     waiting_keys: list[str] = []
 
 
-class _Outputs(msgspec.Struct, frozen=True, omit_defaults=True, tag="outputs"):
+class _CodedOutputs(msgspec.Struct, frozen=True, omit_defaults=True, tag="outputs"):
     outputs: list[WireTensor] = []
     parameters: dict[str, Parameter] = {}
     is_final: bool = False
 
 
-class _Head(msgspec.Struct, frozen=True, tag="head"):
+class _CodedHead(msgspec.Struct, frozen=True, tag="head"):
     answer_status: int
     headers: list[tuple[str, str]]
 
 
-class _Piece(msgspec.Struct, frozen=True, tag="piece"):
+class _CodedPiece(msgspec.Struct, frozen=True, tag="piece"):
     data: bytes
 
 
-_Output = _Outputs | _Head | _Piece
+_Output = _CodedOutputs | _CodedHead | _CodedPiece
 
 
 class _Error(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -98,15 +98,15 @@ class _Error(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_after: int | None = None
 
 
-class _End(msgspec.Struct, frozen=True, omit_defaults=True):
+class _CodedEnd(msgspec.Struct, frozen=True, omit_defaults=True):
     outputs: list[_Output] = []
     error: _Error | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_call = msgspec.msgpack.Decoder(_Call).decode
+_decode_call = msgspec.msgpack.Decoder(_CodedCall).decode
 _decode_outputs = msgspec.msgpack.Decoder(list[_Output]).decode
-_decode_end = msgspec.msgpack.Decoder(_End).decode
+_decode_end = msgspec.msgpack.Decoder(_CodedEnd).decode
 
 
 def encode_call(call: SharedRequest) -> bytes:
@@ -120,7 +120,7 @@ def encode_call(call: SharedRequest) -> bytes:
         outputs = None if request.outputs is None else list(request.outputs)
         wire = WireRequest(_wire_tensors(request.inputs), request.id, dict(request.parameters), outputs)
     return _encode(
-        _Call(
+        _CodedCall(
             wire, forward, call.stream, call.caller, call.request_id, call.priority, call.session,
             list(call.waiting_keys),
         )
@@ -167,7 +167,7 @@ def encode_end(end: SharedEnd) -> bytes:
     wire = None
     if error is not None:
         wire = _Error(str(error), error.status, error.kind.value, error.code, error.param, error.retry_after)
-    return _encode(_End([_wire_output(output) for output in end.outputs], wire))
+    return _encode(_CodedEnd([_wire_output(output) for output in end.outputs], wire))
 
 
 def decode_end(data: bytes) -> SharedEnd:
@@ -210,15 +210,15 @@ def _tensors(wires: Iterable[WireTensor]) -> tuple[Tensor, ...]:
 
 def _wire_output(output: InferOutputs) -> _Output:
     if isinstance(output, AnswerHead):
-        return _Head(output.status, list(output.headers))
+        return _CodedHead(output.status, list(output.headers))
     if isinstance(output, AnswerBody):
-        return _Piece(output.data)
-    return _Outputs(_wire_tensors(output.outputs), dict(output.parameters), output.is_final)
+        return _CodedPiece(output.data)
+    return _CodedOutputs(_wire_tensors(output.outputs), dict(output.parameters), output.is_final)
 
 
 def _output(wire: _Output) -> InferOutputs:
-    if isinstance(wire, _Head):
+    if isinstance(wire, _CodedHead):
         return AnswerHead(status=wire.answer_status, headers=tuple(wire.headers))
-    if isinstance(wire, _Piece):
+    if isinstance(wire, _CodedPiece):
         return AnswerBody(data=wire.data)
     return InferOutputs(_tensors(wire.outputs), wire.parameters, wire.is_final)

@@ -27,7 +27,7 @@ OnReply = Callable[[Reply], object]
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ScriptRun:
     text: str
     keys: Sequence[str]
     arguments: Sequence[Word]
@@ -48,7 +48,7 @@ class ScriptRunner:
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
-        self._runs: deque[_Run] = deque()
+        self._runs: deque[_ScriptRun] = deque()
         self._news = Event()
         self._hashes: dict[str, str] = {}
         self._known: set[str] = set()  # texts that Redis knows, if it is still the same
@@ -81,7 +81,7 @@ class ScriptRunner:
             on_reply(RedisUnavailable("the server is shutting down"))
             return
         n_bytes = sum(len(word) for word in arguments if isinstance(word, (str, bytes)))
-        self._runs.append(_Run(text, keys, arguments, on_reply, n_bytes))
+        self._runs.append(_ScriptRun(text, keys, arguments, on_reply, n_bytes))
         self._news.set()
 
     def run(self, text: str, keys: Sequence[str], arguments: Sequence[Word]) -> Reply:
@@ -112,8 +112,8 @@ class ScriptRunner:
                     for run, reply in zip(batch, replies, strict=True):
                         _tell(run, reply)
 
-    def _take_batch(self) -> list[_Run]:
-        batch: list[_Run] = []
+    def _take_batch(self) -> list[_ScriptRun]:
+        batch: list[_ScriptRun] = []
         n_bytes = 0
         while self._runs and len(batch) < MAX_BATCH and (not batch or n_bytes + self._runs[0].n_bytes <= BATCH_BYTES):
             run = self._runs.popleft()
@@ -121,7 +121,7 @@ class ScriptRunner:
             batch.append(run)
         return batch
 
-    def _execute(self, batch: Sequence[_Run]) -> list[Reply]:
+    def _execute(self, batch: Sequence[_ScriptRun]) -> list[Reply]:
         commands = []
         for run in batch:
             is_known = run.text in self._known
@@ -141,7 +141,7 @@ class ScriptRunner:
                 replies[place] = reply
         return replies
 
-    def _command(self, run: _Run, *words: Word) -> Sequence[Word]:
+    def _command(self, run: _ScriptRun, *words: Word) -> Sequence[Word]:
         return (*words, len(run.keys), *run.keys, *run.arguments)
 
     def _hash(self, text: str) -> str:
@@ -149,12 +149,12 @@ class ScriptRunner:
             self._hashes[text] = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
         return self._hashes[text]
 
-    def _answer(self, runs: Sequence[_Run], error: CorosrvError) -> None:
+    def _answer(self, runs: Sequence[_ScriptRun], error: CorosrvError) -> None:
         for run in runs:
             _tell(run, error.fresh())
 
 
-def _tell(run: _Run, reply: Reply) -> None:
+def _tell(run: _ScriptRun, reply: Reply) -> None:
     try:
         run.on_reply(reply)
     except Exception:

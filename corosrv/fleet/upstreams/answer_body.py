@@ -105,7 +105,7 @@ class BadChunks(BadAnswer):
     """A body is not in chunks as HTTP defines them."""
 
 
-class _Part(Enum):
+class _ChunkPhase(Enum):
     SIZE = "size"
     DATA = "data"
     LINE_END = "line end"  # after the data of a chunk
@@ -120,7 +120,7 @@ class ChunkDecoder:
     """
 
     def __init__(self) -> None:
-        self._part = _Part.SIZE
+        self._part = _ChunkPhase.SIZE
         self._left = 0  # bytes of the chunk that are still to come
         self._line = b""  # the beginning of a line whose end is still to come
         self._n_trailers = 0
@@ -128,7 +128,7 @@ class ChunkDecoder:
 
     @property
     def is_finished(self) -> bool:
-        return self._part is _Part.END
+        return self._part is _ChunkPhase.END
 
     def close(self) -> None:
         """Takes the end of the connection. Raises BadChunks if the body lacks something."""
@@ -141,14 +141,14 @@ class ChunkDecoder:
             data, self._line = self._line + data, b""
         pieces: list[bytes] = []
         position, end = 0, len(data)
-        while position < end and self._part is not _Part.END:
-            if self._part is _Part.DATA:
+        while position < end and self._part is not _ChunkPhase.END:
+            if self._part is _ChunkPhase.DATA:
                 piece = data[position : position + self._left]
                 pieces.append(piece)
                 position += len(piece)
                 self._left -= len(piece)
                 if not self._left:
-                    self._part = _Part.LINE_END
+                    self._part = _ChunkPhase.LINE_END
                 continue
             line_end = data.find(b"\n", position, position + MAX_LINE) + 1
             if not line_end:
@@ -158,18 +158,18 @@ class ChunkDecoder:
                 break
             self._take_line(data[position:line_end])
             position = line_end
-        self.has_more = self._part is _Part.END and position < end
+        self.has_more = self._part is _ChunkPhase.END and position < end
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _take_line(self, line: bytes) -> None:
-        if self._part is _Part.SIZE:
+        if self._part is _ChunkPhase.SIZE:
             self._take_size(line)
-        elif self._part is _Part.LINE_END:
+        elif self._part is _ChunkPhase.LINE_END:
             if line not in (b"\r\n", b"\n"):
                 raise BadChunks("a chunk is longer than it said")
-            self._part = _Part.SIZE
+            self._part = _ChunkPhase.SIZE
         elif line in (b"\r\n", b"\n"):
-            self._part = _Part.END
+            self._part = _ChunkPhase.END
         else:
             self._n_trailers += len(line)
             if self._n_trailers > MAX_TRAILERS:
@@ -180,7 +180,7 @@ class ChunkDecoder:
         if match is None:
             raise BadChunks(f"{line[:40]!r} is no size of a chunk")
         self._left = int(match[1], 16)
-        self._part = _Part.DATA if self._left else _Part.TRAILERS
+        self._part = _ChunkPhase.DATA if self._left else _ChunkPhase.TRAILERS
 
 
 _LENGTH = re.compile(r"[0-9]{1,15}")

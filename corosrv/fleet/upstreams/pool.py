@@ -47,7 +47,7 @@ class UpstreamPoolSettings:
 
 
 @dataclass(slots=True)
-class _Member:
+class _PoolMember:
     """Holds an upstream and what belongs to its entry in the pool."""
 
     upstream: Upstream
@@ -77,7 +77,7 @@ class UpstreamPool:
                 logs_json=settings.logs_json,
             )
         )
-        self._members: dict[str, _Member] = {}  # by id
+        self._members: dict[str, _PoolMember] = {}  # by id
         self._models: tuple[str, ...] | None = None  # of all upstreams; None until it is asked for after a change
         self._is_started = False
         self._is_stopping = False
@@ -162,7 +162,7 @@ class UpstreamPool:
             if member.upstream.spec.url == spec.url and not member.upstream.is_draining:
                 return member.upstream, False
         upstream = Upstream(upstream_id(spec.url, self._members), spec, self._settings.limits)
-        member = self._members[upstream.id] = _Member(upstream, Prober(upstream))
+        member = self._members[upstream.id] = _PoolMember(upstream, Prober(upstream))
         upstream.on_pause = lambda: self._give_up_or_not(member, False, time.monotonic())
         self._models = None
         words = "calls at once" if spec.concurrency else "calls at once unless it names another number"
@@ -199,7 +199,7 @@ class UpstreamPool:
             member.leaving.kill(block=False)
             member.leaving = gevent.spawn(self._drain, member, 0.0)
 
-    def _drain(self, member: _Member, timeout: float) -> None:
+    def _drain(self, member: _PoolMember, timeout: float) -> None:
         upstream = member.upstream
         if not upstream.wait_idle(timeout):
             upstream.abort()
@@ -207,7 +207,7 @@ class UpstreamPool:
         upstream.aborter.wait(TIME_LIMIT)
         self._leave(member)
 
-    def _leave(self, member: _Member) -> None:
+    def _leave(self, member: _PoolMember) -> None:
         upstream = member.upstream
         upstream.abort()
         if member.host is not None:
@@ -223,7 +223,7 @@ class UpstreamPool:
 
     # Probes.
 
-    def _probe_on(self, member: _Member) -> None:
+    def _probe_on(self, member: _PoolMember) -> None:
         upstream = member.upstream
         while not upstream.is_gone:
             try:
@@ -234,7 +234,7 @@ class UpstreamPool:
             gevent.sleep(min(failures.SHORTEST_INTERVAL, upstream.probes.interval))
             upstream.has_doubt.wait(max(upstream.probes.interval - failures.SHORTEST_INTERVAL, 0.0))
 
-    def _probe(self, member: _Member) -> None:
+    def _probe(self, member: _PoolMember) -> None:
         upstream = member.upstream
         upstream.has_doubt.clear()
         began_at = time.monotonic()
@@ -263,7 +263,7 @@ class UpstreamPool:
                 log.warning("upstream %s is not well: %s", upstream.id, upstream.probes.reason)
             upstream.changed()
 
-    def _give_up_or_not(self, member: _Member, has_changed: bool, now: float) -> None:
+    def _give_up_or_not(self, member: _PoolMember, has_changed: bool, now: float) -> None:
         """Refuses calls that wait for an upstream which was down for `patience` seconds, or asks for a longer pause."""
         upstream, patience = member.upstream, self._settings.patience
         if has_changed and not upstream.probes.is_up:
@@ -276,7 +276,7 @@ class UpstreamPool:
         if before != (member.is_given_up, member.pause):
             self._expect()
 
-    def _offer(self, member: _Member, models: ListedModels) -> None:
+    def _offer(self, member: _PoolMember, models: ListedModels) -> None:
         """Offers the models that an upstream lists, or those that it listed before."""
         upstream = member.upstream
         upstream.is_sglang = models.is_sglang
@@ -301,7 +301,7 @@ class UpstreamPool:
         for member in self._members.values():
             self._expect_member(member)
 
-    def _expect_member(self, member: _Member) -> None:
+    def _expect_member(self, member: _PoolMember) -> None:
         upstream = member.upstream
         self.dispatcher.expect(
             upstream.id,

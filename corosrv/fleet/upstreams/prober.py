@@ -26,7 +26,7 @@ ROOM_PATHS = ("/props", "/get_server_info", "/server_info?config_format=json")
 _IN_WORDS = re.compile(r"\bmax_num_seqs=([0-9]{1,6})\b")
 
 
-class _State(msgspec.Struct):
+class _SchedulerState(msgspec.Struct):
     effective_max_running_requests_per_dp: Any = None
 
 
@@ -35,7 +35,7 @@ class _Description(msgspec.Struct):
 
     total_slots: Any = None
     max_running_requests: Any = None
-    internal_states: list[_State] = []  # of SGLang's workers beside each other
+    internal_states: list[_SchedulerState] = []  # of SGLang's workers beside each other
     vllm_config: Any = None  # an object, or its words in older versions
 
 
@@ -76,13 +76,13 @@ _SGLANG = "sglang"  # owns, by its list, the models of an SGLang server
 _HEADERS = (("Accept", "application/json"),)
 
 
-class _Model(msgspec.Struct):
+class _ModelOfServer(msgspec.Struct):
     id: str
     owned_by: Any = None
 
 
 class _Listing(msgspec.Struct):
-    data: list[_Model] = []
+    data: list[_ModelOfServer] = []
 
 
 _listing = msgspec.json.Decoder(_Listing)
@@ -160,7 +160,7 @@ class Prober:
         self._room_paths = ()
         return None
 
-    def _names(self, models: list[_Model]) -> tuple[str, ...] | None:
+    def _names(self, models: list[_ModelOfServer]) -> tuple[str, ...] | None:
         names = dict.fromkeys(model.id for model in models if _is_name(model.id))
         if len(names) > MAX_MODELS:
             log.warning("upstream %s lists %d models; %d are served", self._upstream.id, len(names), MAX_MODELS)

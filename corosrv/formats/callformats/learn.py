@@ -59,7 +59,7 @@ def learn_members(render: CallRendering) -> ArgumentRow | None:
     if not quote or quote == string_start or string_rest != quote + number_rest:
         quote = ""
     string_start, string_rest = string_start[: len(string_start) - len(quote)], string_rest[len(quote) :]
-    values = _Values(render, string_start, number_rest)
+    values = _ValueForms(render, string_start, number_rest)
     if number_rest != string_rest or not values.are_known:
         return None
     joint, sorts_keys = _joint(render, len(quote))
@@ -106,7 +106,7 @@ def _edges(lone: str, empty: str, string_rest: str) -> tuple[str, str, bool]:
     return before[len(lead) :], closing, len(without) == len(lead) + len(trail)
 
 
-class _Values:
+class _ValueForms:
     """Finds how values of each type are written, and what stands between keys and them."""
 
     def __init__(self, render: CallRendering, string_start: str, after_value: str) -> None:
@@ -160,7 +160,7 @@ _NOTATION = re.compile(rf"\{{{KEY}:(\W+)(?:{VALUE}|{OTHER_VALUE})\1\}}")
 _IDENTIFIER = re.compile(rf"{NAME}|{OTHER_NAME}|(?:call_)?nedcallz[12]")
 
 
-class _Piece(NamedTuple):
+class _CallPiece(NamedTuple):
     field: CallField
     begin: int
     end: int
@@ -304,13 +304,13 @@ def _argument_spans(calls: str, form: CallFormat) -> list[tuple[int, int]]:
     return spans
 
 
-def _split(calls: str, *arguments: tuple[int, int]) -> tuple[list[_Piece], list[str]]:
+def _split(calls: str, *arguments: tuple[int, int]) -> tuple[list[_CallPiece], list[str]]:
     """Returns the fields in a text of calls, and the texts before, between and behind them."""
-    pieces = [_Piece(CallField.ARGUMENTS, *span) for span in arguments]
+    pieces = [_CallPiece(CallField.ARGUMENTS, *span) for span in arguments]
     for match in _IDENTIFIER.finditer(calls):
         if not any(begin <= match.start() < end for begin, end in arguments):
             field = CallField.NAME if match[0] in (NAME, OTHER_NAME) else CallField.ID
-            pieces.append(_Piece(field, *match.span()))
+            pieces.append(_CallPiece(field, *match.span()))
     pieces.sort(key=lambda piece: piece.begin)
     edges = [0, *(edge for piece in pieces for edge in (piece.begin, piece.end)), len(calls)]
     return pieces, [calls[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -62,7 +62,7 @@ _PAD = 64  # characters before and after what a pattern without anchors asks for
 
 
 @dataclass
-class _Parser:
+class _PatternParser:
     """Parses by recursive descent, as deep as the limits allow."""
 
     text: str
@@ -290,7 +290,7 @@ def _parse(text: str, limits: SchemaLimits, pad: Node) -> Node:
     """Parses a pattern, with `pad` where it has no anchor at its beginning or its end."""
     if len(text) > limits.pattern_chars:
         raise PatternError(f"it has {len(text)} characters, and at most {limits.pattern_chars} are taken")
-    parser = _Parser(text, limits)
+    parser = _PatternParser(text, limits)
     tree = parser.parse()
     unanchored, n_edges = _between_edges(tree, pad)
     if n_edges != parser.n_edges:

@@ -27,36 +27,36 @@ Word = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 Words = Annotated[list[Word], Meta(min_length=1, max_length=MAX_PARTS)]
 
 
-class _Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", kw_only=True):
+class _FormatBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", kw_only=True):
     """One format; its `type` says which."""
 
 
-class ConstString(_Format, tag="const_string", frozen=True):
+class ConstString(_FormatBase, tag="const_string", frozen=True):
     value: str
 
 
-class SchemaContent(_Format, tag="json_schema", frozen=True):
+class SchemaContent(_FormatBase, tag="json_schema", frozen=True):
     json_schema: dict[str, Any] | bool
     style: Literal["json"] = "json"
 
 
-class RegexContent(_Format, tag="regex", frozen=True):
+class RegexContent(_FormatBase, tag="regex", frozen=True):
     pattern: str
 
 
-class AnyText(_Format, tag="any_text", frozen=True):
+class AnyText(_FormatBase, tag="any_text", frozen=True):
     excludes: Annotated[list[Word], Meta(max_length=MAX_PARTS)] = []
 
 
-class SequenceFormat(_Format, tag="sequence", frozen=True):
+class SequenceFormat(_FormatBase, tag="sequence", frozen=True):
     elements: Annotated[list[Format], Meta(min_length=1, max_length=MAX_PARTS)]
 
 
-class OrFormat(_Format, tag="or", frozen=True):
+class OrFormat(_FormatBase, tag="or", frozen=True):
     elements: Annotated[list[Format], Meta(min_length=1, max_length=MAX_PARTS)]
 
 
-class TagFormat(_Format, tag="tag", frozen=True):
+class TagFormat(_FormatBase, tag="tag", frozen=True):
     begin: TagText
     content: Format
     end: TagText | Annotated[list[Word], Meta(min_length=1, max_length=MAX_PARTS)]
@@ -65,7 +65,7 @@ class TagFormat(_Format, tag="tag", frozen=True):
 Tags = Annotated[list[TagFormat], Meta(min_length=1, max_length=MAX_PARTS)]
 
 
-class TriggeredTags(_Format, tag="triggered_tags", frozen=True):
+class TriggeredTags(_FormatBase, tag="triggered_tags", frozen=True):
     triggers: Words
     tags: Tags
     at_least_one: bool = False
@@ -73,7 +73,7 @@ class TriggeredTags(_Format, tag="triggered_tags", frozen=True):
     excludes: Annotated[list[Word], Meta(max_length=MAX_PARTS)] = []
 
 
-class TagsWithSeparator(_Format, tag="tags_with_separator", frozen=True):
+class TagsWithSeparator(_FormatBase, tag="tags_with_separator", frozen=True):
     tags: Tags
     separator: TagText
     at_least_one: bool = False

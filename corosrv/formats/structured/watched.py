@@ -68,14 +68,14 @@ class WordOverlap(ValueError):
 
 
 @dataclass(slots=True, eq=False)
-class _State:
+class _WordState:
     """The longest beginning of a word that the text read so far ends with."""
 
-    children: dict[str, _State] = field(default_factory=dict)  # one letter longer, by that letter
+    children: dict[str, _WordState] = field(default_factory=dict)  # one letter longer, by that letter
     word: str | None = None  # set where the beginning is the whole word
     number: int = 0
-    fallback: _State | None = None  # the longest other beginning that this one ends with; None for the root
-    steps: dict[str, _State] = field(default_factory=dict)  # by the next letter; any other letter leads to the root
+    fallback: _WordState | None = None  # the longest other beginning that this one ends with; None for the root
+    steps: dict[str, _WordState] = field(default_factory=dict)  # by the next letter; any other letter leads to the root
 
 
 def watched_text(
@@ -106,15 +106,15 @@ def watched_text(
         yield f"{prefix}-{state.number}", _body(state, words, prefix, may_end)
 
 
-def _trie(words: Iterable[str], look: Callable[[int], object]) -> _State:
-    root = _State()
+def _trie(words: Iterable[str], look: Callable[[int], object]) -> _WordState:
+    root = _WordState()
     n_states = 1
     for n_words, word in enumerate(words, 1):
         state = root
         for letter in word:
             child = state.children.get(letter)
             if child is None:
-                child = state.children[letter] = _State()
+                child = state.children[letter] = _WordState()
                 n_states += 1
             state = child
         state.word = word
@@ -122,7 +122,7 @@ def _trie(words: Iterable[str], look: Callable[[int], object]) -> _State:
     return root
 
 
-def _check_apart(state: _State) -> None:
+def _check_apart(state: _WordState) -> None:
     """Raises WordOverlap if a word stands at the beginning, or as the end, of a longer one that begins with `state`.
 
     Called from short beginnings to long ones, so that a word at another place in a word has been found before.
@@ -135,7 +135,7 @@ def _check_apart(state: _State) -> None:
         raise WordOverlap(inner, state.word)
 
 
-def _body(state: _State, words: Mapping[str, str | None], prefix: str, may_end: bool) -> str:
+def _body(state: _WordState, words: Mapping[str, str | None], prefix: str, may_end: bool) -> str:
     """Writes what may follow a beginning of a word."""
     steps = sorted(state.steps.items())
     other = char_set([(ord(letter), ord(letter)) for letter, _ in steps] or [(0, 0)], is_negated=True)

@@ -73,7 +73,7 @@ class LocalModels(Protocol):
         """Makes the answer of GET /v1/models, also while they are loading."""
 
 
-class Choice:
+class ServerChoice:
     """Chooses between a model that is served here and upstreams."""
 
     def __init__(self, pool: UpstreamPool, local: LocalModels, *, is_strict: bool) -> None:
@@ -123,7 +123,7 @@ class ForwardingRoutes:
         self._forwarder = forwarder
         self._answers = answers
         self._local = local
-        self._choice = None if local is None else Choice(pool, local, is_strict=is_strict)
+        self._choice = None if local is None else ServerChoice(pool, local, is_strict=is_strict)
         self._created = int(time.time())
         self._paths: dict[str, str] = {}  # by the rule of a request, which may have a prefix
 

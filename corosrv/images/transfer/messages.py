@@ -14,7 +14,7 @@ PROTOCOL_VERSION = 3
 MROPE, NON_CAUSAL = "mrope", "non_causal"  # what rows may need of the decode loop
 
 
-class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
+class _TransferMessage(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
     epoch: int
 
 
@@ -60,7 +60,7 @@ class RowSegment(msgspec.Struct, frozen=True, tag="rows", tag_field="kind", omit
 Segment = TokenSegment | RowSegment
 
 
-class Hello(_Message, frozen=True, tag="hello"):
+class Hello(_TransferMessage, frozen=True, tag="hello"):
     """Comes first in both directions: to the encoder with the pool as a descriptor, and back once it has loaded.
 
     `n_embd`: the width of a row; 0 from a side that does not know it. An encoder that differs is not used.
@@ -74,14 +74,14 @@ class Hello(_Message, frozen=True, tag="hello"):
 # To the encoder.
 
 
-class OpenTransfer(_Message, frozen=True, tag="open"):
+class OpenTransfer(_TransferMessage, frozen=True, tag="open"):
     """Asks for the rows of an image. `tid` is higher than any before it."""
 
     tid: int
     image: ImagePixels
 
 
-class GrantBlocks(_Message, frozen=True, tag="grant"):
+class GrantBlocks(_TransferMessage, frozen=True, tag="grant"):
     """Lends blocks for the rows from `offset` on, once they are described; `capacity` is blocks times block_rows.
 
     Generations begin at 1.
@@ -94,19 +94,19 @@ class GrantBlocks(_Message, frozen=True, tag="grant"):
     capacity: int
 
 
-class CancelTransfer(_Message, frozen=True, tag="cancel"):
+class CancelTransfer(_TransferMessage, frozen=True, tag="cancel"):
     """Stops a transfer; answered by TransferAborted."""
 
     tid: int
 
 
-class CloseTransfer(_Message, frozen=True, tag="close"):
+class CloseTransfer(_TransferMessage, frozen=True, tag="close"):
     """Ends a transfer of which all rows were copied; the encoder drops its own."""
 
     tid: int
 
 
-class MeasureImage(_Message, frozen=True, tag="measure"):
+class MeasureImage(_TransferMessage, frozen=True, tag="measure"):
     """Asks how many tokens an image of a size becomes; answered by ImageMeasured, before the next encode begins."""
 
     width: int
@@ -116,7 +116,7 @@ class MeasureImage(_Message, frozen=True, tag="measure"):
 # To the language side.
 
 
-class TransferMeta(_Message, frozen=True, tag="meta"):
+class TransferMeta(_TransferMessage, frozen=True, tag="meta"):
     """Describes the item once it is encoded. `total` is the sum of the rows of its segments."""
 
     tid: int
@@ -125,7 +125,7 @@ class TransferMeta(_Message, frozen=True, tag="meta"):
     segments: tuple[Segment, ...]
 
 
-class BlocksFilled(_Message, frozen=True, tag="filled"):
+class BlocksFilled(_TransferMessage, frozen=True, tag="filled"):
     """Reports that rows `offset` to `offset + n` and the headers of their blocks are written."""
 
     tid: int
@@ -135,7 +135,7 @@ class BlocksFilled(_Message, frozen=True, tag="filled"):
     total: int
 
 
-class EncodeFailed(_Message, frozen=True, tag="enc_failed"):
+class EncodeFailed(_TransferMessage, frozen=True, tag="enc_failed"):
     """Reports that a transfer was given up, and that nothing more will be written for it."""
 
     tid: int
@@ -143,13 +143,13 @@ class EncodeFailed(_Message, frozen=True, tag="enc_failed"):
     text: str
 
 
-class TransferAborted(_Message, frozen=True, tag="aborted"):
+class TransferAborted(_TransferMessage, frozen=True, tag="aborted"):
     """Answers CancelTransfer: nothing more will be written for the transfer."""
 
     tid: int
 
 
-class ImageMeasured(_Message, frozen=True, tag="measured"):
+class ImageMeasured(_TransferMessage, frozen=True, tag="measured"):
     """Answers MeasureImage. `n_tokens`: rows, and tokens around and between them; 0 where the size has none."""
 
     width: int

@@ -26,7 +26,7 @@ log = logging.getLogger("corosrv.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _LoadedParts:
     """The parts of an engine whose model is ready."""
 
     native: NativeEngine
@@ -49,7 +49,7 @@ class Engine:
         self._settings = settings = settings if isinstance(settings, ModelSettings) else settings.models[0]
         self._pid = os.getpid()
         self._native: NativeEngine | None = None
-        self._loaded: _Loaded | None = None
+        self._loaded: _LoadedParts | None = None
         self._adapters = Adapters(settings.adapters)
         self._notes = TaskNotes(settings.queue)
         self._shortage = DescriptorShortage()
@@ -109,13 +109,13 @@ class Engine:
                 asked, self._loaded.card.id, info.context_train, info.context,
             )  # fmt: skip
 
-    def _look_at(self, native: NativeEngine) -> _Loaded:
+    def _look_at(self, native: NativeEngine) -> _LoadedParts:
         settings, info = self._settings, native.info()
         vocabulary = EngineVocabulary(
             native, info, settings.template, settings.reasoning != "off", has_safe_template=settings.is_synthetic
         )
         card = model_card(settings, info, vocabulary.traits)
-        return _Loaded(
+        return _LoadedParts(
             native,
             info,
             vocabulary,
@@ -142,7 +142,7 @@ class Engine:
         if self._loaded is None:
             raise errors.Starting("the model is still loading")
 
-    def _model(self) -> _Loaded:
+    def _model(self) -> _LoadedParts:
         """Raises as `check` does."""
         self.check()
         assert self._loaded is not None

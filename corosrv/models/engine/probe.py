@@ -121,7 +121,7 @@ def _probe(options: Options) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class _TrialReport:
     """Tells what became of a child: the signal that it died of, or what own kernels computed otherwise; or neither."""
 
     death: str = ""
@@ -132,7 +132,7 @@ class _Trial:
         return not self.death and not self.difference
 
 
-def _try(options: Options) -> _Trial:
+def _try(options: Options) -> _TrialReport:
     """Runs a child. One that takes too long is tried again.
 
     Raises InconclusiveTrialError when all of them do, or where one was killed, and ModelFailed with the child's own
@@ -149,15 +149,15 @@ def _try(options: Options) -> _Trial:
     raise InconclusiveTrialError(f"a child process did not decode a few tokens in {time_limit:g} s, {N_TRIES} times")
 
 
-def _read_end(child: subprocess.CompletedProcess[bytes]) -> _Trial:
+def _read_end(child: subprocess.CompletedProcess[bytes]) -> _TrialReport:
     if child.returncode == -signal.SIGKILL:  # which no instruction of a library raises
         raise InconclusiveTrialError("a child process that tries the model was killed, perhaps for want of memory")
     if child.returncode < 0:
-        return _Trial(death=signal.Signals(-child.returncode).name)
+        return _TrialReport(death=signal.Signals(-child.returncode).name)
     if child.returncode == TrialStatus.HEALTHY:
-        return _Trial()
+        return _TrialReport()
     if child.returncode == TrialStatus.DIFFERS:
-        return _Trial(difference=_last_line(child.stdout))
+        return _TrialReport(difference=_last_line(child.stdout))
     if child.returncode == TrialStatus.REFUSED:
         raise ModelFailed(_last_line(child.stdout))
     words = _last_line(child.stderr) or "it says nothing"

@@ -87,7 +87,7 @@ def _identity(path: str) -> str:
 
 def _head_hash(file: BinaryIO) -> str:
     """Hashes a file up to the end of its list of tensors. Raises BrokenFile."""
-    head = _Head(file)
+    head = _HashedHead(file)
     if head.take(4) != b"GGUF":
         raise gguf.BrokenFile("no GGUF")
     head.take(4)  # the version
@@ -101,7 +101,7 @@ def _head_hash(file: BinaryIO) -> str:
     return head.hexdigest()
 
 
-class _Head:
+class _HashedHead:
     """Reads a file from its beginning, and hashes all that it passes."""
 
     def __init__(self, file: BinaryIO) -> None:

@@ -27,11 +27,11 @@ class Outcomes(Protocol):
     def fail(self, call: QueuedCall, error: CorosrvError, is_batch: bool) -> None:
         """Takes the failure of a call. `is_batch`: of its whole batch, with that of all others."""
 
-    def finish_attempt(self, attempt: HandOver) -> None:
+    def finish_attempt(self, attempt: CallFollower) -> None:
         """Takes the end of a hand-over, once, before the failures of its calls."""
 
 
-class HandOver(CallListener):
+class CallFollower(CallListener):
     """Follows one call or batch that a worker has. Each call hears of its end once, and an abandoned one of nothing."""
 
     __slots__ = (

@@ -30,7 +30,7 @@ from corosrv.contracts.jobs.job import Terms
 from corosrv.workers.dispatch.answers import CallRecords, choose
 from corosrv.workers.dispatch.call import CallState, QueuedCall
 from corosrv.workers.dispatch.estimates import outcome_of
-from corosrv.workers.dispatch.handover import HandOver, Outcomes
+from corosrv.workers.dispatch.handover import CallFollower, Outcomes
 from corosrv.workers.dispatch.timetable import Timetable
 from corosrv.workers.dispatch.waiting import WaitingCalls
 
@@ -258,7 +258,7 @@ class CallLives(Outcomes):
         elif not self._try_again(call, error, is_batch):
             self._end(call, error)
 
-    def finish_attempt(self, attempt: HandOver) -> None:
+    def finish_attempt(self, attempt: CallFollower) -> None:
         if attempt.is_shared:
             return
         attempt.running_of.discard(attempt.number)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from corosrv.base.errors import DeadlinePassed
 from corosrv.workers.dispatch.call import CallState, QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
-from corosrv.workers.dispatch.handover import HandOver, handed_call
+from corosrv.workers.dispatch.handover import CallFollower, handed_call
 from corosrv.workers.dispatch.host import HandlerHost
 from corosrv.workers.dispatch.lives import CallLives
 from corosrv.workers.dispatch.policy import Policy, idleness
@@ -98,7 +98,7 @@ class Scheduler:
     def share(self, call: QueuedCall, sharing: CallSharing) -> None:
         """Takes a new call, and puts it into the queue that several fronts share."""
         self._lives.begin(call)
-        attempt = HandOver(self._lives, sharing.host, [call], self._clock(), is_shared=True)
+        attempt = CallFollower(self._lives, sharing.host, [call], self._clock(), is_shared=True)
         attempt.watch(sharing.put(call, attempt))
 
     def resume(self, call: QueuedCall) -> None:
@@ -190,7 +190,7 @@ class Scheduler:
         first = calls[0]
         first.traffic.count_start(len(calls), now)
         group.turn = first.entry.turn = number = next(self._turns)
-        attempt = HandOver(self._lives, group.host, calls, now, number=number, running_of=group.running)
+        attempt = CallFollower(self._lives, group.host, calls, now, number=number, running_of=group.running)
         for call in calls:
             self._timetable.cancel(call.appointment)
             call.traffic.count_wait(now - call.waits_since)

@@ -21,7 +21,7 @@ from corosrv.workers.wire.messages import DroppedLogs, Fatal, Lanes, Log, SlotFa
 PROTOCOL = 1  # of these messages; a worker that speaks another one is refused
 
 
-class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
+class _CallMessage(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
     pass
 
 
@@ -75,7 +75,7 @@ class PoolCard(msgspec.Struct, frozen=True, omit_defaults=True):
 # Control channel, to the worker.
 
 
-class InitApp(_Message, frozen=True, tag="init_app"):
+class InitApp(_CallMessage, frozen=True, tag="init_app"):
     """Comes first and names the application to import. `is_factory`: the reference names a function that makes it."""
 
     app_ref: str
@@ -85,14 +85,14 @@ class InitApp(_Message, frozen=True, tag="init_app"):
     protocol: int = PROTOCOL
 
 
-class StartPool(_Message, frozen=True, tag="start_pool"):
+class StartPool(_CallMessage, frozen=True, tag="start_pool"):
     """Tells a worker that has said Loaded which pool it works for, and what it is called there."""
 
     pool: str
     worker_id: str = ""
 
 
-class CancelCall(_Message, frozen=True, tag="cancel_call"):
+class CancelCall(_CallMessage, frozen=True, tag="cancel_call"):
     """Cancels the call of this id, or one item of its batch; does nothing once the slot runs another."""
 
     slot: int
@@ -101,7 +101,7 @@ class CancelCall(_Message, frozen=True, tag="cancel_call"):
     is_deadline: bool = False  # its time is over, which the handler is told in place of a cancel
 
 
-class StopWorker(_Message, frozen=True, tag="stop_worker"):
+class StopWorker(_CallMessage, frozen=True, tag="stop_worker"):
     """Runs `on_stop` and ends the worker. Sent when nothing runs any more, or when its time is over."""
 
     grace_ms: float = 10_000.0  # for on_stop
@@ -110,40 +110,40 @@ class StopWorker(_Message, frozen=True, tag="stop_worker"):
 # Control channel, to the server.
 
 
-class Loaded(_Message, frozen=True, tag="loaded"):
+class Loaded(_CallMessage, frozen=True, tag="loaded"):
     """Reports that the application was imported. Nothing of it was started yet."""
 
     pools: list[PoolCard]
     protocol: int = PROTOCOL
 
 
-class Registered(_Message, frozen=True, tag="registered"):
+class Registered(_CallMessage, frozen=True, tag="registered"):
     """Reports that the pool's handlers have started: the worker takes calls as soon as it has its lanes."""
 
     handlers: list[HandlerCard]
 
 
-class Heartbeat(_Message, frozen=True, tag="heartbeat"):
+class Heartbeat(_CallMessage, frozen=True, tag="heartbeat"):
     """Comes every 1.6 seconds while the worker's control thread turns. A hint for tables, and never more."""
 
     in_flight: int
     rss: int  # bytes
 
 
-class StartFailed(_Message, frozen=True, tag="start_failed"):
+class StartFailed(_CallMessage, frozen=True, tag="start_failed"):
     """Reports that the application could not be imported, or the pool not be started; the worker ends."""
 
     error: str
 
 
-class WorkerStopped(_Message, frozen=True, tag="worker_stopped"):
+class WorkerStopped(_CallMessage, frozen=True, tag="worker_stopped"):
     """Reports, as the last message, that `on_stop` has run."""
 
 
 # Lane, to the worker.
 
 
-class RunCall(_Message, frozen=True, tag="run_call"):
+class RunCall(_CallMessage, frozen=True, tag="run_call"):
     """Runs a handler. `requests` has one member, or those of a batch, whose answers name them by their position.
 
     `handler`: its position in Registered.handlers. `budget_us`: microseconds that are left until the deadline of each
@@ -163,7 +163,7 @@ class RunCall(_Message, frozen=True, tag="run_call"):
 # last item has one, the slot is idle again.
 
 
-class CallOutputs(_Message, frozen=True, tag="outputs"):
+class CallOutputs(_CallMessage, frozen=True, tag="outputs"):
     """Brings one answer of one item."""
 
     id: int
@@ -173,14 +173,14 @@ class CallOutputs(_Message, frozen=True, tag="outputs"):
     item: int = 0
 
 
-class CallEnd(_Message, frozen=True, tag="end"):
+class CallEnd(_CallMessage, frozen=True, tag="end"):
     """Reports that one item has ended well."""
 
     id: int
     item: int = 0
 
 
-class CallFailure(_Message, frozen=True, tag="failure"):
+class CallFailure(_CallMessage, frozen=True, tag="failure"):
     """Reports that one item has failed.
 
     `kind`: invalid_input, not_found, conflict, unavailable, cancelled, deadline or failed. The message of all but the
@@ -197,7 +197,7 @@ class CallFailure(_Message, frozen=True, tag="failure"):
 # The `number` is the asking side's own. Answers come as AskOutputs, and one AskEnd, which is the last.
 
 
-class Ask(_Message, frozen=True, tag="ask"):
+class Ask(_CallMessage, frozen=True, tag="ask"):
     """Asks the dispatcher to run a call. Either `model` or `capability` is there."""
 
     number: int
@@ -217,20 +217,20 @@ class Ask(_Message, frozen=True, tag="ask"):
     object_inputs: list[ObjectInput] = []  # beside those of the request
 
 
-class AskCancel(_Message, frozen=True, tag="ask_cancel"):
+class AskCancel(_CallMessage, frozen=True, tag="ask_cancel"):
     """Cancels an ask; its AskEnd still comes."""
 
     number: int
 
 
-class AskTaken(_Message, frozen=True, tag="ask_taken"):
+class AskTaken(_CallMessage, frozen=True, tag="ask_taken"):
     """Says that so many outputs were passed on; at most ASK_WINDOW may be on their way."""
 
     number: int
     count: int
 
 
-class AskOutputs(_Message, frozen=True, tag="ask_outputs"):
+class AskOutputs(_CallMessage, frozen=True, tag="ask_outputs"):
     """Brings one answer of an ask. `model` and `version` name the handler that answers."""
 
     number: int
@@ -241,7 +241,7 @@ class AskOutputs(_Message, frozen=True, tag="ask_outputs"):
     version: str = ""
 
 
-class AskEnd(_Message, frozen=True, tag="ask_end"):
+class AskEnd(_CallMessage, frozen=True, tag="ask_end"):
     """Ends an ask. `status`: the HTTP status of its error; 0 if it went well."""
 
     number: int
@@ -262,7 +262,7 @@ ASK_WINDOW = 16
 # ObjectAnswer. A content of MIN_ATTACHED bytes or more travels in a sealed memory file beside the message.
 
 
-class ObjectCreate(_Message, frozen=True, tag="object_create"):
+class ObjectCreate(_CallMessage, frozen=True, tag="object_create"):
     """Stores a value. `n_attached`: the bytes of its content in the memory file; -1: it is in `data`."""
 
     number: int
@@ -274,26 +274,26 @@ class ObjectCreate(_Message, frozen=True, tag="object_create"):
     ttl_s: float = 3600.0
 
 
-class ObjectLookup(_Message, frozen=True, tag="object_lookup"):
+class ObjectLookup(_CallMessage, frozen=True, tag="object_lookup"):
     """Asks which object a key finds."""
 
     number: int
     key: str
 
 
-class ObjectGet(_Message, frozen=True, tag="object_get"):
+class ObjectGet(_CallMessage, frozen=True, tag="object_get"):
     """Asks for the content of an object."""
 
     number: int
     id: str
 
 
-class ObjectDelete(_Message, frozen=True, tag="object_delete"):
+class ObjectDelete(_CallMessage, frozen=True, tag="object_delete"):
     number: int
     id: str
 
 
-class ObjectAnswer(_Message, frozen=True, tag="object_answer"):
+class ObjectAnswer(_CallMessage, frozen=True, tag="object_answer"):
     """Answers an ObjectAsk.
 
     `status`: the HTTP status of its error, 0 if it went well. `ref`: the object; None if the key finds none.

@@ -29,7 +29,7 @@ class Codec(Protocol[Out_contra, In_co]):
         """Returns the message; None for one of an unknown kind, to be skipped. Raises BadFrame for invalid data."""
 
 
-class _Kind(msgspec.Struct):
+class _TypedMessage(msgspec.Struct):
     type: str
 
 
@@ -53,7 +53,7 @@ class StructCodec(Generic[Out, In]):
         """Makes a codec that decodes `incoming`, a union of tagged structs."""
         self._encoder = format.Encoder()
         self._decoder = format.Decoder(incoming)
-        self._kind = format.Decoder(_Kind)
+        self._kind = format.Decoder(_TypedMessage)
         self._known = frozenset(kind.__struct_config__.tag for kind in get_args(incoming) or (incoming,))
 
     def encode(self, message: Out) -> bytes:
@@ -73,7 +73,7 @@ class StructCodec(Generic[Out, In]):
 
     def _kind_of(self, data: bytes) -> str | None:
         try:
-            kind: _Kind = self._kind.decode(data)
+            kind: _TypedMessage = self._kind.decode(data)
             return kind.type
         except (ValueError, RecursionError):
             return None

@@ -16,29 +16,29 @@ import msgspec
 from corosrv.contracts.jobs.setup import Answer
 
 
-class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
+class _PredictorMessage(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
     pass
 
 
-class Lanes(_Message, frozen=True, tag="lanes"):
+class Lanes(_PredictorMessage, frozen=True, tag="lanes"):
     """Brings the ends of the slots' lanes as descriptors, in the order of the slots; repeated for many slots."""
 
 
-class Log(_Message, frozen=True, tag="log"):
+class Log(_PredictorMessage, frozen=True, tag="log"):
     """Brings text that was printed outside predictions and calls. `source`: stdout or stderr."""
 
     source: str
     data: str
 
 
-class DroppedLogs(_Message, frozen=True, tag="dropped_logs"):
+class DroppedLogs(_PredictorMessage, frozen=True, tag="dropped_logs"):
     """Counts the logs that were dropped in this time, because the server did not read."""
 
     count: int
     interval_millis: int
 
 
-class SlotFailed(_Message, frozen=True, tag="failed"):
+class SlotFailed(_PredictorMessage, frozen=True, tag="failed"):
     """Reports that a slot cannot be used any more; with slot -1, before a predictor's Ready: the set-up has failed.
 
     `is_unloadable`: it has failed because the predictor's code could not be loaded, before its setup() was called.
@@ -49,7 +49,7 @@ class SlotFailed(_Message, frozen=True, tag="failed"):
     is_unloadable: bool = False
 
 
-class Fatal(_Message, frozen=True, tag="fatal"):
+class Fatal(_PredictorMessage, frozen=True, tag="fatal"):
     """Reports that the worker is about to end by itself."""
 
     reason: str
@@ -66,7 +66,7 @@ MAX_VALUE = 6 << 20  # bytes of an input or output as JSON; a larger one is writ
 # Control channel, to the worker.
 
 
-class Init(_Message, frozen=True, tag="init"):
+class Init(_PredictorMessage, frozen=True, tag="init"):
     """Comes first and names the predictor to load. `num_slots`: None if the predictor itself sets the number."""
 
     predictor_ref: str
@@ -74,25 +74,25 @@ class Init(_Message, frozen=True, tag="init"):
     protocol: int = PROTOCOL
 
 
-class Cancel(_Message, frozen=True, tag="cancel"):
+class Cancel(_PredictorMessage, frozen=True, tag="cancel"):
     """Cancels this prediction; does nothing once the slot runs another."""
 
     slot: int
     id: str
 
 
-class HealthCheck(_Message, frozen=True, tag="healthcheck"):
+class HealthCheck(_PredictorMessage, frozen=True, tag="healthcheck"):
     id: str
 
 
-class Shutdown(_Message, frozen=True, tag="shutdown"):
+class Shutdown(_PredictorMessage, frozen=True, tag="shutdown"):
     """Ends the worker once nothing runs."""
 
 
 # Control channel, to the server.
 
 
-class Ready(_Message, frozen=True, tag="ready"):
+class Ready(_PredictorMessage, frozen=True, tag="ready"):
     """Reports that the set-up has succeeded.
 
     `slots`: their ids, in the order of their channels; `schema`: the OpenAPI document's components and what the
@@ -106,7 +106,7 @@ class Ready(_Message, frozen=True, tag="ready"):
     has_healthcheck: bool = True
 
 
-class HealthCheckResult(_Message, frozen=True, tag="healthcheck_result"):
+class HealthCheckResult(_PredictorMessage, frozen=True, tag="healthcheck_result"):
     """Answers a HealthCheck. `status`: healthy or unhealthy."""
 
     id: str
@@ -114,14 +114,14 @@ class HealthCheckResult(_Message, frozen=True, tag="healthcheck_result"):
     error: str = ""
 
 
-class WorkerLeaving(_Message, frozen=True, tag="shutting_down"):
+class WorkerLeaving(_PredictorMessage, frozen=True, tag="shutting_down"):
     pass
 
 
 # Slot channel, to the worker.
 
 
-class Predict(_Message, frozen=True, tag="predict"):
+class Predict(_PredictorMessage, frozen=True, tag="predict"):
     """Starts a prediction. `input` is validated and has its defaults; a large one is JSON in `input_file`.
 
     Output files go to `output_dir`.

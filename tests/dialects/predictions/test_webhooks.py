@@ -11,7 +11,7 @@ import pytest
 
 from corosrv.dialects.predictions import webhooks
 from corosrv.dialects.predictions.prediction import Change, Prediction, Status
-from corosrv.dialects.predictions.webhooks import Outcome, Plan, Webhooks, delay
+from corosrv.dialects.predictions.webhooks import Outcome, WebhookPlan, Webhooks, delay
 from tests.support.receiver import Receiver, closed_url
 
 START, OUTPUT, LOGS, COMPLETED = Change
@@ -21,8 +21,8 @@ INTERVAL = 0.1
 TIMEOUT = 30
 
 
-def plan(*changes: Change, events: frozenset[Change] = ALL) -> Plan:
-    made = Plan(events, 10.0)
+def plan(*changes: Change, events: frozenset[Change] = ALL) -> WebhookPlan:
+    made = WebhookPlan(events, 10.0)
     for change in changes:
         made.add(change)
     return made

@@ -82,7 +82,7 @@ def _run_here(work: Work, on_progress: Callable[[Counts], None]) -> Yield:
         return load.run(monotonic(), on_progress)
 
 
-class _Part:
+class _LoadProcess:
     """One process of a load, seen from here."""
 
     def __init__(self, work: Work) -> None:
@@ -121,7 +121,7 @@ def _spread(work: Work, n: int, on_progress: Callable[[Counts], None]) -> list[Y
     with contextlib.ExitStack() as stack:
         parts = []
         for i in range(n):
-            parts.append(_Part(replace(work, part=i, parts=n)))
+            parts.append(_LoadProcess(replace(work, part=i, parts=n)))
             stack.callback(parts[-1].close)
         _begin(parts)
         stack.enter_context(_interrupts_end(parts))
@@ -135,7 +135,7 @@ def _spread(work: Work, n: int, on_progress: Callable[[Counts], None]) -> list[Y
 
 
 @contextlib.contextmanager
-def _interrupts_end(parts: list[_Part]) -> Iterator[None]:
+def _interrupts_end(parts: list[_LoadProcess]) -> Iterator[None]:
     """Passes an interrupt on to the processes, so that all results still come; raised here, it could lose a message."""
 
     def pass_on(*_: object) -> None:
@@ -149,7 +149,7 @@ def _interrupts_end(parts: list[_Part]) -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def _begin(parts: list[_Part]) -> None:
+def _begin(parts: list[_LoadProcess]) -> None:
     """Lets all parts begin at one moment, once they are ready."""
     for part in parts:
         if not part.pipe.poll(READY_TIMEOUT):

@@ -13,14 +13,14 @@ MAX_BYTES = 256 << 20  # bytes of all requests in memory
 MAX_CALLS = 10_000  # calls and streams that may be open at once
 
 
-class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
+class _GrpcMessage(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
     pass
 
 
 # Control channel, to the gRPC process.
 
 
-class InitGrpc(_Message, frozen=True, tag="init_grpc"):
+class InitGrpc(_GrpcMessage, frozen=True, tag="init_grpc"):
     """The first message; its lane comes with it. `key_digests`: see corosrv.web.http.keys.KeyRing."""
 
     address: str
@@ -31,7 +31,7 @@ class InitGrpc(_Message, frozen=True, tag="init_grpc"):
     max_bytes: int = MAX_BYTES
 
 
-class StopGrpc(_Message, frozen=True, tag="stop_grpc"):
+class StopGrpc(_GrpcMessage, frozen=True, tag="stop_grpc"):
     """Refuses new calls, lets running ones end in this time, and ends the process."""
 
     grace: float  # seconds
@@ -40,19 +40,19 @@ class StopGrpc(_Message, frozen=True, tag="stop_grpc"):
 # Control channel, to the server.
 
 
-class GrpcServing(_Message, frozen=True, tag="grpc_serving"):
+class GrpcServing(_GrpcMessage, frozen=True, tag="grpc_serving"):
     """The port is open."""
 
     port: int
 
 
-class GrpcStartFailed(_Message, frozen=True, tag="grpc_start_failed"):
+class GrpcStartFailed(_GrpcMessage, frozen=True, tag="grpc_start_failed"):
     """The process cannot serve, and ends."""
 
     error: str
 
 
-class GrpcHeartbeat(_Message, frozen=True, tag="grpc_heartbeat"):
+class GrpcHeartbeat(_GrpcMessage, frozen=True, tag="grpc_heartbeat"):
     """Comes every HEARTBEAT seconds while the process turns."""
 
     in_flight: int  # asks
@@ -61,7 +61,7 @@ class GrpcHeartbeat(_Message, frozen=True, tag="grpc_heartbeat"):
 HEARTBEAT = 2.0
 
 
-class GrpcCounts(_Message, frozen=True, tag="grpc_counts"):
+class GrpcCounts(_GrpcMessage, frozen=True, tag="grpc_counts"):
     """Tells which calls have ended since the last of these messages, and how many streams are open."""
 
     ended: list[tuple[str, str, int]]  # method, code, and how many
@@ -71,7 +71,7 @@ class GrpcCounts(_Message, frozen=True, tag="grpc_counts"):
 # Lane.
 
 
-class AskInfo(_Message, frozen=True, tag="ask_info"):
+class AskInfo(_GrpcMessage, frozen=True, tag="ask_info"):
     """Asks what the server knows without running anything.
 
     `subject`: live, ready, server, model, model_ready or index. Answered by InfoAnswer, or by AskEnd with an error.
@@ -83,7 +83,7 @@ class AskInfo(_Message, frozen=True, tag="ask_info"):
     version: str = ""
 
 
-class InfoAnswer(_Message, frozen=True, tag="info_answer"):
+class InfoAnswer(_GrpcMessage, frozen=True, tag="info_answer"):
     """`body`: as REST's."""
 
     number: int

@@ -55,7 +55,7 @@ class ChatAnswer:
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
 
     def complete(self, chunks: list[Chunk]) -> ChatCompletion:
-        choices = [_Choice(index) for index in range(self._n_choices)]
+        choices = [_WholeChoice(index) for index in range(self._n_choices)]
         for part in self._parser.parts(chunks):
             choices[part.choice].add(part)
         for chunk in chunks:
@@ -136,7 +136,7 @@ def _call(begin: CallBegin, arguments: str) -> AnswerToolCall:
     return AnswerToolCall(begin.id, "function", CalledFunction(begin.name, arguments))
 
 
-class _Choice:
+class _WholeChoice:
     """One choice of an answer that is not streamed."""
 
     def __init__(self, index: int) -> None:

@@ -61,7 +61,7 @@ def _spell(piece: bytes) -> str:
 _NO_ECHO = Echo("")
 
 
-class _Choice:
+class _WholeText:
     """One task's answer that is not streamed."""
 
     __slots__ = ("finish", "prompt_info", "text", "tokens")
@@ -105,7 +105,7 @@ class TextAnswer:
         self._logprobs: dict[int, Logprobs] = {}  # of each choice of a stream
 
     def complete(self, chunks: list[Chunk]) -> TextCompletion:
-        tried = [_Choice() for _ in range(self._n_tasks)]
+        tried = [_WholeText() for _ in range(self._n_tasks)]
         for chunk in chunks:
             self._tally.add(chunk)
             tried[chunk.index].add(chunk)
@@ -113,14 +113,14 @@ class TextAnswer:
         answer: TextCompletion = self._frame.complete(choices, self._tally, **self._extras.of_answer(chunks))
         return answer
 
-    def _best(self, tried: Sequence[_Choice]) -> list[_Choice]:
+    def _best(self, tried: Sequence[_WholeText]) -> list[_WholeText]:
         n, n_tried = self._options.n, self._n
         if n == n_tried:
             return list(tried)
         groups = (tried[first : first + n_tried] for first in range(0, len(tried), n_tried))
         return [best for group in groups for best in sorted(group, key=lambda text: -text.mean_logprob)[:n]]
 
-    def _choice(self, index: int, choice: _Choice) -> TextChoice:
+    def _choice(self, index: int, choice: _WholeText) -> TextChoice:
         echo = self._echo(index, self._options.n)
         logprobs: TextLogprobs | None = None
         if self._options.logprobs:

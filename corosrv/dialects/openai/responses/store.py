@@ -179,7 +179,7 @@ class ResponseStore:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _StoredResponse:
     """A stored response as JSON, and the hashes of the images of its conversation."""
 
     data: bytes
@@ -199,7 +199,7 @@ class Shelf:
         self._max_bytes = max_bytes
         self._n_bytes = 0  # without images
         self._images = StoredImages()
-        self._responses: OrderedDict[str, _Entry] = OrderedDict()
+        self._responses: OrderedDict[str, _StoredResponse] = OrderedDict()
         self._lock = Lock()
 
     @property
@@ -210,7 +210,7 @@ class Shelf:
     def put(self, stored: Stored) -> None:
         """Stores a response, unless it is larger than all the room. Others make room for it."""
         turns, images = take_images(stored.turns)
-        entry = _Entry(msgspec.json.encode(Stored(stored.response, turns, stored.input)), tuple(images))
+        entry = _StoredResponse(msgspec.json.encode(Stored(stored.response, turns, stored.input)), tuple(images))
         if len(entry.data) + sum(image.n_bytes for image in images.values()) > self._max_bytes:
             return
         with self._lock:

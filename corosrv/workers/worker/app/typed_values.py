@@ -105,7 +105,7 @@ class TypedValue:
 
 
 @dataclass(frozen=True, slots=True)
-class _Element:
+class _ElementForm:
     """Says how one element of a tensor is converted; None: it stays as it is."""
 
     datatype: str
@@ -152,16 +152,16 @@ def _check(read: Callable[[Tensor], Any], annotation: Any) -> Callable[[Tensor],
 # Elements.
 
 
-def _element(annotation: Any) -> _Element:
+def _element(annotation: Any) -> _ElementForm:
     inner, is_checked = _without_marks(annotation)
     if is_checked:
         return _checked_element(_element(inner), annotation)
     if inner is str:
-        return _Element("BYTES", bytes.decode)
+        return _ElementForm("BYTES", bytes.decode)
     if inner in _SCALARS:
-        return _Element(_SCALARS[inner])
+        return _ElementForm(_SCALARS[inner])
     if (datatype := _numpy_datatype(inner)) not in (None, "BYTES"):
-        return _Element(datatype, inner)
+        return _ElementForm(datatype, inner)
     values = _listed_values(inner)
     kinds = {type(value) for value in values}
     if len(kinds) == 1 and (kind := kinds.pop()) in (int, str, bool):
@@ -177,12 +177,12 @@ def _listed_values(annotation: Any) -> Sequence[Any]:
     return [member.value for member in annotation] if is_enum else ()
 
 
-def _checked_element(element: _Element, annotation: Any) -> _Element:
+def _checked_element(element: _ElementForm, annotation: Any) -> _ElementForm:
     decode = element.decode or (lambda value: value)
-    return _Element(element.datatype, lambda value: msgspec.convert(decode(value), annotation), msgspec.to_builtins)
+    return _ElementForm(element.datatype, lambda value: msgspec.convert(decode(value), annotation), msgspec.to_builtins)
 
 
-def _json_element(annotation: Any) -> _Element:
+def _json_element(annotation: Any) -> _ElementForm:
     try:
         strange = next(_strange_types(msgspec.inspect.type_info(annotation)), None)
         decoder = msgspec.json.Decoder(annotation, dec_hook=_model)
@@ -197,7 +197,7 @@ def _json_element(annotation: Any) -> _Element:
             raise ValueError(f"is a {type(value).__name__} and no {_name_of(annotation)}")
         return msgspec.json.encode(value, enc_hook=_encode_foreign)
 
-    return _Element("BYTES", decoder.decode, encode)
+    return _ElementForm("BYTES", decoder.decode, encode)
 
 
 def _record_class(annotation: Any) -> type:
@@ -247,12 +247,12 @@ def _encode_foreign(value: Any) -> Any:
 # Tensors of elements.
 
 
-def _read_one(element: _Element) -> Callable[[Tensor], Any]:
+def _read_one(element: _ElementForm) -> Callable[[Tensor], Any]:
     decode = element.decode
     return lambda tensor: tensor.data[0] if decode is None else decode(tensor.data[0])
 
 
-def _read_list(element: _Element) -> Callable[[Tensor], Any]:
+def _read_list(element: _ElementForm) -> Callable[[Tensor], Any]:
     def read(tensor: Tensor) -> list[Any]:
         if not tensor.n_elements:  # however many empty lists the shape makes of it
             return []
@@ -265,11 +265,11 @@ def _read_list(element: _Element) -> Callable[[Tensor], Any]:
     return read
 
 
-def _write_one(element: _Element) -> Callable[[str, Any], Any]:
+def _write_one(element: _ElementForm) -> Callable[[str, Any], Any]:
     return lambda name, value: [value if element.encode is None else element.encode(value)]
 
 
-def _write_list(element: _Element, n_lists: int) -> Callable[[str, Any], Any]:
+def _write_list(element: _ElementForm, n_lists: int) -> Callable[[str, Any], Any]:
     def write(name: str, value: Any) -> Any:
         if is_array(value):
             return value

@@ -113,11 +113,11 @@ class AsyncRunner:
                 return
             prepare = functools.partial(inputs.prepare, run.input())
             arguments = await self._aside(prepare) if self._fetches else prepare()
-            user = _UserCode(run, self._loop)
+            user = _AsyncUserCode(run, self._loop)
             if not run.is_cancelled:
                 await self._call(run, user, arguments)
 
-    async def _call(self, run: RunningPrediction, user: _UserCode, arguments: dict[str, Any]) -> None:
+    async def _call(self, run: RunningPrediction, user: _AsyncUserCode, arguments: dict[str, Any]) -> None:
         run.start_clock()
         result = self._predictor.call(**arguments)
         if inspect.isawaitable(result):
@@ -129,7 +129,7 @@ class AsyncRunner:
             return
         await self._stream(run, user, result)
 
-    async def _stream(self, run: RunningPrediction, user: _UserCode, chunks: Any) -> None:
+    async def _stream(self, run: RunningPrediction, user: _AsyncUserCode, chunks: Any) -> None:
         """Sends each chunk before the next is made."""
         if not hasattr(chunks, "__anext__"):
             chunks = aiter(chunks) if hasattr(chunks, "__aiter__") else _from_iterable(chunks)
@@ -164,7 +164,7 @@ class AsyncRunner:
             await has_news.wait()
 
 
-class _UserCode:
+class _AsyncUserCode:
     """Waits for the author's code, the only place where a cancel interrupts."""
 
     def __init__(self, run: RunningPrediction, loop: asyncio.AbstractEventLoop) -> None:

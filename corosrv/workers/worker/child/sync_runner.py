@@ -73,7 +73,7 @@ class SyncRunner:
                 self._call(run, arguments)
 
     def _call(self, run: RunningPrediction, arguments: dict[str, Any]) -> None:
-        user = _UserCode(run, self._interrupts)
+        user = _SyncUserCode(run, self._interrupts)
         run.start_clock()
         result = user.call(self._predictor.call, **arguments)
         if isinstance(result, CoroutineType | AsyncGeneratorType):
@@ -85,7 +85,7 @@ class SyncRunner:
             return
         self._stream(run, user, user.call(iter, result))
 
-    def _stream(self, run: RunningPrediction, user: _UserCode, chunks: Iterator[Any]) -> None:
+    def _stream(self, run: RunningPrediction, user: _SyncUserCode, chunks: Iterator[Any]) -> None:
         """Sends each chunk before the next is made."""
         try:
             while (chunk := user.call(next, chunks, _END)) is not _END:
@@ -99,7 +99,7 @@ class SyncRunner:
                 user.call_anyway(chunks.close)
 
 
-class _UserCode:
+class _SyncUserCode:
     """Calls what the author wrote, in the prediction's own context."""
 
     def __init__(self, run: RunningPrediction, interrupts: Interrupts) -> None:

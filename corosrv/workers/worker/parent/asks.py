@@ -95,7 +95,7 @@ class Asks:
         self._limit = limit
         self._is_trusted = is_trusted
         self._find_object = find_object
-        self._running: dict[int, _RunningAsk] = {}
+        self._running: dict[int, _FollowedAsk] = {}
 
     @property
     def n_running(self) -> int:
@@ -134,7 +134,7 @@ class Asks:
             self._tell(end_of(ask.number, None, error))
             return
         make_job = functools.partial(_job, ask, content, self._terms_of(ask), self._is_trusted, self._find_object)
-        running = self._running[ask.number] = _RunningAsk(ask.number, make_job, self._submit, self._send)
+        running = self._running[ask.number] = _FollowedAsk(ask.number, make_job, self._submit, self._send)
         running.start(self._forget)
 
     def _terms_of(self, ask: Ask) -> Terms:
@@ -152,7 +152,7 @@ class Asks:
             idempotency_key=ask.idempotency_key if self._is_trusted else "",
         )
 
-    def _forget(self, ask: _RunningAsk, end: AskEnd) -> None:
+    def _forget(self, ask: _FollowedAsk, end: AskEnd) -> None:
         if self._running.get(ask.number) is ask:
             del self._running[ask.number]
             self._tell(end)
@@ -162,7 +162,7 @@ class Asks:
             self._send(end, ())
 
 
-class _RunningAsk:
+class _FollowedAsk:
     """Follows one ask from its call's submission to its end: a greenlet that passes the reader's items on."""
 
     def __init__(self, number: int, make_job: Callable[[], InferJob], submit: Submit, send: SendAnswer) -> None:
@@ -176,7 +176,7 @@ class _RunningAsk:
         self._n_untaken = 0  # outputs that the asking side has not passed on yet
         self._has_room: Event | None = None  # while it waits for that
 
-    def start(self, on_end: Callable[[_RunningAsk, AskEnd], None]) -> None:
+    def start(self, on_end: Callable[[_FollowedAsk, AskEnd], None]) -> None:
         self._greenlet = gevent.spawn(self._run, on_end)
 
     def cancel(self) -> None:
@@ -197,7 +197,7 @@ class _RunningAsk:
         if self._has_room is not None:
             self._has_room.set()
 
-    def _run(self, on_end: Callable[[_RunningAsk, AskEnd], None]) -> None:
+    def _run(self, on_end: Callable[[_FollowedAsk, AskEnd], None]) -> None:
         error: CorosrvError | None
         card: HandlerCard | None = None
         try:

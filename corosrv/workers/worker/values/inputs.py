@@ -80,7 +80,7 @@ class Inputs:
                 raise InputFailed(f"{field.name}: is required")
             return None
         is_default = value == field.default
-        return _Conversion(field, is_default, self._fetching).value(field.shape, value)
+        return _InputConversion(field, is_default, self._fetching).value(field.shape, value)
 
     def _with_files(self, value: Any, paths: list[str]) -> Any:
         """Replaces each `_PendingFile` by its file."""
@@ -112,7 +112,7 @@ class _PendingFile:
         self.path = path
 
 
-class _Conversion:
+class _InputConversion:
     """Converts the value of one input. The server has checked it; a value that does not fit all the same is refused.
 
     `is_default`: the value is the author's default, which may name a local file; a secret's is shown as stars.

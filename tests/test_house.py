@@ -1,0 +1,103 @@
+"""How large the house may be: folders, files, small files, doors of a package. Numbers here only fall."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+from tests.test_layers import MODULES, ROOT, imported
+from tests.test_words import SHARED_CLASSES
+
+MOST_FILES = 500
+MOST_FILES_IN_A_FOLDER = 20
+SMALL = 60  # lines: a file below it has two importers, or is one of these
+SMALL_FILES = {
+    "corosrv.dialects.anthropic.api_docs",
+    "corosrv.dialects.kserve.several",
+    "corosrv.dialects.openai.responses.api_docs",
+    "corosrv.images.encoder.check",
+    "corosrv.serving.management",
+    "corosrv.serving.offers",
+    "corosrv.workers.manager.collector",
+}
+MOST_DOORS = 5  # modules of a package that others import, but for these packages
+DOORS = {
+    "corosrv.contracts.settings": 6,
+    "corosrv.dialects.chat": 6,
+    "corosrv.dialects.generation": 10,
+    "corosrv.dialects.kserve": 10,
+    "corosrv.dialects.openai": 6,
+    "corosrv.fleet.cluster": 7,
+    "corosrv.fleet.upstreams": 9,
+    "corosrv.gateway.delegation": 7,
+    "corosrv.models.engine": 6,
+    "corosrv.web.http": 16,
+    "corosrv.web.management": 6,
+    "corosrv.workers.dispatch": 13,
+    "corosrv.workers.manager": 7,
+    "corosrv.workers.wire": 9,
+    "corosrv.workers.worker.app": 8,
+    "corosrv.workers.worker.parent": 9,
+}
+
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+def importers() -> dict[str, set[str]]:
+    """Returns for each module those that import it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, tree in TREES.items():
+        for module in imported(ast.walk(tree)):
+            found[module].add(name)
+    return found
+
+
+def n_lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_the_package_has_few_files():
+    assert len(MODULES) <= MOST_FILES
+
+
+def test_no_folder_has_many_files():
+    folders = {path.parent for path in MODULES.values()}
+    counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+
+    assert {folder: n for folder, n in counts.items() if n > MOST_FILES_IN_A_FOLDER} == {}
+
+
+def test_a_small_file_has_two_importers():
+    used = importers()
+    small = {
+        name
+        for name, path in MODULES.items()
+        if n_lines(path) < SMALL and len(used[name]) < 2 and path.name not in ("__init__.py", "__main__.py")
+    }
+
+    assert small - {"corosrv.__main__"} == SMALL_FILES
+
+
+def test_few_modules_of_a_package_are_imported_from_outside():
+    doors: dict[str, set[str]] = defaultdict(set)
+    for module, users in importers().items():
+        package = module.rpartition(".")[0]
+        if module in MODULES and package != "corosrv" and MODULES[module].name != "__init__.py":
+            doors[package] |= {module for user in users if user != package and not user.startswith(f"{package}.")}
+    wide = {package: len(modules) for package, modules in doors.items() if len(modules) > MOST_DOORS}
+
+    assert wide == DOORS
+
+
+def test_no_class_name_is_used_twice():
+    """Underscores and capitals make no difference."""
+    homes: dict[str, set[str]] = defaultdict(set)
+    names: dict[str, set[str]] = defaultdict(set)
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                key = node.name.replace("_", "").lower()
+                homes[key].add(f"{module}.{node.name}")
+                names[key].add(node.name)
+
+    twice = {key: sorted(homes[key]) for key in homes if len(homes[key]) > 1 and not names[key] <= SHARED_CLASSES}
+    assert twice == {}
