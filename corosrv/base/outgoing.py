@@ -1,17 +1,10 @@
-"""HTTP requests that corosrv makes itself: which URLs, redirects and addresses it takes. Nothing here sends them.
+"""HTTP requests that corosrv makes itself: which URLs, addresses and redirects it accepts. Nothing here sends them.
 
-URLs that requests are made to.
-
-Sorts addresses into kinds by a list of its own: Python's differs between its versions (CVE-2024-4032).
-
-Limits the hosts and addresses of requests whose URL a client chose, so that nobody reaches through this server.
-
-Names are looked up first and the request then goes to the address that was checked: a name whose address changes
-meanwhile (DNS rebinding) leads nowhere else.
-
-Redirects: where a request goes on to, for how long, and which redirects are not followed.
-
-Retry-After: how long another server asks to wait before the next try.
+A URL may be a client's choice, and nobody is to reach through this server what the client could not reach alone. So
+names are looked up first, and the request goes to the address that was checked: a name whose address changes meanwhile
+(DNS rebinding) leads nowhere else. Addresses are sorted by a list of its own, since Python's differs between its
+versions (CVE-2024-4032). `Redirects` follows one request to where it ends, and `retry_after` reads how long another
+server asks to wait.
 """
 
 from __future__ import annotations

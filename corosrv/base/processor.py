@@ -1,10 +1,8 @@
-"""The processor's time: who uses how much of it, and how a long computation shares it with other greenlets.
+"""The processor's time: how long the garbage collector takes, limits for one computation, and turns for long ones.
 
-Measures how long Python's garbage collector holds the GIL, while every other thread waits.
-
-Limits one computation by the processor time of its thread, which other threads do not use up.
-
-Lets other greenlets run in the middle of a long computation.
+The collector holds the GIL while every other thread waits, so `GarbageTimes` measures it. `ProcessorLimit` counts the
+time of its own thread alone. A long computation in the hub calls `Turns` between its steps, which lets other greenlets
+run.
 """
 
 from __future__ import annotations

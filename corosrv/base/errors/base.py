@@ -1,8 +1,7 @@
-"""Defines the root of all errors, and those that belong to no request.
+"""The root of all errors, those that belong to no request, and those that a request is to blame for.
 
-Defines errors that the request is the cause of.
-
-Defines errors of HTTP and of access, which are raised before a dialect sees the request.
+The last include errors of HTTP and of access, which are raised before a dialect sees the request. A class has the
+status of the answer and a code for programs; each dialect has its own word for its `ErrorKind`.
 """
 
 from __future__ import annotations

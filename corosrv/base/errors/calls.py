@@ -1,8 +1,6 @@
-"""Defines errors of calls to handlers, which user code in a worker process answers.
+"""Errors of work that was accepted: calls of handlers, jobs of the engine, and the objects that calls refer to.
 
-Defines errors of running jobs.
-
-Defines errors of objects, which calls pass to each other by reference.
+Code of authors may have run by then. `NotHandedOver` alone promises that none of it has.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Defines errors of a server that cannot take a request now.
+"""Errors of a server that cannot take a request now: it is starting, full or stopping, or a helper is not there.
 
-Defines errors between two processes.
-
-Defines errors of the Redis server that several fronts share.
-
-Defines errors of models that come from a hub.
+Helpers are worker processes, the encoder, Redis and the hub that models come from. `retry_after` says when to try
+again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Runs what would block the hub in a thread or a process of its own, while other greenlets run.
 
-The hub of the calling thread, if it has one, and what is done by a greenlet there and by a thread elsewhere.
-
-A clock that stands still while the process cannot run: stopped, frozen with its container, or its hub blocked.
+Where the calling thread has no hub, `spawn` and `call_later` use a thread instead of a greenlet. `AwakeClock` stands
+still while this process cannot run: stopped, frozen with its container, or with its hub blocked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Waiting for a descriptor: through gevent's hub where the thread has one, by polling it in a plain thread.
+"""Waits for descriptors: through gevent's hub where the thread has one, and by polling in a plain thread.
 
-Looks at intervals at what has no descriptor to wake anybody: in the hub for all of them at once, or in a thread.
-
-One epoll set for all descriptors that a hub's greenlets wait for: one call tells which of thousands were written.
+All greenlets of a hub share one epoll set (`EdgeSet`): one call tells which of thousands of descriptors were written. A
+source without a descriptor is looked at in intervals, by one `PolledSet` for each hub, or by a thread that sleeps.
 """
 
 from __future__ import annotations
