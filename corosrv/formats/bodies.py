@@ -1,13 +1,8 @@
 """Checks and decodes what clients send: texts, JSON, and the fields of a body. Knows no HTTP.
 
-Checks the limits of a JSON text: how deep it nests, how many values, keys and digits it has.
-
-A parser recurses and builds objects, so a text is scanned before it is parsed. `scan` does it in Python. Where the
-native core is loaded, its scanner is a hundred times faster: the server sets it with `use_scanner`.
-
-Decodes a request's body to the type that an endpoint expects, and converts its values to narrower types.
-
-Checks texts that clients send.
+A JSON parser recurses and builds objects, so a text is scanned for its limits (depth, values, keys, digits) before it
+is parsed. `scan` does that in Python. Where the native core is loaded, the server sets its scanner with `use_scanner`:
+it is a hundred times faster. Errors name the field at fault.
 """
 
 from __future__ import annotations

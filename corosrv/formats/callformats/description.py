@@ -1,6 +1,6 @@
 """Describes how a model writes calls: the texts around names and arguments, and how arguments are written.
 
-Cuts texts where two of them begin or end to differ, and never inside a tag.
+Texts are compared to find what they share at the beginning or the end; they are never cut inside a tag.
 """
 
 from __future__ import annotations

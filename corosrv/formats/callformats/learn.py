@@ -1,6 +1,6 @@
 """Learns from a chat template how its model writes calls, by rendering calls that differ in one thing.
 
-Learns how a template writes arguments as a row of keys and values.
+Arguments may be JSON, or a row of keys and values with texts of their own around them, which `learn_members` finds.
 """
 
 from __future__ import annotations

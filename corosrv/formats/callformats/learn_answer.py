@@ -1,6 +1,6 @@
 """Learns from a chat template what its model writes around thoughts and around the text of an answer.
 
-Renders tiny conversations with words that nobody else would use, in the ways in which templates want calls.
+`Probe` renders tiny conversations with words that nobody else would use, in the ways in which templates want calls.
 """
 
 from __future__ import annotations

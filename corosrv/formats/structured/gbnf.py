@@ -1,6 +1,6 @@
 """GBNF as text: literals, character sets, repetitions, and rules that are shared.
 
-Writes characters inside a JSON string as GBNF: most stand for themselves, some are escaped.
+Inside a JSON string most characters stand for themselves, and some are escaped; `json_literal` and `Chars` see to that.
 """
 
 from __future__ import annotations

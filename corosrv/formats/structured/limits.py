@@ -1,7 +1,4 @@
-"""Sets the limits of schemas, and of the values generated for them.
-
-The processor time that the schemas of one request may take.
-"""
+"""The limits of schemas and of the values generated for them, and the processor time that one request's may take."""
 
 from __future__ import annotations
 

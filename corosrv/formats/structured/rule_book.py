@@ -1,8 +1,7 @@
 """Collects the rules of a grammar while it is made: named, counted, and each written once.
 
-Finds the rules of a grammar that come to an end: those with some text of finite length.
-
-Writes objects and arrays as GBNF: members in the order of the schema, separators, and how many there may be.
+`endless` finds the rules that match no text of finite length. `members` and `elements` write objects and arrays:
+members in the order of the schema, their separators, and how many there may be.
 """
 
 from __future__ import annotations

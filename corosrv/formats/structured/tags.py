@@ -1,8 +1,7 @@
-"""Structural tags: free text in which triggers begin tags, whose content has a form.
+"""Structural tags: free text until a trigger, and the tag that begins there has content of a form.
 
-The formats of a structural tag as clients write them, in both shapes: `structures` with `triggers`, and `format`.
-
-Converts a structural tag to rules: text is free until a trigger, and the tag that begins there has its form.
+Clients write them in two shapes, `structures` with `triggers`, or one `format`. `read_tag` reads both; `tag_rules`
+converts them to rules of a grammar.
 """
 
 from __future__ import annotations

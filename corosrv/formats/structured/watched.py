@@ -1,8 +1,7 @@
 """Writes rules for free text that is watched for words: the first that is complete decides what follows.
 
-The rules are the states of Aho and Corasick's automaton, one for each beginning of a word.
-
-Finds the rules that a rule may begin with: one that can begin with itself never comes to a value.
+The rules are the states of Aho and Corasick's automaton, one for each beginning of a word. `Beginnings` finds rules
+that can begin with themselves, which never come to a value.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """Converts elements of tensors from Python values to raw little-endian bytes and back, with all checks.
 
-Lists the datatypes of KServe's v2 protocol.
-
-Source: the Open Inference Protocol, "Tensor Data Types".
-
-Checks the shapes of tensors, and counts their elements.
-
-Converts numbers of the datatype BF16, the upper half of a 32-bit float.
-
-Packs elements of the datatype BYTES: each is a little-endian length of four bytes, and as many bytes.
+The datatypes are those of KServe's v2 protocol (the Open Inference Protocol, "Tensor Data Types"). BF16 is the upper
+half of a 32-bit float. An element of BYTES is a little-endian length of four bytes, and as many bytes. Shapes are
+checked and counted without allocating anything, since clients choose them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Holds a tensor as handlers and protocols pass it on: raw little-endian bytes; other forms are made on demand.
+"""A tensor as handlers and protocols pass it on: raw little-endian bytes; other forms are made on demand.
 
-Defines the declarations of a model's inputs and outputs.
-
-Checks a request's inputs against a model's declarations.
+A model declares its inputs and outputs by `TensorSpec`, against which `check_inputs` checks a request.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks, keyword by keyword, that a schema is valid and that a grammar can hold it, before anything is converted.
 
-Resolves pointers into a schema document. Never fetches another document.
+`resolve` follows pointers within the document; other documents are never fetched.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The state that the parts of one conversion share.
+"""The state that the parts of one conversion share: the rules, the limits, and the patterns that were parsed.
 
-Writes rules for any JSON value, nested no deeper than a limit: what a schema without keywords allows.
+`AnyValue` writes the rules for any JSON value, nested no deeper than a limit: what a schema without keywords allows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Converts a JSON schema to rules whose texts are all valid for it.
 
-Merges a schema with the targets of its `$ref` and the parts of its `allOf`.
-
-Keeps the rules of schemas: clients send the same few again and again.
+A schema is first merged with the targets of its `$ref` and the parts of its `allOf`. The rules used last are cached, as
+clients send the same few schemas again and again.
 """
 
 from __future__ import annotations

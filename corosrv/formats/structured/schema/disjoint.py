@@ -1,7 +1,4 @@
-"""Decides whether two schemas of a `oneOf` are never both valid.
-
-Decides whether a value is valid for the keywords beside its `enum`.
-"""
+"""Decides whether two schemas of a `oneOf` are never both valid, and whether a value is valid for a flat schema."""
 
 from __future__ import annotations
 

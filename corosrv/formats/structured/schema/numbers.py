@@ -1,7 +1,4 @@
-"""Converts a number's schema to GBNF: its bounds, and integer multiples.
-
-Converts number ranges to GBNF over their digits.
-"""
+"""Converts a number's schema to GBNF over its digits: its bounds, and integer multiples."""
 
 from __future__ import annotations
 

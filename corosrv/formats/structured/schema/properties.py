@@ -1,6 +1,6 @@
 """Converts objects: the properties that a schema names, those of patterns, and all others.
 
-Writes keys of properties that the schema does not name.
+`other_than` writes the keys that the schema does not name.
 """
 
 from __future__ import annotations
