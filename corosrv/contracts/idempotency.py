@@ -1,10 +1,8 @@
-"""Answers that were given under an Idempotency-Key: what a key is, and how long its answer is kept.
+"""Answers that are kept under an Idempotency-Key: how a key is written, who computes first, and how long it is kept.
 
-Reads the header Idempotency-Key.
-
-Defines records of idempotency keys that several servers share.
-
-Records of the calls that were made under idempotency keys, and of their answers.
+Of several requests with one key, the first gets a claim, which ends once: with an answer to keep, or without. Each
+caller has the same room, so that nobody's answers push out another's. Several servers share their records by fulfilling
+`SharedRecords`.
 """
 
 from __future__ import annotations

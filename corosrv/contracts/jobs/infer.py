@@ -1,8 +1,7 @@
 """Inference calls: what KServe's clients and handlers ask of a model or a capability, and what comes back.
 
-References to objects: large values that calls pass to each other without copying them.
-
-Requests that go on to another server as they were sent, and the answers that come back as they were given.
+Large values travel as references to objects (`ObjRef`) and are not copied. A request for an upstream travels as it was
+sent (`ForwardRequest`), and its answer comes back as it was given.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""Jobs, which adapters submit: prompts, and what is to be made of them.
+"""Jobs, which dialects submit to workers: a prompt, the terms on which it waits, and how its answer is drawn.
 
-Makes the names of requests and answers.
-
-The terms of a job: who asks, how urgent it is, and until when its answer is of use.
-
-Parameters by which the tokens of a generation are drawn.
-
-Prompts that are not text alone: runs of token ids, and embedding rows where an image or a client put them.
+A prompt is text, token ids, a conversation, or pieces of token ids and embedding rows, where an image or a client put
+rows. `Terms` say who asks, how urgent it is, and until when the answer is of use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Defines the receiving end of one job, as adapters know it.
+"""The receiving end of one job, and the chunks that it yields: pieces of text with the tokens they are made of.
 
-Chunks, which a reader yields: pieces of text, and the tokens that they are made of.
+Each task of a job has one terminal chunk, its last, which says why it ended.
 """
 
 from __future__ import annotations

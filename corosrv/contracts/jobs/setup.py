@@ -1,10 +1,7 @@
-"""A worker's set-up: when it began and ended, how, and what it printed.
+"""A worker process as others see it: its states, its set-up, and the messages of one prediction.
 
-States of a worker process, and the moves between them.
-
-The messages that the reader of a prediction yields: its logs, outputs and metrics, and last how it ended.
-
-They cross from the worker's process as they are, told apart by their `type`.
+`Setup` says when the set-up began and ended, how, and what it printed. The messages of a prediction (logs, outputs,
+metrics, and last how it ended) cross from the worker's process as they are, told apart by their `type`.
 """
 
 from __future__ import annotations

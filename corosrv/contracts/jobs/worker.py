@@ -1,12 +1,8 @@
-"""The protocol of everything that takes jobs.
+"""The contract of everything that takes jobs, and of what a worker may offer besides.
 
-Describes models: their names, their abilities, their adapters.
-
-The protocol by which adapters turn texts into a model's tokens and back.
-
-The slots of a worker: what runs in them, and what they leave.
-
-Counters and histograms that parts keep about themselves and return; collectors give them Prometheus' form.
+A worker describes its models by cards. One that generates text has a vocabulary, and may have LoRA adapters, slots that
+can be looked at and saved, and counters of its decode loop. Counters are plain values; collectors give them Prometheus'
+form.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Settings of upstreams, the servers that calls are forwarded to, and of the API by which they come and go.
-
-Settings of what several servers share through Redis.
-
-Settings of peers, other corosrv servers that answer for this one. Checked and frozen.
-"""
+"""Settings of servers that work together: upstreams, Redis, and peers. Checked and frozen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of a predictor. Checked and frozen.
-
-Settings of an application: Python handlers that worker processes run. Checked and frozen.
-"""
+"""Settings of authors' code: a predictor, an application of handlers, and KServe's v2 protocol. Checked and frozen."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""Parses the lists of models (COROSRV_MODEL) and of adapters (COROSRV_LORA).
+"""Reads the lists of models (COROSRV_MODEL) and of LoRA adapters (COROSRV_LORA), and names of models on a hub.
 
 COROSRV_MODEL is `PATH`, or `NAME=PATH?OPTION=VALUE&OPTION=VALUE,NAME=PATH`. A path that reads like a name and an equals
-sign is written with `./` before it.
-
-Settings of the hub that models named hf:... come from. Checked and frozen.
-
-Parses names of models on a Hugging Face hub: `hf:OWNER/REPO[@REVISION][:QUANTISATION | /FILE.gguf]`.
+sign is written with `./` before it. A name on a Hugging Face hub is `hf:OWNER/REPO[@REVISION][:QUANTISATION |
+/FILE.gguf]`; `HubSettings` say how it is downloaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reads settings from their sources. In order: defaults, TOML or JSON file, environment `COROSRV_*`, command line.
 
-A part is a frozen dataclass whose fields are made by setting(); all parts share one file and one environment.
-
-Checks of settings: whether a value is allowed, and words that say which are.
+A part of the settings is a frozen dataclass whose fields are made by `setting()`, with a help text and a check: a test
+of values, and words that say which are allowed. All parts share one file and one environment.
 """
 
 from __future__ import annotations
