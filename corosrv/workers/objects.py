@@ -1,15 +1,8 @@
-"""Keeps large values that calls pass to each other by reference.
+"""Keeps large values that calls pass to each other by reference: with a time to live, within a quota.
 
-Holds the content of one object: small ones as bytes, large ones in a sealed memory file that can be passed on.
-
-Checks the names under which objects are found again.
-
-Stores the objects of one front: with a time to live, within a quota, each seen by its caller alone.
-
-Contents are immutable, so a reader sees all of one version or none. They are in memory, not in files: nothing is left
+Each object is seen by its caller alone. Contents are immutable, so a reader sees all of one version or none. Small ones
+are bytes, large ones sealed memory files that can be passed on to workers; none is a file on the disk: nothing is left
 behind by a server that was killed, and no name can be guessed.
-
-Offers the numbers of a store of objects to Prometheus.
 """
 
 from __future__ import annotations

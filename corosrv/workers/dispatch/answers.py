@@ -1,6 +1,6 @@
 """Makes what a client gets from what its handler sends: the outputs that it wants, once or as they come.
 
-Gives the answer of a call with an Idempotency-Key to clients that ask once more.
+The outputs of a call with an Idempotency-Key are kept as well (`AnswerKeeper`), for clients that ask once more.
 """
 
 from __future__ import annotations

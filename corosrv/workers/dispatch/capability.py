@@ -2,10 +2,7 @@
 
 A query is a map from attributes to what they must be: a scalar, a list of scalars of which any will do, or an object of
 operators that all hold: gt, gte, lt, lte, ne, prefix, glob, exists, and text, which is a value as headers write it.
-
-Matches texts against glob patterns, in time that grows with the product of both lengths at worst.
-
-Checks and tests the conditions that a query sets on one attribute of a capability.
+Glob patterns are matched in time that grows with the product of both lengths at worst.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Defines the rows of the registry: a handler's key, the hosts that serve it, and the pools that may.
+"""The rows of the registry: a handler's key, the hosts that serve it, and the pools that may.
 
-Decides whether a handler gets calls, by how often its worker processes died while it ran.
+A handler whose worker processes die while it runs goes into quarantine, and gets calls again after a while, one first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Computes estimates from what was measured: means that follow changes, rates, counts and histograms.
+"""Estimates of one key from its calls: service times, rates, counts and histograms. Pure; the time is passed in.
 
-Computes the pause before the next try, after tries that failed one after the other.
-
-Counts the calls of one key.
+`KeyTraffic` holds them all. `Backoff` computes the pause before the next try, after tries that failed in a row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Passes what a worker sends on to the calls that were handed over to it.
 
-Bounds the calls that handlers make while they run: how deep they go, and that none waits for itself.
+Handlers may call handlers. The checks here bound how deep that goes, and refuse a call that would wait for itself.
 """
 
 from __future__ import annotations

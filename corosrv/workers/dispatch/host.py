@@ -1,6 +1,6 @@
-"""Defines the contract between the dispatcher and the worker processes that run handlers.
+"""The contract between the dispatcher and the worker processes that run handlers, and the permits for their slots.
 
-Grants the right to run one job on one slot, which is given back or poisoned.
+A permit is the right to run one call or batch on a slot. It ends once: released, or poisoned with its slot.
 """
 
 from __future__ import annotations

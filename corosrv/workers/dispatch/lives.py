@@ -1,8 +1,7 @@
-"""Ends calls: well, by a failure, at their deadline, by a cancel; or lets them run again.
+"""Ends calls: well, by a failure, at their deadline, by a cancel; or requeues them for another attempt.
 
-Decides which failed calls are tried again, when, and how many of them.
-
-Writes a line of log for each call that ended: what it asked, where it ran, how long it took, and how it ended.
+`may_retry` decides which failed calls are tried again, `pause` when, and `RetryBudget` bounds how many. Each call that
+ended gets a line of log: what it asked, where it ran, how long it took, and how it ended.
 """
 
 from __future__ import annotations

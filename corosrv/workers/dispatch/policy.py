@@ -1,8 +1,7 @@
 """Chooses which of several workers runs a call: the contract, and what a dispatcher does by default.
 
-Defines the settings of a dispatcher.
-
-Lets the calls of one session prefer the worker that served it last, and wait for it a little.
+By default, a call goes to the worker that served its session last, for which it waits a little, and otherwise to the
+least loaded one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Registers handlers that can be called, the hosts that serve them, and the pools that may start more.
 
-Orders versions, and says which one a call gets that names none.
-
-Finds the handler that a call is for: a model by name and version, or the best match of a capability query.
+`look_up` finds the handler that a call is for: a model by name and version (`default_card` where the call names none),
+or the best match of a capability query.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Calls functions at their time, with one timer for all of them.
+"""Calls functions at their time, with one timer for all of them: deadlines, retries, and the start of batches.
 
-Keeps what is to be done at which time: deadlines, pauses between attempts, ends of gathering.
-
-Sets the one timer of a dispatcher.
+`Agenda` orders the appointments and knows no clock; `HubAlarm` is the one timer of a dispatcher.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keeps all calls that wait: which one is next for whom, and how many there may be.
 
-Defines the contract between a dispatcher and a queue that several fronts share.
+`CallSharing` is the contract of a queue that several fronts share, which takes calls that cannot start here at once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Remembers one pool between two looks of the planning: its limits, size, crashes and start times.
 
-Counts the crashes of a pool's workers: when the next may start, and when the pool is said to loop.
+`CrashRecord` says when the next worker may start after a crash, and when the pool is said to loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Decides how many workers a pool should have, from its queues and the slots in use.
+"""Decides how many workers a pool should have, from its queues and the slots in use. The time is passed in.
 
-Measures how many slots were in use on average.
-
-Remembers which size of a pool was too small, and for what load, so that it is not tried over and over.
+A size that was too small is remembered with its load, so that it is not tried over and over.
 """
 
 from __future__ import annotations

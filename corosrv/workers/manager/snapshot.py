@@ -1,6 +1,6 @@
-"""Defines the values that pools are planned from: where pools, their workers and the host stand at one moment.
+"""The values that pools are planned from: where pools, their workers and the host stand at one moment.
 
-Defines the states of a place in a pool, which one process after the other takes, and their moves.
+A pool has places, each of which one process after the other takes; `check_move` knows their states and moves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Keeps the worker processes of one pool: starts them in places, offers them to the dispatcher, ends them.
 
-Names what the manager needs of others: a dispatcher, and somebody who makes worker processes.
-
-Reads from the dispatcher's numbers what is asked of a pool.
-
-Starts the first process of an application, which imports it and says which pools it has.
+The size is the plan's; `group_snapshots` reads from the dispatcher's numbers what is asked of the pool. `AppImport`
+starts the first process of an application, which imports it and says which pools it has.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Sends descriptors beside messages over a Unix socket (SCM_RIGHTS).
+"""Sends descriptors beside messages over a Unix socket (SCM_RIGHTS), and large values in sealed memory files.
 
-Sends large values beside messages, in memory files whose content nobody can change once they are sent.
-
-Such a value is copied once, into the file; the other process maps it. Within a frame it would be copied
-by each buffer on its way, and the hub would wait for each copy.
+Nobody can change the content of such a file once it is sent. The value is copied once, into the file; the other process
+maps it. Within a frame it would be copied by each buffer on its way, and the hub would wait for each copy.
 """
 
 from __future__ import annotations

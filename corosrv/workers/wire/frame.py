@@ -1,8 +1,7 @@
-"""Packs messages into frames: a length of four bytes, big-endian, and as many bytes.
+"""Packs messages into frames: a length of four bytes, big-endian, and as many bytes. Touches no socket.
 
-Splits what a socket has brought into messages, each with its descriptors. Touches no socket.
-
-Keeps the frames that a socket has not taken yet, with the descriptors that go with them. Touches no socket.
+`ReceiveQueue` splits what a socket has brought into messages, `SendQueue` keeps the frames that a socket has not taken
+yet; both keep the descriptors that go with a message.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Defines the messages between server and worker about predictions: JSON objects with a `type`.
+"""The messages between server and worker about predictions, and those of every worker process whatever it runs.
 
-A worker inherits one control channel, and gets one channel for each slot when it is set up, so large data in one
-slot delays neither another slot nor a cancel. A slot's channel carries a prediction's answers to the server
-(corosrv.contracts.jobs.setup). The terminal one is the last, and is sent when the slot is idle again.
-
-Defines the messages that every worker process and its server exchange, whatever the process runs.
+They are JSON objects with a `type`. A worker inherits one control channel, and gets one channel for each slot when it
+is set up, so large data in one slot delays neither another slot nor a cancel. A slot's channel carries a prediction's
+answers to the server (corosrv.contracts.jobs.setup). The terminal one is the last, and is sent when the slot is idle
+again.
 """
 
 from __future__ import annotations

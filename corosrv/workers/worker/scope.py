@@ -1,7 +1,4 @@
-"""The scope of user code: the prediction that the current context belongs to.
-
-The metrics of one prediction: checks of their names and values.
-"""
+"""The scope of user code: the prediction that the current context belongs to, and the metrics that it records."""
 
 from __future__ import annotations
 

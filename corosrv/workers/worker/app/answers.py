@@ -1,7 +1,4 @@
-"""Checks what handlers give back, and makes answers of it.
-
-Calls handlers of every kind, the same way in worker processes and in tests.
-"""
+"""Calls handlers of every kind, the same way in worker processes and in tests, and checks what they give back."""
 
 from __future__ import annotations
 

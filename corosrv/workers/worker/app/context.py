@@ -1,6 +1,6 @@
-"""Defines the second argument of handlers: what their request is part of, and whether it is still wanted.
+"""The second argument of handlers: what their request is part of, whether it is still wanted, and calls of their own.
 
-Describes the calls that a handler makes itself, and who makes them.
+`Caller` and `AsyncCaller` are the contracts of whoever makes those calls: the server, or a test.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Gives handlers that run in the process of a test what a server gives them: calls of each other, and objects.
+"""Runs handlers in the process of a test with what a server gives them: calls of each other, and objects.
 
-Finds the handlers of an application as a server does, in the process of a test, and starts their workers.
+Handlers are found as a server finds them; the object of a worker class is started when a call needs it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Offers the objects of a server to handlers: large values that calls pass to each other by reference.
+"""The objects of a server as handlers use them: large values that calls pass to each other by reference.
 
-Writes and reads the values of objects as their content type says. Never pickles.
+A value is written and read as its content type says. Nothing is ever pickled.
 """
 
 from __future__ import annotations

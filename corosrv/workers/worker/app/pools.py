@@ -1,8 +1,7 @@
 """Groups the handlers of an application into pools, which share worker processes.
 
-Defines the base class of workers that keep something between calls: a model, a connection, a count.
-
-Reads the signatures of handlers: which kind one is, and what it takes.
+All plain functions are one pool, and each worker class, derived from `BaseWorker`, is one of its own. `read_signature`
+finds out which kind a handler is, and what it takes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Tells a running request of its end: a cancel, or its deadline.
-
-Turns the errors of a handler's own calls into those that authors know.
-"""
+"""Tells a running request of its end, a cancel or its deadline, and turns errors of its calls into an author's."""
 
 from __future__ import annotations
 

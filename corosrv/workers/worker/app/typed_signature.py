@@ -1,6 +1,6 @@
 """Reads handlers that take their inputs as parameters, as (a: int, b: list[float]) -> float, and calls them.
 
-Tells the kinds of handlers apart: how one is run, and whether it streams.
+`kind_of` tells how a handler is run, and whether it streams.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Converts the values of one annotation to tensors and back. Needs neither numpy nor pydantic to be installed.
+"""Converts Python's values to tensors and back, as an annotation says. Needs neither numpy nor pydantic installed.
 
 Numbers, truth values, texts and bytes, lists of them and arrays of numpy are tensors; everything else that JSON can
-hold travels as its text, in an element of BYTES.
-
-Makes tensors of Python's values: inputs of the calls that a handler makes, and lists of what it gives back.
+hold travels as its text, in an element of BYTES. `tensor_of` makes tensors of values without an annotation: inputs of
+the calls that a handler makes, and what it gives back.
 """
 
 from __future__ import annotations

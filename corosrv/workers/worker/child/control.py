@@ -1,6 +1,7 @@
 """The child's end of the control channel, and the thread that reads it: it runs whatever user code does.
 
-The sending side of a worker's channel: user code may print and record at any moment, and never waits for ever.
+User code may print and record at any moment and never waits for ever: an `Outbox` queues what it sends, `Ferry` sends
+it from one thread, and log messages are dropped and counted while the server does not read.
 """
 
 from __future__ import annotations

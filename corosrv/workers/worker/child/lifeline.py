@@ -1,8 +1,9 @@
-"""The end of the server, as the kernel tells of it: heard also where user code keeps the interpreter to itself.
+"""Ties a worker to its server, and its forked copies to itself, by means of the kernel.
 
-Lets others have the processor first: decoding computes a token for every stream, while an image has seconds.
-
-Copies of the worker that user code forks: none of them may go on as a second worker when user code comes back.
+The lifeline is a pipe: `hang_on` has the kernel kill the worker when the server ends, also where user code keeps the
+interpreter to itself. `Fork` recognises copies of the worker that user code forks: none of them may go on as a second
+worker when user code comes back. `lower_priority` is for encoders: decoding computes a token for every stream, while an
+image has seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Loads the predictor that FILE.py:NAME or MODULE:NAME names.
-
-Imports the author's module that a reference names.
-"""
+"""Imports the author's module that FILE.py:NAME or MODULE:NAME names, and constructs its predictor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One prediction in the worker process, and how predictions begin and end.
-
-The child's end of one slot's channel.
-"""
+"""Begins, runs and ends predictions in the worker process, and holds the child's end of each slot's channel."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Holds what runs around user code in every worker process: the control channel, the capture of prints, the end.
+"""The surroundings of user code in every worker process: the control channel, the capture of prints, the end.
 
-Errors of user code as text: for clients a line, for logs the traceback.
+Errors of user code become texts here: for clients a line, for logs the traceback.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Follows a call of a handler, or a batch, on a slot of a worker: from its message to its ends.
 
-Turns the failures that workers report into errors for clients.
+A failure that the worker reports becomes an error for clients, without the words of an exception that is no answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Looks after an app worker that is READY: its heartbeat, and calls that do not end.
 
-Writes what worker processes print into the server's log, line by line and within a limit.
-
-Decides from heartbeats and times when a worker is lost, and when a call hangs.
+`Watchdog` decides when the worker is lost and when a call hangs; the time is passed in. What the worker prints goes
+into the server's log, line by line and within a limit (`OutputLog`).
 """
 
 from __future__ import annotations

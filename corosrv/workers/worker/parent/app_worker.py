@@ -1,6 +1,6 @@
-"""Defines the contract of one app worker process: what its manager starts, watches, drains and ends.
+"""The contract of one app worker process: what its manager starts, watches, drains and ends.
 
-Checks what a worker says of its application's pools and handlers, and lays out their slots.
+What a worker says of its pools and handlers is checked before it is believed; `lane_groups` lays out their slots.
 """
 
 from __future__ import annotations

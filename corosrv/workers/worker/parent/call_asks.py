@@ -1,7 +1,4 @@
-"""Answers what a running call asks of the server: calls of its own, and objects.
-
-Answers what handlers ask of the store of objects, on the lane of the call that asks.
-"""
+"""Answers what a running call asks of the server over its lane: calls of its own, and objects."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Runs one life of an app worker process that somebody else has started, and that has joined this server.
 
-Stands for a process that somebody else has started: all that this server has of it is its connection.
+All that this server has of it is its connection: whoever started the process ends it with the connection, and the other
+way round.
 """
 
 from __future__ import annotations

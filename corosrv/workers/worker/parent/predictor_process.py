@@ -1,6 +1,6 @@
 """Runs one life of the worker process of a predictor: from its start to its end.
 
-Makes a worker outlive its processes: replaces a process that died, if it should.
+`RestartingWorker` acts as one worker over several lives: it starts another process in place of one that died.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Starts a child process in a group of its own, sends signals to all of the group, and reports its end.
+"""Starts a child process in a group of its own, signals all of the group, reports its end, and starts the next one.
 
-Finds the standard library's subprocess, whether gevent has patched the process or not.
-
-Its Popen forks in C, within milliseconds; gevent's runs Python in the copy of a process that may have many threads.
-Where gevent has patched, the common module can start nothing any more, and the os that it uses closes descriptors late.
-
-Starts another process in place of one that died, after a pause that grows with deaths in a row.
+The child is started by the standard library's Popen, whether gevent has patched the process or not: it forks in C,
+within milliseconds, while gevent's runs Python in the copy of a process that may have many threads. Where gevent has
+patched, the common subprocess module can start nothing any more, and the os that it uses closes descriptors late, so
+`_copy` loads another one. `Restarts` waits before the next start, longer with each death in a row.
 """
 
 from __future__ import annotations

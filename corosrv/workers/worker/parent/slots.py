@@ -1,8 +1,7 @@
-"""Finds the slots of a worker by their ids and by their lanes.
+"""Follows the slots of a worker on the server's side: the call that runs on each, and its end.
 
-Follows one slot of a worker on the server's side: the call that runs there, and its end.
-
-Hands calls over to the slots of an app worker; what keeps a call from its slot is the call's own failure.
+`Slots` finds them by id and by lane. `Handover` starts calls on them; what keeps a call from its slot is the call's own
+failure.
 """
 
 from __future__ import annotations

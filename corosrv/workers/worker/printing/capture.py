@@ -1,10 +1,8 @@
-"""Captures what a worker's child processes and C code print, through pipes at descriptors 1 and 2.
+"""Captures what a worker prints, and attributes it to the prediction or call that printed it.
 
-sys.stdout and sys.stderr of a worker: what is written belongs to the prediction of the current context.
-
-Threads that a prediction starts belong to it, as its tasks do: what they print and record is the prediction's.
-
-Those of a pool outlive it. There each call belongs to the prediction that it was submitted by.
+sys.stdout and sys.stderr are replaced by streams that know the current context. What child processes and C code print
+comes through pipes at descriptors 1 and 2. Threads that a prediction starts belong to it, as its tasks do. Those of a
+pool outlive it: each call there belongs to the prediction that submitted it.
 """
 
 from __future__ import annotations

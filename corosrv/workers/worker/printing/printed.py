@@ -1,7 +1,4 @@
-"""Destinations of printed text: a prediction, or the server's log.
-
-Cuts printed text into pieces to send: whole lines where possible, and no line without limit.
-"""
+"""Sends printed text to a prediction or to the server's log: whole lines where possible, none without limit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reads annotations as shapes. Recognises other packages' types by their attributes, so none has to be installed.
+"""Reads annotations as shapes: those of a predictor's inputs, and its output type, from its annotation and its code.
 
-Reads a predictor's output type from its return annotation and its code.
+Recognises other packages' types by their attributes, so none has to be installed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Converts an input's default to the JSON value that a client could send instead.
+"""Reads what an author declared about inputs besides their types: defaults, choices, limits and decorators.
 
-Applies an author's choices and limits to a shape, and refuses those that do not fit it.
-
-Reads what an author declared with decorators, of this package or of cog's.
+A default becomes the JSON value that a client could send instead. Choices and limits that do not fit the shape are
+refused. Decorators are those of this package or of cog's.
 """
 
 from __future__ import annotations

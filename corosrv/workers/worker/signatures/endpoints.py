@@ -1,7 +1,4 @@
-"""The endpoints of the prediction service, as its OpenAPI document lists them.
-
-The components of the OpenAPI document that are the same for every predictor.
-"""
+"""The endpoints of the prediction service for its OpenAPI document, and the components that every predictor shares."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Shapes: the values that an input or output may have, as a tree that is read from annotations once.
 
-Cog's coders: how values of an author's own types are converted to JSON objects and back.
-
-They are known to cog's registry alone, so without cog there are none.
-
-Tells modules of this package and of cog from authors' modules.
+Cog's coders convert values of an author's own types to JSON objects and back. They are known to cog's registry alone,
+so without cog there are none.
 """
 
 from __future__ import annotations

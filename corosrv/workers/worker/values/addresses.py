@@ -1,8 +1,7 @@
-"""Addresses of input files: which ones are accepted, and the names of their files.
+"""Addresses of input files: which ones are accepted, how their files are named, and the directories that they go to.
 
-Names of files that others chose, made safe: one part of a path, of a bounded length, that hides nothing.
-
-Makes directories that only this user can read.
+A file name that somebody else chose is made safe: one part of a path, of a bounded length, that hides nothing. Only
+this user can read the directories.
 """
 
 from __future__ import annotations

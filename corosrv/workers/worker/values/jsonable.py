@@ -1,7 +1,4 @@
-"""Converts Python values to JSON values. Recognises other packages' types by their methods, without an import.
-
-Dumps models of pydantic, and other objects with such a method, without importing their packages.
-"""
+"""Converts Python values to JSON values. Knows models of pydantic and the like by their methods, without an import."""
 
 from __future__ import annotations
 

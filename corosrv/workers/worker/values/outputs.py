@@ -1,6 +1,6 @@
 """Makes messages of what a predictor returned or yielded; writes files, and values too large for a message.
 
-Files among a prediction's outputs: copied at once, since an author may write the next one over it.
+A file among the outputs is copied at once, since an author may write the next one over it.
 """
 
 from __future__ import annotations

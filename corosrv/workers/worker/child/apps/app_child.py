@@ -1,8 +1,6 @@
 """Runs an application's handlers in a subprocess: imports it, starts a pool, serves its slots, stops.
 
-Keeps a worker alive when a terminal sends its signals to all processes at once: the server alone ends it.
-
-Loads the application that MODULE:NAME or FILE.py:NAME names.
+Signals that a terminal sends to all processes at once do not end it: the server alone does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Begins and ends calls, on whatever thread they run.
+"""Begins and ends the calls and batches of a worker process, on whatever thread they run.
 
-Matches cancels with the calls that they are meant for.
-
-Runs one call, or one batch of calls, in the worker process.
+`CallCancels` matches a cancel with the call that it is meant for: the slot may run another one by then.
 """
 
 from __future__ import annotations

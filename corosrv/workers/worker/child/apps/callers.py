@@ -1,8 +1,7 @@
-"""Makes the calls of handlers that are no coroutines.
+"""Makes the calls of handlers that are no coroutines: a message to the server over the slot's lane, and its answers.
 
-Turns the calls that handlers make into messages, and messages into answers.
-
-Shares one lane among threads: the slot's, which waits for calls, and those that wait for what a handler asked.
+Several threads wait on one lane: the slot's own, for its next call, and those that wait for answers. Whichever waits
+first reads for all (`LaneMail`).
 """
 
 from __future__ import annotations

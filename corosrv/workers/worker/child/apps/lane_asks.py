@@ -1,8 +1,6 @@
-"""Keeps what a running call asks of the server over its lane, and the answers that have come.
+"""The child's end of a slot's lane, on which calls come and over which a running call asks the server.
 
-Makes the child's end of a lane on which calls come.
-
-Joins the lane of one slot with what its running call asks over it.
+`LaneAsks` keeps what was asked, and the answers that have come.
 """
 
 from __future__ import annotations

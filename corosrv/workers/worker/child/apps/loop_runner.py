@@ -1,6 +1,6 @@
 """Runs handlers that are coroutines: the calls of all their slots on one event loop, in a thread of its own.
 
-Makes the calls of coroutines.
+`LoopCaller` makes the calls of those handlers.
 """
 
 from __future__ import annotations
