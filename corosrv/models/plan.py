@@ -1,8 +1,6 @@
 """Plans which models to load and to unload next, from their states alone.
 
-The states of a model in a pool, and the moves between them.
-
-Estimates a model's memory: its weights, their repacked copies, and the keys and values of all slots.
+`estimate` counts a model's bytes: its weights, their repacked copies, and the keys and values of all slots.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""One model of a pool: its state, who waits for it, and why it failed.
+"""One model of a pool: its state, its uses, who waits for it, and why it failed.
 
-Counts the uses of a model: jobs that are alive, and calls under way.
-
-Wakes one waiter, from any thread.
+A use is a job that is alive or a call under way; it may end anywhere, also in the garbage collector, and `Wakeup` wakes
+a waiter from any thread.
 """
 
 from __future__ import annotations

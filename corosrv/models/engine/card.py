@@ -1,6 +1,6 @@
-"""The card of an engine's model.
+"""Makes the card of an engine's model, and finds out what its chat template can do.
 
-Finds out what a chat template can do, by rendering conversations with words that nobody else would use.
+`find_traits` renders conversations with words that nobody else would use.
 """
 
 from __future__ import annotations

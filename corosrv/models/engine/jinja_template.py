@@ -1,6 +1,7 @@
-"""Chat templates in Jinja's language, as models carry them.
+"""Chat templates in Jinja's language, as models carry them, rendered in the sandbox.
 
-Serves templates of models with images that read a message as a list of parts, and print nothing of a plain text.
+Some templates of models with images read a message as a list of parts and print nothing of a plain text; `adapt` serves
+these.
 """
 
 from __future__ import annotations

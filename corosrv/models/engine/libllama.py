@@ -1,9 +1,8 @@
 """Finds libllama and opens it before the extension is imported, so that the process holds one copy of it.
 
 llama-cpp-python opens `llama_cpp/lib/libllama.so`; a linker records `libllama.so.0`, which in a wheel is another file.
-Whoever is opened first under the SONAME that both share is the one that everybody gets.
-
-The processor's model, and the cores that this process may use.
+Whoever is opened first under the SONAME that both share is the one that everybody gets. What decides about its kernels
+is read here as well: the devices, the processor's model, and the cores that this process may use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Control markers in what a client wrote: set between two marks while a template runs, and cut out as text after it.
+"""Marks places in a conversation while a chat template runs, and finds them again in what the template wrote.
 
-Marks the places of images in a conversation while its template runs, and finds them again in what it wrote.
-
-Chat templates that libllama has built in, known by their names.
+`Marks` guards control markers in what a client wrote, so that they stay text; `ImagePlaces` marks where images stand.
+The chat templates that libllama has built in are here, too: they are known by their names and run without Jinja.
 """
 
 from __future__ import annotations

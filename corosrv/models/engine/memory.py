@@ -1,7 +1,4 @@
-"""Fits a model into the memory that is there, before it is loaded.
-
-Tells the operator that readers get no file descriptor.
-"""
+"""Fits a model into the memory that is there, before it is loaded, and tells when descriptors for readers run out."""
 
 from __future__ import annotations
 

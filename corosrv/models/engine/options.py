@@ -1,6 +1,6 @@
-"""Makes the native engine's options of settings.
+"""Makes the native engine's options of settings, and refuses what this libllama cannot do.
 
-Translates settings of a model's place into libllama's numbers, and refuses what this libllama cannot do.
+The placement on devices, the kernels' verdict, and the sizes are translated to libllama's numbers.
 """
 
 from __future__ import annotations

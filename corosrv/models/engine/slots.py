@@ -1,8 +1,7 @@
-"""The state of an engine's slots: the loop's counters, and the options of the tasks that run in them.
+"""The slots of an engine: notes on the tasks that run in them, and their contents saved to files, restored and erased.
 
-Files of slots' contents: a header, tokens, scales of adapters, the model's own state, and a digest of it all.
-
-Saves slots' contents in files, restores and erases them: the decode thread's part and the disk's, in turn.
+A file has a header, tokens, scales of adapters, the model's own state, and a digest of it all. It belongs to the caller
+who saved it. `SlotKeeper` takes the decode thread's part and the disk's in turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Jobs to the tasks of the decode loop.
+"""Makes the decode loop's tasks of jobs: prompts become tokens, and samplers, grammars and adapters are looked up.
 
-Private ids of embedding rows: equal ids stand for equal rows, so that prefixes are compared by ids alone.
-
-The LoRA adapters of one model: which there are, and how much of each a job gets.
+Embedding rows get private ids: equal ids stand for equal rows, so that prefixes are compared by ids alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Compiles a chat template that was not seen before, and learns from it: the child process of template_verdicts.
 
-Whatever a stranger's template costs, it costs a process that nobody waits for but the server's start.
-
-Confines a child process that tries what strangers wrote: it ends with its server, and uses no more than it may.
+Whatever a stranger's template costs, it costs a process that nobody waits for but the server's start. The process ends
+with its server, and uses no more time and memory than it may.
 """
 
 from __future__ import annotations

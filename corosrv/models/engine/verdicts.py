@@ -1,6 +1,7 @@
 """Keeps verdicts about files of strangers, so that a trial is made once.
 
-Identifies the files of a model: by their places on the disk, and by all that libllama reads before the weights.
+`identity` tells a model's files from any others, and from themselves after a change: by their places on the disk, and
+by all that libllama reads before the weights.
 """
 
 from __future__ import annotations

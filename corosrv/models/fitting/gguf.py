@@ -1,6 +1,6 @@
 """Reads the head of a GGUF file without libllama: the few facts that tell how much memory the model takes.
 
-Reads from a model file's keys what each layer keeps of the tokens before.
+`cache_shape` says what each layer keeps of the tokens before, by the keys of the file.
 """
 
 from __future__ import annotations

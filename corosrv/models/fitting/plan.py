@@ -1,6 +1,6 @@
-"""Plans how many slots of how much context a model gets in the memory that is there. Values in, values out.
+"""Plans how many slots of how much context a model gets in the memory that is there, within what settings leave open.
 
-Fits a model of these settings into the memory that is there.
+`fit` takes values and returns values; `plan_memory` reads the model's file and hands it what was found.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tells how much memory this process may still take: what the machine has, and what its cgroups leave.
+"""Tells how much memory this process may still take, and how much a model's memory of earlier tokens takes.
 
-Computes the bytes of a model's memory of earlier tokens, as libllama allocates it.
+The room is what the machine has and what its cgroups leave. The cache is computed as libllama allocates it.
 """
 
 from __future__ import annotations

@@ -4,12 +4,9 @@ models--OWNER--REPO/blobs/ETAG                 a file's content
 models--OWNER--REPO/snapshots/COMMIT/PATH      a link to it
 models--OWNER--REPO/refs/REVISION              the commit that a revision was at the last look
 
-Lists the models that are in the cache, and removes some.
-
-Chooses among the files of a repository: a model's parts, and the projector of a model that takes images.
-
-The rules are llama-server's (its common/download.cpp): a quantisation is found in file names, whatever its case;
-without one Q4_K_M is taken, else Q8_0, else the first model.
+`choose` picks the files of a repository: a model's parts, and the projector of a model that takes images. Its rules are
+llama-server's (its common/download.cpp): a quantisation is found in file names, whatever its case; without one Q4_K_M
+is taken, else Q8_0, else the first model. `stored_models` lists what is in the cache, and `remove` removes.
 """
 
 from __future__ import annotations

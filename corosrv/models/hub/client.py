@@ -1,8 +1,7 @@
-"""Asks a hub: which files a repository has, and for their bytes. Blocks; made for a process of its own.
+"""Asks a hub which files a repository has, and downloads them. Blocks; made for a process of its own.
 
-Words what the library raises: what went wrong, and what would help.
-
-Downloads one file: goes on where the last try ended, compares the checksum, and only then gives it its name.
+A download goes on where the last try ended, compares the checksum, and only then gives the file its name. `describe`
+says what an error of the library means and what would help.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Brings a model of a hub into the cache: its parts and its projector, all of one commit. Blocks.
 
-Defines the messages of the process that downloads, one JSON object a line.
+The process that does this reports to its server by messages, one JSON object a line.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""The native engine: opened, asked, and given tasks.
+"""The native engine: opened with options, asked for what it knows of its model, and given tasks and requests to slots.
 
-Requests to a slot, and the content of slots on its way in and out.
-
-The options that open an engine, as the C API takes them.
-
-Scans a JSON text before anything is made of it.
-
-The chat templates that libllama has built in.
+`NativeJsonScanner` and `chat_template_names` need no engine: they are functions of the core and of libllama. What is
+lent to the C API (`BorrowedOptions`, `BorrowedContent`) is an object that owns the memory its struct points to.
 """
 
 from __future__ import annotations

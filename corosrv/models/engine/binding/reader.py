@@ -1,6 +1,6 @@
 """The native end of one job's reader, and its chunks as values.
 
-Lists of tokens and how likely they were, from the bytes in which the native core has them.
+`token_infos` reads the lists of tokens and how likely they were from the bytes in which the native core has them.
 """
 
 from __future__ import annotations
