@@ -1,10 +1,7 @@
-"""Runs commands on the Redis server that several fronts share.
+"""Runs commands on the Redis server that several fronts share, through redis-py, an optional dependency.
 
-Shows a Redis server's URL to people without what is secret in it.
-
-Loads redis-py, an optional dependency, and makes connections of it that work under gevent.
-
-Says what is wrong with a Redis server that cannot be relied on: its version, its role, its full memory.
+Connections work under gevent, and a few serve all greenlets. A URL is shown without what is secret in it.
+`check_server` says what is wrong with a server that cannot be relied on: its version, its role, its full memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Runs a call that this front took out of the shared queue, and sends its answer to the front that accepted it.
-
-Keeps the calls that this front took out of shared queues, until each has ended.
-"""
+"""Runs the calls that this front took out of shared queues, and sends each answer to the front that accepted it."""
 
 from __future__ import annotations
 

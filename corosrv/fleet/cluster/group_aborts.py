@@ -1,6 +1,6 @@
-"""Has the other fronts abort a group of requests, and aborts here what they say.
+"""Asks the other fronts to abort a group of requests, and aborts here what they ask for.
 
-Follows channels of Redis on one connection.
+They talk over channels of Redis, followed on one connection (`Subscription`).
 """
 
 from __future__ import annotations

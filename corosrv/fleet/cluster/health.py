@@ -1,7 +1,4 @@
-"""Keeps the state of the link to Redis: asks once a second whether it answers, and tells those who listen.
-
-Prometheus metrics of the link to Redis and of the fronts that share it.
-"""
+"""Keeps the state of the link to Redis: probes it once a second, and tells listeners and Prometheus."""
 
 from __future__ import annotations
 

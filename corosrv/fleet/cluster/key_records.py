@@ -1,6 +1,4 @@
-"""Keeps the answers of requests with an Idempotency-Key in Redis, for all fronts.
-
-Holds scripts that Redis runs for the records of idempotency keys.
+"""Keeps the answers of requests with an Idempotency-Key in Redis, for all fronts. Each step is a script in Redis.
 
 A record is a hash: `digest` of what was asked, `owner`, who runs it, and `answer`, once there is one. Its expiry is the
 lease while it runs, and the lifetime of the answer after that. For each caller a sorted set knows the answered records

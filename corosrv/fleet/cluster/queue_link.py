@@ -1,6 +1,6 @@
-"""Links this front to the queues that it shares with others: what all of its dispatchers have in common.
+"""Links this front to the queues that it shares with others: the calls that it accepted and those that it runs.
 
-Reads what other fronts tell this one, and the bell of the shared queues, on one connection.
+One connection reads what other fronts send to this one, and the bell that rings when a queue has a new entry.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Names what the shared queue keeps in Redis.
+"""Names of the shared queue's keys in Redis, its bands of priorities, and the times after which a front is gone.
 
-Divides priorities into the bands of the shared queue, and decides which band the next entries come from.
-
-Makes the names of keys in Redis: `corosrv:{namespace}:kind:part:part`.
-
-Defines how soon the fronts of a shared queue take each other for gone.
+A key is `corosrv:{namespace}:kind:part:part`. Priorities share three bands; `BandTurns` decides which one the next
+entries come from, so that low ones get their turn.
 """
 
 from __future__ import annotations

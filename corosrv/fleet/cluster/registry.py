@@ -1,8 +1,6 @@
 """Tells other fronts what this one serves, and keeps a copy of what they do.
 
-Makes the name of this process among all fronts.
-
-Describes what a front serves, as it stands in Redis for the other fronts.
+Each front stands in Redis under an id that no process had before. Look-ups read the copy and never ask Redis.
 """
 
 from __future__ import annotations

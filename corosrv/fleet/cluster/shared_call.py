@@ -1,6 +1,7 @@
 """Follows a call that this front accepted through the shared queue, to its one end.
 
-Decides which replies to a call of the shared queue reach its client, where several fronts may have run it.
+Where several fronts may have run it, `ReplyOrder` decides which replies reach the client: no answer is put together of
+two.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Finds where the body of an answer ends, by the fields of its head.
-
-Reads the heads of HTTP/1.1 answers: status lines and header fields.
-
-Decodes bodies of HTTP/1.1 that come in chunks.
-"""
+"""Reads HTTP/1.1 answers: the head, and the body by its length, in chunks, or to the connection's end. No I/O."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Opens connections to one upstream when they are needed, and keeps them for a while.
-
-Sends and receives on one connection to an upstream.
-"""
+"""Opens connections to one upstream when they are needed, keeps them for a while, and sends and receives on them."""
 
 from __future__ import annotations
 

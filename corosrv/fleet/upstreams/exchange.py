@@ -1,8 +1,6 @@
 """Runs one HTTP exchange with an upstream: a request as it was sent, and its answer piece by piece.
 
-Writes the heads of HTTP/1.1 requests.
-
-Asks an upstream something small, in little time: whether it is well, what it serves, to abort a request.
+`ask_shortly` is for small questions with a short time limit: whether it is well, what it serves, to abort a request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Names what may become of a call to an upstream, beside an answer.
+"""The ways in which a call to an upstream fails, and the records by which an upstream is judged.
 
-Decides by probes whether an upstream is up: one that fails once may still be well.
-
-Judges answers of 500 that an upstream gives in good form: the request may be to blame, or the upstream.
+One failed probe does not make an upstream down (`ProbeRecord`). An answer of 500 in good form may be the request's
+fault or the upstream's (`AnsweredError`, `Complaints`).
 """
 
 from __future__ import annotations

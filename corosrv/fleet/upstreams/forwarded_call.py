@@ -1,8 +1,7 @@
 """Runs one call on an upstream, in a greenlet of its own.
 
-Recognizes the last event of a stream, behind which its connection may stay open for as long as it likes.
-
-Reads from an answer how many tokens it has, where it says so.
+A stream ends with its last event (`StreamEnd`): its connection may stay open behind that for as long as it likes.
+`UsageReader` reads how many tokens an answer has, where it says so.
 """
 
 from __future__ import annotations

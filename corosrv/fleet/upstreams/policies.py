@@ -1,12 +1,9 @@
-"""Policies that choose the upstream of a call.
+"""Policies that choose the upstream of a call, and what they are made of.
 
-Names upstreams: by their URLs, so that all fronts which share an upstream know it by one name.
-
-Ranks upstreams for a key so that a change of one upstream changes the rank of no others (rendezvous hashing).
-
-Gives turns in proportion to weights.
-
-Remembers which upstream has seen which beginnings of prompts: it has computed them, and may still hold them.
+Upstreams are named by their URLs, so that all fronts which share one know it by one name. Sessions are ranked by
+rendezvous hashing: a change of one upstream changes the rank of no others. `WeightedTurns` gives turns in proportion to
+weights. `PrefixIndex` remembers which upstream has seen which beginnings of prompts: it has computed them, and may
+still hold them.
 """
 
 from __future__ import annotations

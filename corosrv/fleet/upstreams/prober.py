@@ -1,7 +1,4 @@
-"""Asks an upstream whether it is well, and which models it serves.
-
-Reads from an upstream's description of itself how many calls it runs at once.
-"""
+"""Asks an upstream whether it is well, which models it serves, and how many calls it runs at once."""
 
 from __future__ import annotations
 
