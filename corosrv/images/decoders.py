@@ -1,6 +1,6 @@
 """The processes that decode the images of a server: a few, each with limits of memory and of processor time.
 
-The server's side of one process that decodes images.
+They start when they are needed. One that dies costs the image that it was at.
 """
 
 from __future__ import annotations

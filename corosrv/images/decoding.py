@@ -1,13 +1,11 @@
 """Decodes images to RGB with Pillow, as they are to be seen: turned by their EXIF orientation, and on white paper.
 
-It is called in the process that corosrv.images.decoder runs, and in no server: a file may end the decoder.
+It is called in the process that corosrv.images.decoder runs, and in no server: a file may end the decoder. Which files
+are images that are read here is told by their first bytes alone; the messages between a server and that process are
+here as well.
 
 Transparent images are put on white, as other servers of vision models do and as pages show them. llama.cpp's decoder
 drops the alpha channel instead: a drawing in black ink on nothing becomes all black.
-
-Defines the messages between a server and a process that decodes images for it.
-
-Tells by their first bytes which files are images that are read here, and names the others.
 """
 
 from __future__ import annotations

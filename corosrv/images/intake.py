@@ -1,7 +1,4 @@
-"""Declares what dialects ask for the images of a request.
-
-Describes images in requests for the API document.
-"""
+"""The contract by which dialects have the images of a request read, and what the API document says of them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """Reads the images of requests: their content, what they are, how large, and at last their pixels.
 
-Reads base64, in which lines may break, and data URLs, strictly: any other character too much is an error.
-
-A limit on the bytes that images take in memory, of all requests together.
-
-Keeps the images that were decoded last, for requests that have the same files again: a chat sends all of them.
+Content is base64, a data URL or a fetched file. Base64 may break its lines, and is read strictly otherwise. The bytes
+of all images together are limited (`ImageMemory`). The images decoded last are kept, since a chat sends all of its
+images each time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Checks a projector file from another process, which does not end with it.
+"""Checks a projector file from another process, which does not end with it. For the server's side.
 
-Puts into words how an encoder process ended, for the log and for clients of images. For the server's side.
+`describe_end` says how an encoder process ended, for the log and for clients of images.
 """
 
 from __future__ import annotations

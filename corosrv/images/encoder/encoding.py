@@ -1,7 +1,6 @@
-"""Defines what an encoder makes of an item: segments, and the rows of all of them.
+"""The encoding of an item: segments, and the rows of all of them, written into the blocks of the pool.
 
-Writes rows into the blocks of the pool, as the language side lends them. corosrv.images.transfer.pool says
-where.
+The language side lends the blocks; corosrv.images.transfer.pool says where they are.
 """
 
 from __future__ import annotations

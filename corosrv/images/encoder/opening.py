@@ -1,8 +1,7 @@
 """Opens a projector file, and refuses one that cannot be used before images come.
 
-Says by name why a model cannot read the rows of a projector, where libmtmd itself would make nonsense of them.
-
-Tries a projector before requests do: a file that is damaged may open, and end the process at its first use.
+It says by name why a model cannot read the rows of a projector, where libmtmd itself would make nonsense of them. A
+damaged file may open, and end the process at its first use, so a small image is encoded as a trial.
 """
 
 from __future__ import annotations

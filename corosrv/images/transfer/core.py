@@ -1,9 +1,8 @@
 """Carries items from an encoder to its clients, without any I/O: the inputs and outputs of the transfers of one pool.
 
 Inputs are `submit`, `cancel`, `deliver`, `encoder_up`, `encoder_down`, `set_time` and `tick`; outputs are the outbox,
-the trace, `kill_wanted`, and what `poll`, `result` and `stats` say.
-
-Decides what a message of the encoder means for its transfer.
+the trace, `kill_wanted`, and what `poll`, `result` and `stats` say. `TransferInbox` decides what a message of the
+encoder means.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Holds the shared memory that rows arrive in.
-
-Says where things stand in a pool's memory: a superblock, the headers of all blocks, and the blocks.
+"""The shared memory that rows arrive in: a superblock, the headers of all blocks, and the blocks.
 
 All numbers are little-endian. The superblock fills a page; a header follows another every 64 bytes.
 """

@@ -1,8 +1,6 @@
-"""Follows one transfer through its states.
+"""Follows one transfer through its states, and lends it the blocks of the pool.
 
-Defines the states of a transfer, and what a client sees of them.
-
-Hands out the blocks of a pool.
+A session remembers the allocation that it was lent, and not block numbers alone: those may be lent again.
 """
 
 from __future__ import annotations

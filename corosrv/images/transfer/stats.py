@@ -1,8 +1,6 @@
-"""Counts what transfers did.
+"""Limits, counters and the trace of transfers.
 
-Records the steps of transfers, for tests and for the log of a fault.
-
-Defines the bounds and time limits of transfers.
+The trace has the last steps, for tests and for the log of a fault.
 """
 
 from __future__ import annotations

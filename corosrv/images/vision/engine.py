@@ -1,8 +1,7 @@
 """A model that takes images: an engine for the text, and an encoder process for the images.
 
-Turns prompts with images into pieces: token ids, and rows where the images stand.
-
-The vocabulary of a model that takes images: it reads prompts with them as well.
+A prompt with images becomes pieces: token ids, and rows where the images stand. Its vocabulary counts and reads prompts
+with images as well; that waits for them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The models of a server that take images, and the state of their encoders.
-
-Reads the numbers of encoders and their pools when Prometheus asks for them.
-"""
+"""The models of a server that take images, the state of their encoders, and their numbers for Prometheus."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Runs a transfer core: hands it the time and the encoder's messages, and sends what it wants to say.
 
-Counts the time in which an encoder process could run: its encode is late, or stands still, by that clock alone.
+An encode is late, or stands still, by the time in which the encoder process could run (`EncodeClock`), not by the wall
+clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Keeps an encoder process running: starts it, and another in place of one that died.
 
-Remembers which images the encoder process died of.
-
-Decides from its restarts whether an encoder process is worth waiting for.
+Images that a process died of are remembered and at last refused. From the restarts it decides whether the encoder is
+worth waiting for.
 """
 
 from __future__ import annotations

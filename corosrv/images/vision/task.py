@@ -1,7 +1,4 @@
-"""One image that is being encoded, and everybody who waits for it.
-
-Keeps encoded images for requests that have them again.
-"""
+"""One image that is being encoded, everybody who waits for it, and the cache of those that were encoded."""
 
 from __future__ import annotations
 

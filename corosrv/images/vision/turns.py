@@ -1,8 +1,7 @@
 """Divides the processors between the decode loop and the encoder process, where there are not enough for both.
 
-Remembers how many tokens images of each size become, and asks the encoder of a model for what is not known.
-
-Follows the order in which an encoder works, to know which image it is at, and for how long.
+`EncodeOrder` follows which image the encoder is at, and for how long. `ImageSizes` knows how many tokens an image of
+each size becomes, and asks the encoder once for a size that is not known.
 """
 
 from __future__ import annotations
