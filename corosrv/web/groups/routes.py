@@ -1,7 +1,4 @@
-"""Aborts groups of requests.
-
-Reads the header by which a request says to which group it belongs.
-"""
+"""The route that aborts a group of requests, and the header by which a request joins one."""
 
 from __future__ import annotations
 

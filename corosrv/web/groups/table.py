@@ -1,7 +1,4 @@
-"""Knows which requests run in which group, and aborts a group's.
-
-Stands for one request that is in a group.
-"""
+"""Knows which requests run in which group, and aborts a group's. A group is its caller's own."""
 
 from __future__ import annotations
 

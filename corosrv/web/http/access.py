@@ -1,8 +1,8 @@
-"""Checks who may call and names requests: keys, request ids, and lines of the access log without keys.
+"""Checks who may call, and names requests: keys, hosts, pages of browsers, request ids, and lines of the access log.
 
-Checks the name that a server is called by: the `Host` that a client sends.
-
-Checks which web pages may call by their `Origin`, and adds the cross-origin headers that browsers wait for.
+Where no key is asked for, a browser on this machine must not let any page call: the `Host` that it sends has to be one
+of this server's, and its `Origin` an allowed one. Pages that may call get the cross-origin headers that browsers wait
+for. Keys never reach the log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reads request bodies: each whole, in time and within its limit, and all of them within a common budget.
 
-Decodes a request's body.
-
-Compressed bodies of requests and answers: gzip, and deflate in zlib's wrapping.
+Compressed bodies (gzip, and deflate in zlib's wrapping) are inflated piece by piece, so that a small one that becomes
+large is stopped. `decode` makes the endpoint's type of a body; `compress` is for answers.
 """
 
 from __future__ import annotations

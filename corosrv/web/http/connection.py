@@ -1,8 +1,7 @@
 """Reads one client's requests in order, each in time, and closes its connection without losing an answer.
 
-Limits how slowly a client may send: a deadline that comes nearer for those who send too little.
-
-Answers to clients whose bytes never became a request, so that no route and no protocol has seen them.
+`Pace` limits how slowly a client may send: the deadline comes nearer for those who send too little. Bytes that never
+become a request, so that no route and no protocol sees them, are answered by `refusal`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Gives memory that is free back to the system, where the C library would keep it for later.
+"""Keeps memory in bounds: a budget for request bodies, free memory given back, and full collections while nobody waits.
 
-Runs the garbage collector's full collections while nobody waits, instead of in the middle of a stream.
-
-A limit on the bytes of request bodies in memory, of all requests together.
+The C library would keep free memory for later, and Python's collector would run in the middle of a stream.
 """
 
 from __future__ import annotations

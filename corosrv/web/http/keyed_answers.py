@@ -1,6 +1,6 @@
 """Answers of requests that are repeated with an Idempotency-Key: computed once, and sent again as they were.
 
-Prometheus metrics of the answers that are kept under idempotency keys.
+What failed, broke off or was left is not kept. `AnswerRecording` copies an answer while it is sent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Flask without the parts that no route of corosrv uses, each of which costs every request some microseconds.
 
-Names the caller of a request, so that prompts and stored responses of one caller are kept from all others.
+`caller` names the caller of a request, so that prompts and stored responses of one are kept from all others.
 """
 
 from __future__ import annotations

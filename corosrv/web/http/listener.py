@@ -1,8 +1,7 @@
 """Accepts clients at once and begins to serve them a few at a time, however many connect in the same instant.
 
-Connections that were accepted and are not served yet: whoever asks for health goes first, the others in order.
-
-A client's socket whose time-outs do not count a pause of this process against the client.
+Among those that wait to be served, whoever asks for health goes first, the others in order. A client's time-outs do not
+count a pause of this process (`PatientSocket`).
 """
 
 from __future__ import annotations

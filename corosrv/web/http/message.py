@@ -1,9 +1,8 @@
-"""Changes gunicorn's requests and answers: when `100 Continue` is sent, and when a connection ends.
+"""Changes gunicorn's requests and answers: when `100 Continue` is sent, when a connection ends, how streams are sent.
 
-Sends the pieces of a stream straight through gunicorn's socket, where that is what gunicorn would do itself.
-
-A piece that goes the ordinary way costs, besides the send, a getsockopt, five calls in Python and two switches of
-greenlets; at thousands of pieces a second that is a third of the front's time.
+The pieces of a stream go straight through gunicorn's socket, where that is what gunicorn would do itself. A piece that
+goes the ordinary way costs, besides the send, a getsockopt, five calls in Python and two switches of greenlets; at
+thousands of pieces a second that is a third of the front's time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The OpenAPI document: Flask's own rules, what views say about themselves, and msgspec's schemas of their types.
 
-Describes routes for the API document, each at the route itself.
+A view says it at the route:
 
     @routes.post("/tokenize")
     @operation("Tokens", "Turn text into tokens", body=TokenizeBody, answer=Tokens, statuses=READS)

@@ -1,11 +1,9 @@
-"""Answers that every dialect gives alike: JSON, and the status and headers that an error calls for.
+"""Answers that every dialect gives alike: JSON, errors with their status and headers, and answers that are made late.
 
-Bounds the lines of log about something that may happen thousands of times a second.
+Long JSON is encoded in turns, between which other requests are served. `Flood` bounds lines of log about what may
+happen thousands of times a second.
 
-JSON of long answers, made in turns between which other requests are served.
-
-Makes answers when what they wait for has come, long after the view has returned and Flask's contexts are gone.
-
+A late answer is made when what it waits for has come, long after the view has returned and Flask's contexts are gone.
 Thousands of requests may wait at once. A view that waits keeps Flask's request, its contexts and the WSGI environment,
 and a greenlet with its stacks: two thirds of the 24 kB that such a request took. A late answer keeps what it is made
 of.

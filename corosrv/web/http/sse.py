@@ -1,6 +1,6 @@
-"""Chunks, or whatever else a reader gives, to server-sent events, for as long as somebody reads them.
+"""Server-sent events: makes those of a reader's items for as long as somebody reads them, and a copy where asked for.
 
-Makes the bytes of a stream's events, and keeps a copy of them where somebody asks for one.
+`collect` takes the items of an answer that is not streamed.
 """
 
 from __future__ import annotations

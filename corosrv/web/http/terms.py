@@ -1,13 +1,11 @@
-"""Says on which terms the job of a request waits and runs: who asks, how urgent it is, and how long it is of use.
+"""Reads how a request is to be treated: its terms from headers (in gRPC, metadata); and finds what may be misspelt.
 
-Reads the headers that say how urgent a request is and for how long its answer is of use; in gRPC, its metadata.
+Terms say who asks, how urgent it is, and how long the answer is of use. Whoever sends such a header means something by
+it, so one that is empty or out of range is refused, in every protocol. No time at all, `0`, is out of range: a client
+whose time is over wants no call without a limit.
 
-The rule is the same for all protocols: whoever sends such a header means something by it, so one that is empty or out
-of range is refused. No time at all, `0`, is out of range: a client whose time is over wants no call without a limit.
-
-Finds the route that a client may have meant by a path that leads nowhere.
-
-Tells clients and operators which fields of a body mean nothing here: a misspelt one would be ignored in silence.
+A path that leads nowhere is answered with the route that is most like it. Unknown fields of a body are named in a
+header of the answer: a misspelt one would be ignored in silence.
 """
 
 from __future__ import annotations

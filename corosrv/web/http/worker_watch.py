@@ -1,12 +1,8 @@
-"""Tells gunicorn's master which workers hang: those that are silent although they could run.
+"""The process around the server: hung workers, stop signals, open files, addresses to listen on, and logs as JSON.
 
-Signals that end a server, and that a process which is not ready for them keeps for later.
-
-The limit on open files of this process, and so on its clients.
-
-Addresses to listen on, tried before they are needed.
-
-Writes lines of log as JSON: corosrv's own, and those of gunicorn's master, workers and access log.
+gunicorn's master is told which workers hang: those that are silent although they could run. A signal to stop that comes
+before the handlers are in place is kept for later (`let_stops_through`). The limit on open files bounds the clients.
+Lines of JSON are corosrv's own, and those of gunicorn's master, workers and access log.
 """
 
 from __future__ import annotations

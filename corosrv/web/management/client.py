@@ -1,6 +1,6 @@
 """Finds the server that runs here, and calls its management API.
 
-Finds the run directory: a private folder in which each server of a user has its socket.
+Each server of a user has its socket in the run directory, a folder that nobody else can use.
 """
 
 from __future__ import annotations

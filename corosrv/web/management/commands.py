@@ -1,7 +1,4 @@
-"""Implements `corosrv ps`, `drain`, `scale`, `worker` and `upstream` over a server's management API.
-
-Makes tables for people from the values of the management API.
-"""
+"""The commands `corosrv ps`, `drain`, `scale`, `worker` and `upstream`: calls of the management API, and tables."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Runs a worker process that joins a server, and starts another one when it ends: `corosrv worker`.
 
-Asks a server to let a worker join, and returns the connection that becomes the worker's control channel.
-
-Keeps a server among the upstreams of fronts for as long as it is told to.
+The connection that asks a server to let the worker join becomes the worker's control channel. `Membership` keeps a
+server among the upstreams of fronts for as long as it is told to.
 """
 
 from __future__ import annotations

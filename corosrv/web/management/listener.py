@@ -1,12 +1,9 @@
-"""Serves the management API: on a private Unix socket, and over TCP where that was asked for.
+"""Serves the management API: on a private Unix socket, and over TCP to those who have the token, if that was asked for.
 
-Refuses every call of a gRPC client in words: workers of other systems register over gRPC, by an address.
-
-Such a registration (the service WorkerManagement: RegisterModel, UnregisterModel, Heartbeat) is never allowed here,
-whatever it says. So no header of a request is decoded, and HTTP/2 takes a page. Source: RFC 9113 (frames), RFC 7541
+Workers of other systems register over gRPC, by an address (the service WorkerManagement: RegisterModel,
+UnregisterModel, Heartbeat). Such a registration is never allowed here, whatever it says, and is refused in words that
+the client shows. So no header of a request is decoded, and HTTP/2 takes a page. Source: RFC 9113 (frames), RFC 7541
 (literal header fields), and gRPC's "Trailers-Only" answers.
-
-Decides which requests over TCP may manage a server.
 """
 
 from __future__ import annotations

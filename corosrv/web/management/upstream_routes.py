@@ -1,7 +1,4 @@
-"""Upstreams over the management API: added, shown and removed while calls wait for them.
-
-Makes the JSON values of the management API from upstreams.
-"""
+"""Upstreams over the management API: added, shown and removed while calls wait for them."""
 
 from __future__ import annotations
 
