@@ -1,7 +1,4 @@
-"""Defines the types of Anthropic's answers, which the API document describes, too.
-
-Writes errors in Anthropic's form.
-"""
+"""The types of Anthropic's answers, which the API document describes, too, and of its errors."""
 
 from __future__ import annotations
 

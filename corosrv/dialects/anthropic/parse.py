@@ -1,7 +1,4 @@
-"""Parses the bodies of Anthropic's messages to calls.
-
-Converts messages and their blocks to turns.
-"""
+"""Parses the bodies of Anthropic's messages to calls: messages and their blocks become turns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Makes the answers of dialects that show a row of blocks: as one value at the end, or event by event.
-
-Arranges an answer as a row of blocks, for dialects that show it as one.
-"""
+"""Answers of dialects that show a row of blocks (texts, thoughts, calls), as one value at the end or event by event."""
 
 from __future__ import annotations
 

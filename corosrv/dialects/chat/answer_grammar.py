@@ -1,6 +1,6 @@
 """Makes GBNF for answers of a required form: JSON, calls of tools, and the thoughts before them.
 
-Makes GBNF for arguments that are JSON with other quotes around strings, and none around keys.
+`NotationRules` are for models that write arguments as JSON with other quotes around strings, and none around keys.
 """
 
 from __future__ import annotations

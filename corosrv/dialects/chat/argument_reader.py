@@ -1,7 +1,4 @@
-"""Reads the arguments of a call while they arrive, and writes them as JSON.
-
-Finds the end of a JSON value while it arrives.
-"""
+"""Reads the arguments of a call while they arrive, and writes them as JSON. `JsonValue` finds where a value ends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Makes patterns of the texts around calls, which leave models some freedom with white space.
 
-Finds calls that a model begins in its thoughts, without ending these first.
+`ThoughtCalls` finds a call that a model begins in its thoughts, without ending these first.
 """
 
 from __future__ import annotations

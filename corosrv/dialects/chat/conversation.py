@@ -1,8 +1,6 @@
-"""Defines a chat request that no longer depends on its dialect.
+"""A chat request that no longer depends on its dialect: its turns, its tools, and the form that its answer must have.
 
-Builds turns and tools in the form that chat templates take.
-
-Checks the tools that a request offers, in the one form that templates and grammars know.
+Turns and tools have the form that chat templates take; `checked` refuses tools that templates and grammars cannot hold.
 """
 
 from __future__ import annotations

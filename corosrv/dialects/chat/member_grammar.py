@@ -1,8 +1,6 @@
-"""Makes GBNF for arguments that are written as a row of keys and values.
+"""Makes GBNF for arguments that are a row of keys and values, or elements in elements; see ArgumentRow and ElementTree.
 
-Makes GBNF for texts that end where a given word begins.
-
-Makes GBNF for arguments that are written as elements in elements; see ElementTree.
+Their texts end where a given word begins, so `texts_without` makes rules for texts in which a word does not occur.
 """
 
 from __future__ import annotations

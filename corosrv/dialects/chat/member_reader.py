@@ -1,7 +1,4 @@
-"""Reads arguments that are written as a row of keys and values, each between texts of its own.
-
-Reads arguments that are written as elements in elements; see ElementTree.
-"""
+"""Reads arguments that are a row of keys and values, or elements in elements; see ArgumentRow and ElementTree."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """The parts of an answer. A choice has any number of texts, thoughts and calls, and then its end.
 
-The pieces of one text, thought or call follow each other; a call's arguments together are one JSON text.
-
-Finds the tokens of each piece of a text.
-
-Matches the beginning of a text that is still arriving, and tells whether it may still become a match.
+The pieces of one text, thought or call follow each other; a call's arguments together are one JSON text. `TokenQueue`
+finds the tokens of each piece. `Pattern` matches the beginning of a text that is still arriving, and tells whether it
+may still become a match.
 """
 
 from __future__ import annotations

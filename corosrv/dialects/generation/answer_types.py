@@ -1,7 +1,4 @@
-"""Types that several dialects share: their answers are made of them, and the API document describes them.
-
-Counts what a job has used so far.
-"""
+"""Types of which several dialects make their answers, as the API document has them, and a tally of a job's tokens."""
 
 from __future__ import annotations
 

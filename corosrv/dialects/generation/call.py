@@ -1,12 +1,8 @@
 """A request after its dialect has translated it: the job, and what makes its answer.
 
-Options of an answer: what it shows besides its text, as its request asks.
-
-The text of server-sent events.
-
-Tokens one by one: chunks that nobody read in time have become one, and llama-server's clients count events.
-
-Tells how far a job is in the events of its stream, as llama-server does for clients that ask.
+`AnswerOptions` say what an answer shows besides its text. A stream is server-sent events (`event`). Two things are as
+llama-server has them: chunks that nobody read in time have become one and are split into tokens again, as its clients
+count events; and events tell how far the job is, where a client asks for it.
 """
 
 from __future__ import annotations

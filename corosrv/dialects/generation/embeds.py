@@ -1,6 +1,6 @@
 """Reads `prompt_embeds`: embedding rows that a client has in place of a prompt, as base64 of plain numbers.
 
-The vectors of a job: what embeddings and scores are read from.
+`in_order` and `prompt_tokens` return the vectors of a job, which embeddings and scores are made of.
 """
 
 from __future__ import annotations

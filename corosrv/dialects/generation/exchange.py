@@ -1,6 +1,6 @@
 """The flow of a generating request, the same in every dialect: read, translate, submit, answer whole or streamed.
 
-Tasks that failed, and what that means for the request that they belong to.
+A task that failed fails the request that it belongs to; `failure_of` says with which error.
 """
 
 from __future__ import annotations

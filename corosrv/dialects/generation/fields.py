@@ -1,8 +1,7 @@
 """The fields that generating endpoints have in common, as a type, and the Job that they make.
 
-JSON schemas of a request, within the limits of the model that answers it.
-
-Known parameters that are not offered: refused by name, so that no client believes that one was honoured.
+A JSON schema becomes a grammar within the limits of the model that answers. Parameters that are known and not offered
+are refused by name, so that no client believes that one was honoured.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One task's answer in llama-server's own form, which other dialects show beside theirs when they are asked to.
 
-Finds the end of a text that fills a gap in an indented block.
-
-Tokens and how likely they were, as chats and llama-server show them.
+`describe` and its kin show tokens and how likely they were, for chats too. `Indent` ends a text that fills a gap in an
+indented block.
 """
 
 from __future__ import annotations

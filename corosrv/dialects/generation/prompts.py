@@ -1,6 +1,6 @@
-"""Prompts as completions take them: a text, token ids, both in a row, or a list of such.
+"""Prompts as completions take them: a text, token ids, both in a row, or a list of such; and a text with a hole.
 
-Prompts for the text that is missing between a prefix and a suffix.
+A hole is filled between a prefix and a suffix, by a model that has the tokens for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Takes a call over REST through its steps: read, decode, check, submit, wait, answer.
-
-Makes the one answer of a call over REST, when the call has ended.
-"""
+"""Takes a call over REST through its steps: read, decode, check, submit, wait, answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Writes generated text: one object, or an event for each piece.
-
-Reads a request for generated text, and makes an inference call of it.
-"""
+"""Generated text over the v2 protocol: a request becomes an inference call, and its answer one object, or events."""
 
 from __future__ import annotations
 

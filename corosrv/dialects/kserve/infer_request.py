@@ -1,7 +1,4 @@
-"""Reads a request for an inference: JSON, with or without a binary tail.
-
-Reads the binary extension: tensors in a tail behind the JSON of a body.
-"""
+"""Reads a request for an inference: JSON, with or without a binary tail, from which tensors take their bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Offers language models as models of the v2 protocol: makes jobs for their worker of inference calls.
-
-Reads an inference call as a request for text, and makes the engine's job of it.
-"""
+"""Offers language models as models of the v2 protocol: an inference call becomes a request for text, and a job."""
 
 from __future__ import annotations
 

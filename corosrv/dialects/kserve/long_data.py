@@ -1,11 +1,8 @@
-"""Finds and decodes long arrays of JSON piece by piece, so that others run in between.
+"""Cuts the tensors' data out of a long JSON body, and decodes it piece by piece, so that others run in between.
 
-Decoding holds Python's lock, so a thread would not help. A piece ends at a comma outside of strings. With as many
-brackets before it as are open there, and as many behind it as are then, it is JSON of its own.
-
-Finds parts of JSON texts before they are decoded.
-
-Cuts the tensors' data out of a long JSON body, so that what is left can be decoded at once.
+What is left of the body can be decoded at once. Decoding holds Python's lock, so a thread would not help. A piece ends
+at a comma outside of strings. With as many brackets before it as are open there, and as many behind it as are then, it
+is JSON of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Reads the parameters of a request that are for the front; handlers do not see them.
+"""Reads what a request asks of the front: parameters and headers (in gRPC, metadata) that handlers do not see.
 
-Fills inputs that refer to an object with its content.
-
-Makes the terms of a call from the headers of a request (in gRPC, its metadata) and its parameters.
+They make the terms of the call, and fill inputs that refer to an object with its content.
 """
 
 from __future__ import annotations

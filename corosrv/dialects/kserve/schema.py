@@ -1,9 +1,4 @@
-"""Defines the bodies of v2 requests, as they are decoded.
-
-Defines the answers of the v2 protocol, as the API document shows them.
-
-Writes errors in the shape of the v2 protocol.
-"""
+"""The bodies of v2 requests, as they are decoded, and of answers and errors, as the API document shows them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""llama-server's completions, the way out: chunks to answers.
-
-Types of the answers of llama-server's endpoints, as the API document describes them.
+"""llama-server's completions, the way out: chunks to answers, and the types of all its answers.
 
 The type of a completion is in `corosrv.dialects.generation.answer_types`: other dialects show it in addition to theirs.
 """

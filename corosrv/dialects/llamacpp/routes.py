@@ -1,7 +1,4 @@
-"""llama-server's own endpoints: parse, submit, answer.
-
-Texts to tokens and back, as llama-server does it.
-"""
+"""llama-server's own endpoints: parse, submit, answer. Texts become tokens and back as llama-server does it."""
 
 from __future__ import annotations
 

@@ -1,16 +1,6 @@
-"""Embeddings: bodies to jobs, vectors to answers, in OpenAI's shape and in llama-server's own.
+"""Embeddings: bodies to jobs, vectors to answers, in OpenAI's shape and in llama-server's own, and their endpoints.
 
-Types of the answers of embeddings: the answers are made of them, and the API document describes them.
-
-Embeddings, the way out: vectors to answers.
-
-The bodies that ask for embeddings.
-
-Describes the endpoints of embeddings and their answers for the API document.
-
-Embeddings, the way in: bodies to jobs.
-
-The endpoints of embeddings over any Worker.
+Both go over any Worker whose model embeds. The types of bodies and answers are those of the API document.
 """
 
 from __future__ import annotations

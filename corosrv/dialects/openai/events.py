@@ -1,7 +1,4 @@
-"""Shares what chat and text completions send: members, order of events, usage, and the end of a stream.
-
-Errors in OpenAI's shape.
-"""
+"""The common part of chat and text completions' answers: members, order of events, usage, errors, end of a stream."""
 
 from __future__ import annotations
 

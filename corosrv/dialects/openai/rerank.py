@@ -1,16 +1,6 @@
-"""Reranking: bodies to jobs, scores to answers.
+"""Reranking: a body to a job, scores to an answer, and the endpoint under its four names.
 
-Types of the answers of reranking: the answers are made of them, and the API document describes them.
-
-The body that asks for scores.
-
-Reranking, the way out: scores to answers.
-
-Describes the endpoint of reranking and its answers for the API document.
-
-Reranking, the way in: bodies to jobs.
-
-The endpoint of reranking, under its four names, over any Worker.
+It goes over any Worker whose model ranks. The types of body and answer are those of the API document.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""OpenAI's endpoints over any Worker: parse, submit, answer.
-
-The list of models.
-"""
+"""OpenAI's endpoints over any Worker: chat and text completions, and the list of models."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The fields by which clients ask for an answer's form, OpenAI's and vLLM's, and the form that they ask for.
+"""Fields that OpenAI's bodies share, among them those by which clients ask for an answer's form, OpenAI's and vLLM's.
 
-Fields that OpenAI's bodies share, besides the fields of all generating endpoints.
+`answer_format` makes one form of them, which becomes a grammar for the whole text of the job.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The end of the service: lets running predictions finish, fails those that take too long, stops the worker.
 
-Running and lately finished predictions by id.
+`Supervisor` knows running and lately finished predictions by id.
 """
 
 from __future__ import annotations

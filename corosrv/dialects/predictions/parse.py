@@ -1,9 +1,4 @@
-"""Parses bodies of create requests: checks everything but `input`, and reports all faults at once.
-
-Ids of predictions: which ones clients may choose, and how the server makes its own.
-
-Reads what a request's header fields ask for.
-"""
+"""Parses create requests: everything of the body but `input`, the id, and header fields. Reports all faults at once."""
 
 from __future__ import annotations
 

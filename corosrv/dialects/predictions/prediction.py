@@ -1,8 +1,6 @@
-"""One prediction: its state, its outputs so far, and the object that clients see.
+"""One prediction: its state, its outputs and metrics so far, and the object that clients see.
 
-Points in time, as prediction objects write them.
-
-Metrics that a predictor recorded about one prediction, by name; dots in names make nested objects.
+Metrics are what the predictor recorded, by name; dots in names make nested objects.
 """
 
 from __future__ import annotations

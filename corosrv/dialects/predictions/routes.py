@@ -1,10 +1,6 @@
-"""Cog's endpoints over a service: one function each.
+"""Cog's endpoints over a service, errors in the shape of predictions, and the service's metrics.
 
-Errors in the shape of predictions.
-
-A create request over HTTP: parsed, handed to the service, and answered in the way that it asks for.
-
-Prometheus metrics of a prediction service.
+A create request is parsed, handed to the service, and answered in the way that it asks for.
 """
 
 from __future__ import annotations

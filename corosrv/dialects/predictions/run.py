@@ -1,8 +1,6 @@
-"""The course of one prediction: from its permit, through the worker, to its end.
+"""The course of one prediction: from its permit, through the worker, to its end and its line of log.
 
-A prediction's outputs: resolves several files at once and emits the values in the order in which they were added.
-
-Writes a line of log for each prediction that ended, beside those of generating jobs.
+Several files of outputs are resolved at once; values are emitted in the order in which they came.
 """
 
 from __future__ import annotations

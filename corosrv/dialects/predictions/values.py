@@ -1,6 +1,7 @@
 """Checks JSON values against the schemas of an OpenAPI document, and converts their numbers.
 
-Searches clients' texts for authors' regular expressions; one that might never end must not stop the server.
+Authors' regular expressions search clients' texts. One that might never end must not stop the server, so it runs in a
+process with a time limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Contents of tensors between their raw form and the typed fields of InferTensorContents.
+"""Contents and parameters of messages: between typed fields and tensors' raw form, and Python's values.
 
 Typed fields are wider than some datatypes: an INT8 travels as int32. Numbers out of range are refused.
-
-Parameters between InferParameter and Python's values, whose types they keep.
 """
 
 from __future__ import annotations

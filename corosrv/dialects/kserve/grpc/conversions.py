@@ -1,6 +1,6 @@
-"""Answers of calls as ModelInferResponse and ModelStreamInferResponse.
+"""Makes calls of ModelInferRequest, and ModelInferResponse and ModelStreamInferResponse of their answers.
 
-Requests of ModelInfer and ModelStreamInfer: read, checked, and without the parameters that are for the server.
+A request is checked here; parameters that are for the server do not reach the handler.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keeps a gRPC process running for the server: replaces it when it dies.
 
-Answers to what the gRPC process asks without running anything, as REST's bodies.
+What it asks without running anything, such as metadata, is answered by `ServerInfo` with the bodies of REST.
 """
 
 from __future__ import annotations

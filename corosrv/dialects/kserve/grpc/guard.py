@@ -1,10 +1,7 @@
-"""Makes handlers of methods: checks the key of every call, counts it, and turns what it raises into a status.
+"""Stands before the methods of all services: checks the key of every call, counts it, and turns errors into statuses.
 
-Status codes of gRPC for every kind of error, and what a client is told beside them.
-
-Counts the calls that the gRPC process answers, and tells the server of them.
-
-Metadata of a call: who calls, under which id, for how long, and which capability it asks for.
+`CallMetadata` holds what a call says beside its message: who calls, under which id, for how long, and which capability
+it asks for. The counts go to the server, which shows them to Prometheus.
 """
 
 from __future__ import annotations

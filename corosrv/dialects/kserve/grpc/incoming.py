@@ -1,10 +1,8 @@
-"""Reads messages as they come over gRPC, compressed or not.
+"""Reads messages as they come over gRPC, compressed or not, and cuts long raw contents out of them.
 
-grpcio would inflate them in the thread of the event loop, where all other calls wait meanwhile: a tenth of a second or
-two for each 60 kB that become 60 MB. And only newer ones (from 1.70 on) stop at the limit. So it is told to leave
+grpcio would inflate messages in the thread of the event loop, where all other calls wait meanwhile: a tenth of a second
+or two for each 60 kB that become 60 MB. And only newer ones (from 1.70 on) stop at the limit. So it is told to leave
 messages as they come.
-
-Takes the raw contents of tensors out of a message's bytes, and puts them in, without the copies of protobuf.
 
 protobuf copies each content when it reads a message, once more when it gives it out, and twice on the way back. Here a
 content is a view of the message that came, and is copied once into the one that goes.

@@ -1,7 +1,4 @@
-"""The server's side of one gRPC process: its start, its lane, its lease and its end.
-
-Numbers of the calls over gRPC, kept by the server, and their form for Prometheus.
-"""
+"""The server's side of one gRPC process: its start, its lane, its lease, its end, and the numbers of its calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""KServe's service and its methods.
-
-ModelStreamInfer: requests on one stream, each with its own answers.
-"""
+"""KServe's service and its methods. The requests on one stream of ModelStreamInfer run side by side."""
 
 from __future__ import annotations
 

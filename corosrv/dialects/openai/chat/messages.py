@@ -1,7 +1,4 @@
-"""The turns of a chat: roles, contents, and what else a template may be told.
-
-Reads the tools that an answer may call.
-"""
+"""The messages of a chat: roles, contents, tools, and what else a template may be told."""
 
 from __future__ import annotations
 

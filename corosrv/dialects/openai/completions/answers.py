@@ -1,7 +1,4 @@
-"""Text completions, the way out: chunks to answers.
-
-Log probabilities in the shape that text completions have had since before there were chats.
-"""
+"""Text completions, the way out: chunks to answers, with log probabilities in the shape that is older than chats."""
 
 from __future__ import annotations
 

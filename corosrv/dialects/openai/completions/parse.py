@@ -1,7 +1,4 @@
-"""Text completions, the way in: bodies to calls.
-
-The body of a text completion.
-"""
+"""Text completions, the way in: bodies to calls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The items of an input to turns.
+"""The items of a response's input: made to turns, with the tools that they call, and listed page by page.
 
-The tools of a response: functions, those of namespaces under names of their own, and what clients add unasked.
-
-Lists the input of a stored response: the items of the conversation that it answers, page by page.
+Tools are functions, those of namespaces under names of their own, and what clients add unasked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Responses, the way in: bodies to calls.
 
-Drops the oldest turns of a conversation that its model's context does not hold: `truncation: "auto"`.
+With `truncation: "auto"`, the oldest turns that the model's context does not hold are dropped.
 """
 
 from __future__ import annotations

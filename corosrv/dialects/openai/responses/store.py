@@ -1,6 +1,7 @@
 """Responses that were answered, for as long as there is room: to be read again, and to go on from.
 
-The images of stored conversations: kept once for all responses that have them, as the files that clients sent.
+Each caller has the same room. Images of stored conversations are kept once for all responses that have them, as the
+files that clients sent.
 """
 
 from __future__ import annotations
