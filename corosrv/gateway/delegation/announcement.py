@@ -1,7 +1,4 @@
-"""Reads and writes what replicas tell each other: who they are, and what they serve.
-
-Answers peers that ask what this replica serves.
-"""
+"""The announcement by which replicas tell each other who they are and what they serve: read, written, and answered."""
 
 from __future__ import annotations
 

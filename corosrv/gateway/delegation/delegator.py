@@ -1,6 +1,6 @@
 """Hands the request at hand to a peer, if this server could not serve it.
 
-Says which errors of this server leave a request for its peers: those that promise that nothing of it has run.
+That is so for errors which promise that nothing of it has run; `reason_of` and `is_for_peers` say which.
 """
 
 from __future__ import annotations

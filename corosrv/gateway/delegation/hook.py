@@ -1,8 +1,7 @@
 """Looks at each answer before it is sent: errors of this server may become answers of its peers.
 
-Makes the JSON values by which operators see peers.
-
-Lists the models that peers announce beside those that are served here.
+The models that peers announce are listed beside those that are served here, and operators see peers as `peer_view`
+shows them.
 """
 
 from __future__ import annotations

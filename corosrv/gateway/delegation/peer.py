@@ -1,6 +1,6 @@
-"""Reaches one peer: its connections, and the calls that it runs for this server.
+"""Reaches peers: their connections, the calls that they run for this server, and what they say they serve.
 
-Asks each peer every few seconds what it serves, and ends the calls of one that has fallen silent.
+Each is asked every few seconds; a peer that has fallen silent loses its calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Says what a request is for, so that a replica can be found which serves that.
-
-Finds what the request at hand is for: by its path, or by what its body names.
-"""
+"""Finds what the request at hand is for, by its path or by what its body names, so that a peer can be found for it."""
 
 from __future__ import annotations
 

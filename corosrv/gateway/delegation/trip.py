@@ -1,8 +1,6 @@
-"""Follows a request from replica to replica, so that it visits none of them twice.
+"""Follows a request from replica to replica in its headers, so that it visits none of them twice.
 
-Names the headers that replicas send each other, and makes those of a request that goes on to a peer.
-
-Counts what became of requests that this server could not serve, and metrics of that.
+What became of requests that this server could not serve is counted here, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Passes the answer of an upstream on: an event stream piece by piece, anything else in one piece.
 
-Cuts a stream of bytes behind its last whole event, so that a stream which breaks off does so between two events.
+A stream is cut behind whole events, so that one which breaks off does so between two events.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Reads the events of a stream that is to become one answer; what they mean is the dialect's.
-
-Joins the events of a message in Anthropic's form.
-
-Joins the events of a completion in llama-server's own form.
-
-Joins the events of a response in OpenAI's newer form.
-"""
+"""Joins a stream's events to one answer, in Anthropic's form, llama-server's own, and that of OpenAI's responses."""
 
 from __future__ import annotations
 

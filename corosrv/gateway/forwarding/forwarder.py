@@ -1,6 +1,6 @@
 """Forwards requests to upstreams: looks into their bodies, queues them, and passes the answers on.
 
-Writes errors as the clients of a path expect them: in OpenAI's form, or in Anthropic's.
+Errors have the form that the clients of a path expect: OpenAI's or Anthropic's.
 """
 
 from __future__ import annotations

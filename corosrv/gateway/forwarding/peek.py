@@ -1,6 +1,6 @@
 """Looks into a body for what decides where it goes, and when: all else is the upstream's to judge.
 
-Names the paths that are forwarded: those by which llama-server, vLLM, SGLang and corosrv generate, and the like.
+The paths that are forwarded are those by which llama-server, vLLM, SGLang and corosrv generate, and the like.
 """
 
 from __future__ import annotations

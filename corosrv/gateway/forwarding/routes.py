@@ -1,8 +1,6 @@
-"""Routes of requests that are forwarded to upstreams, and the list of models.
+"""Routes of requests that are forwarded to upstreams, and the list of models of all of them.
 
-Lists models: those of upstreams, and those that are served here.
-
-Decides, for a server that has models of its own beside upstreams, where a request goes.
+On a server that has models of its own as well, `ServerChoice` decides where a request goes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Asks for a stream where an answer as a whole was asked for, so that there is something of it at every moment.
+"""Asks for a stream where an answer as a whole was asked for, so that an abort finds what there is of it so far.
 
-Joins the events of a streamed completion to the answer that would have come without a stream.
+The events of chats and text completions are joined here to the answer that would have come without a stream.
 """
 
 from __future__ import annotations
