@@ -1,7 +1,4 @@
-"""The groups that a rollout yields: a prompt and its answers.
-
-Keeps account of a rollout's prompts: each is submitted once, and ends once.
-"""
+"""The groups that a rollout yields, a prompt and its answers, and the account of them: each ends once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Sends HTTP/1.1 requests with asyncio, over connections that are used again.
-
-Makes the requests of a rollout.
-"""
+"""Makes the requests of a rollout, and sends them over HTTP/1.1 with asyncio, on connections that are used again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs a rollout with asyncio: a window of groups at once, each of which ends once.
 
-Decides whether a request of a rollout is sent again, and when.
+`RetryRule` decides whether a request is sent again, and when.
 """
 
 from __future__ import annotations

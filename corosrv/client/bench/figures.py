@@ -1,9 +1,4 @@
-"""Computes figures from the outcomes of requests. Pure.
-
-Computes percentiles, medians and curves from samples. Pure.
-
-Computes the figures of one round from its outcomes. Pure.
-"""
+"""Computes figures from the outcomes of requests: percentiles and curves of samples, and figures of a round. Pure."""
 
 from __future__ import annotations
 

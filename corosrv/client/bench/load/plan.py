@@ -1,11 +1,7 @@
-"""The plan of a benchmark: its mix, its points, its rounds.
+"""The plan of a benchmark: its mix, its points, its rounds, its prompts, and when requests begin.
 
-Makes prompts of plain words, each a token or little more to any tokenizer, never the same twice.
-
-A prompt depends on the seed, the round and the request's number: two servers get the same prompts, and a server that
-caches prompts never gets one again.
-
-Schedules requests: when they begin, which process sends them, and which server comes first.
+A prompt is plain words, each a token or little more to any tokenizer. It depends on the seed, the round and the
+request's number: two servers get the same prompts, and a server that caches prompts never gets one again.
 """
 
 from __future__ import annotations

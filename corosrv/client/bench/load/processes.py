@@ -1,6 +1,6 @@
-"""Runs one round of load from one process or several. Blocks; with several, this one only collects.
+"""Runs one round of load from one process or several, and shows its progress in a terminal.
 
-Shows the progress of a load in one line of a terminal; writes nothing where there is no terminal.
+Blocks; with several processes, this one only collects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A server under load: its address, and the form of a request to it.
-
-The outcome of one request.
-"""
+"""A server under load: its address, the form of a request to it, and the outcome of one."""
 
 from __future__ import annotations
 

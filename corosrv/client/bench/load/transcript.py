@@ -1,8 +1,6 @@
 """Follows one answer as its bytes come in, and makes an outcome of it, without a socket or a clock.
 
-Events of a streamed completion, as far as a measurement needs them.
-
-Splits bytes into server-sent events, wherever the bytes are cut.
+Bytes are split into server-sent events wherever they are cut; of an event, only what a measurement needs is decoded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The plots of a report: bars of tokens a second, and curves of TTFT and ITL up to their tails.
+"""The plots of a report as SVG: bars of tokens a second, and curves of TTFT and ITL up to their tails.
 
-Turns values into places on a plot, and finds round numbers to mark an axis with. Pure.
-
-Writes SVG: as much as two kinds of plots need. Readable on light and dark, inline in a page or as a file.
+They are readable on light and dark, inline in a page or as a file. Scales turn values into places, and find round
+numbers to mark an axis with.
 """
 
 from __future__ import annotations

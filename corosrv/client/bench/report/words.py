@@ -1,7 +1,4 @@
-"""Words figures for people.
-
-The report as text, for a terminal.
-"""
+"""The report as text for a terminal, and figures as people read them."""
 
 from __future__ import annotations
 
