@@ -163,6 +163,7 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
             check_several(settings)
         app = create_app(settings)
         if worker is not None:
+            app.extensions["corosrv"].count_clients = worker.count_clients
             _end_with(worker, app.extensions["corosrv"], predictor)
             if ends_with_bad_code:
                 _end_with_bad_code(app.extensions["corosrv"])

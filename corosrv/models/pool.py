@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import time
@@ -12,9 +13,10 @@ from corosrv.base import errors
 from corosrv.contracts.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, State, Vocabulary
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, Settings
+from corosrv.models.fitting.gguf import Facts
 from corosrv.models.keeper import Keeper
 from corosrv.models.loadable import Download, Loadable
-from corosrv.models.plan import ModelState
+from corosrv.models.plan import ModelState, Standing
 from corosrv.models.served import ServedModel
 
 _BEGINNING = (ModelState.DOWNLOADING, ModelState.LOADING)
@@ -292,6 +294,16 @@ class ModelPool:
             raise errors.ModelNotFound(name)
         return self._by_name[name]
 
+    def standing(self, name: str) -> Standing:
+        """Tells how a model stands: its state, whether it is used, and since when it is not. Raises ModelNotFound."""
+        with self._lock:
+            return self._model_named(name).standing
+
+    def facts(self, name: str) -> Facts | None:
+        """Returns what the head of a model's file says; None where there is no file. Raises ModelNotFound."""
+        with self._lock:
+            return self._model_named(name).facts
+
     # Numbers
 
     def names(self) -> frozenset[str]:
@@ -316,6 +328,15 @@ class ModelPool:
         with self._lock:
             all_stats = {model.name: model.stats() for model in self._models}
         return {name: stats for name, stats in all_stats.items() if stats is not None}
+
+    def slots_now(self) -> Mapping[str, tuple[SlotState, ...]]:
+        """Returns the slots of each model that is loaded; loads none, and never waits for a step."""
+        found = {}
+        for model in () if self._is_inherited else self._models:
+            with self._lock, contextlib.suppress(errors.CorosrvError):  # its engine is being closed
+                if model.state is ModelState.READY and model.engine is not None:
+                    found[model.name] = model.engine.slots()
+        return found
 
     def model_states(self) -> Mapping[str, str]:
         return {model.name: model.state.value for model in self._models}

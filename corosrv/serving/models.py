@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, has_app_context, has_request_context, request
@@ -46,6 +46,7 @@ from corosrv.web.http.lean_flask import caller
 from corosrv.workers.dispatch.answers import CallRecords
 
 if TYPE_CHECKING:
+    from corosrv.images.vision.encoder import EncoderStats
     from corosrv.images.vision.models import VisionModels
 
 log = logging.getLogger("corosrv")
@@ -96,6 +97,10 @@ class ModelPart:
     def images_state(self) -> str | None:
         """Returns `up` or `degraded`, as the encoders of images are; None where no model takes images."""
         return None if self._vision is None else self._vision.state
+
+    def encoder_stats(self) -> Mapping[str, EncoderStats]:
+        """Returns the counters of each model whose encoder runs."""
+        return {} if self._vision is None else self._vision.stats()
 
     def json_scanner(self) -> json_limits.Scanner:
         """Returns the native scanner of JSON texts, which runs without the GIL."""

@@ -22,7 +22,9 @@ from corosrv.dialects.llamacpp.metrics import with_token_counter
 from corosrv.dialects.openai import answer_types
 from corosrv.fleet.cluster.registry import FrontOffer, host_name
 from corosrv.formats import bodies
+from corosrv.serving.live import LiveRecorder, LiveSources
 from corosrv.serving.part import Part, Readiness
+from corosrv.web import live
 from corosrv.web.docs import home as docs
 from corosrv.web.docs.home import Home, Served, ollama_refusals
 from corosrv.web.groups import routes as group_routes
@@ -33,6 +35,7 @@ from corosrv.web.http.heap import BodyBudget
 from corosrv.web.http.keyed_answers import KeyCollector, KeyedAnswers
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, register_errors
+from corosrv.web.live import LiveFeed, MakeFrame
 from corosrv.web.management.listener import TokenGuard, read_token
 
 if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
@@ -68,6 +71,9 @@ class Server:
         self.on_close_while_loading: Callable[[], None] = lambda: None  # before close() waits for a load
         self._closing = ExitStack()
         self.models = self._models(settings)
+        # Connections and the greenlets that serve them; None where the web server does not tell.
+        self.count_clients: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
+        self.live = LiveFeed(self._begin_live)
         self.predictor = self._predictor(settings)
         self.app = self._app(settings)
         self.upstreams = self._upstreams(settings)
@@ -93,6 +99,20 @@ class Server:
         self._started_at = int(time.time())
 
     def _models(self, settings: Settings) -> ModelPart | None:
+    def _begin_live(self) -> MakeFrame:
+        sources = LiveSources(
+            stats=self._stats,
+            find_state=self._state_word,
+            count_clients=self.count_clients,
+            shows_slots=self.settings.slots_endpoint,
+            models=self.models,
+            app=self.app,
+            upstreams=self.upstreams,
+            kserve=self.kserve,
+            predictor=self.predictor,
+        )
+        return LiveRecorder(sources).frame
+
         if not settings.models:
             return None
         from corosrv.serving.models import ModelPart
@@ -285,6 +305,7 @@ class Server:
     def stop(self) -> None:
         """Refuses new work and lets running work end in its time; a second call ends it at once."""
         if self.sharing is not None:
+        self.live.close()
             self.sharing.stop()
         if self.cluster is not None:
             self.cluster.stop()
@@ -331,6 +352,7 @@ class Server:
         yield health.blueprint(Readiness(self.parts), {"redis": self._redis_state, "images": self._images_state})
         yield docs.page()
         if self.models is not None or self.upstreams is not None:
+        yield live.blueprint(self.live, self._stats, self.settings.metrics, self.settings.write_timeout_s)
             yield ollama_refusals(self._is_mounted)
         if self.models is not None or self.upstreams is not None:
             elsewhere = None if self.cluster is None else self.cluster.groups.abort_elsewhere

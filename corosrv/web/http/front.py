@@ -89,6 +89,7 @@ class Front(GeventWorker):  # type: ignore[misc]
         self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         wsgi.WSGIErrorsWrapper = LateErrors
         self._connections: set[Connection] = set()
+        self._pools: list[ClientPool] = []
         self._stopping = Event()
         self._used_at_beat = time.thread_time()
         self._full_collections = FullCollections()
@@ -176,6 +177,7 @@ class Front(GeventWorker):  # type: ignore[misc]
         listener.setblocking(1)
         options = {"ssl_context": gunicorn_socket.ssl_context(self.cfg)} if self.cfg.is_ssl else {}
         pool = ClientPool(self.worker_connections + RESERVE)
+        self._pools.append(pool)
 
         def handle(client: Any, address: Any) -> None:
             if self.cfg.is_ssl or negotiation.prior_knowledge_allowed(self.cfg, address):
@@ -184,6 +186,11 @@ class Front(GeventWorker):  # type: ignore[misc]
                 self._welcome(client, address, listener.getsockname(), pool)
 
         return Listener(listener, handle, pool, **options)
+
+    def count_clients(self) -> tuple[int, int]:
+        """Counts the connections, and the greenlets that serve them."""
+        n_connections = len(self._connections)
+        return n_connections, n_connections - sum(pool.n_parked for pool in self._pools)
 
     @property
     def _is_full(self) -> bool:

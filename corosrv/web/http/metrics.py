@@ -174,15 +174,29 @@ class HttpStats:
         blocked = Counter(
             "corosrv_hub_blocked", f"Times that it was more than {BLOCKED:g} s late", registry=self.registry
         )
-        self._lag = HubLag(lag.observe, blocked.inc)
+        self._observe_lag = lag.observe
+        self._worst_lag = 0.0
+        self._lag = HubLag(self._note_lag, blocked.inc)
         self.registry.register(GarbageCollector())
         self._n_busy = 0
+        self.n_answers = 0
+        self.n_streams = 0  # being sent
+
+    def _note_lag(self, seconds: float) -> None:
+        self._observe_lag(seconds)
+        self._worst_lag = max(self._worst_lag, seconds)
+
+    def take_worst_lag(self) -> float:
+        """Returns by how much the hub was late at most since this was last called. For one caller."""
+        worst, self._worst_lag = self._worst_lag, 0.0
+        return worst
 
     def count_answer(self, route: str, status: int) -> None:
         counter = self._answers.get((route, status))
         if counter is None:
             counter = self._answers[route, status] = self._requests.labels(route, str(status))
         counter.inc()
+        self.n_answers += 1
 
     def begin_work(self) -> None:
         """Counts a piece of work for the hub, whose lag is measured until as many have ended."""
@@ -197,10 +211,12 @@ class HttpStats:
 
     def stream_opened(self) -> None:
         self._open_streams.inc()
+        self.n_streams += 1
         self.begin_work()
 
     def stream_closed(self) -> None:
         self._open_streams.dec()
+        self.n_streams -= 1
         self.end_work()
 
 

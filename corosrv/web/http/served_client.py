@@ -35,6 +35,11 @@ class ClientPool(Pool):  # type: ignore[misc]
         """Returns the number of clients, parked ones among them."""
         return super().__len__() + self._n_parked  # type: ignore[no-any-return]
 
+    @property
+    def n_parked(self) -> int:
+        """The number of clients that need no greenlet now."""
+        return self._n_parked
+
     def park(self) -> None:
         """Lets the client of the current greenlet, which is to end now, keep its place until it is resumed."""
         self._parking.add(gevent.getcurrent())

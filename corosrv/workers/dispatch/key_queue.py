@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 from corosrv.workers.dispatch.call import QueuedCall
@@ -155,6 +156,14 @@ class KeyQueue:
         """Returns when the call arrived that has waited longest; None if none waits here."""
         times = [line.oldest() for line in (self._singles, *self._gatherings.values())]
         return min((time for time in times if time is not None), default=None)
+
+    def classes(self, now: float) -> dict[int, int]:
+        """Counts the calls that wait here by their class, 1 before 9."""
+        counts: Counter[int] = Counter()
+        for line in (self._singles, *self._gatherings.values()):
+            line.head(now)
+            counts.update(line.counts())
+        return dict(counts)
 
     def count_ahead(self, priority: int, now: float) -> int:
         """Counts the calls that a new one of this class comes after, those of its own class among them."""

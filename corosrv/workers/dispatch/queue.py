@@ -269,6 +269,10 @@ class CallQueue(Generic[T]):
     def count_ahead(self, priority: int) -> int:
         """Counts the items of this class and of those before it, as they stood when `head` was last called."""
         return sum(self._counts[FIRST_PRIORITY : priority + 1])
+    def counts(self) -> dict[int, int]:
+        """Counts the items of each class that has some, as they stood when `head` was last called."""
+        return {level: n for level, n in enumerate(self._counts) if n}
+
 
     def oldest(self) -> float | None:
         """Returns when the item arrived that was pushed first; None if there is none."""

@@ -46,6 +46,7 @@ class KeyStats:
     waits: Buckets
     services: Buckets
     batch_sizes: Buckets
+    classes: dict[int, int]  # calls that wait in this process, by their class: 1 before 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def key_stats(queue: KeyQueue, oldest: float | None, now: float, n_shared: int =
         waits=Buckets(tuple(traffic.waits.cumulative()), traffic.waits.sum),
         services=Buckets(tuple(traffic.services.cumulative()), traffic.services.sum),
         batch_sizes=Buckets(tuple(traffic.batch_sizes.cumulative()), traffic.batch_sizes.sum),
+        classes=queue.classes(now),
     )
 
 

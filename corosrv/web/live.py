@@ -1,0 +1,264 @@
+"""GET /v1/live: the server at work, as a stream of frames that is made once for all who watch.
+
+A frame is made only while somebody watches, at most four times a second, and encoded once. Each watcher holds the last
+frame that it has not been sent, and no more: who reads slowly skips frames, and who stops reading is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import gevent
+import msgspec
+from flask import Blueprint, Response, request
+from gevent import get_hub
+from gevent.event import Event
+from msgspec import Meta
+
+from corosrv.base.errors import CorosrvError, NotOffered, ReadTimeout, Refused, ShuttingDown, Unavailable
+from corosrv.base.waits import own_hub
+from corosrv.contracts.jobs import Reader
+from corosrv.contracts.jobs.reader import Sink, take_first
+from corosrv.web.http import sse
+from corosrv.web.http.lean_flask import current
+from corosrv.web.http.metrics import HttpStats
+from corosrv.web.http.openapi import operation
+from corosrv.web.live_frame import LiveFrame
+
+log = logging.getLogger("corosrv.http")
+
+INTERVAL = 0.25  # seconds between two frames at least
+MOST_WATCHERS = 2_000
+SENDS_PER_S = 1_000  # with more watchers than a quarter of these, frames come less often
+PATIENCE = 10.0  # seconds that a watcher may take nothing
+_FIRST_FRAME = 10.0  # seconds that one is waited for
+_RETRY = b"retry: 2000\n\n"  # milliseconds after which a browser comes back
+
+
+MakeFrame = Callable[[int], LiveFrame]  # of a number of watchers
+
+
+class FrameReader(Reader[bytes]):
+    """Holds the last frame that one watcher has not been sent; a newer one takes its place.
+
+    Belongs to the hub's thread.
+    """
+
+    __slots__ = ("_error", "_frame", "_is_over", "_leave", "_news", "_sink")
+
+    def __init__(self, leave: Callable[[FrameReader], None]) -> None:
+        """`leave`: told once, when nobody reads any more."""
+        self._leave = leave
+        self._frame = b""
+        self._is_over = False
+        self._sink: Sink[bytes] | None = None
+        self._news = Event()  # the pump is over
+        self._error: BaseException | None = None  # of the sink
+
+    @property
+    def is_finished(self) -> bool:
+        return self._is_over and not self._frame
+
+    def take(self, timeout: float | None = None) -> list[bytes]:
+        """Returns the frame that is unread; an empty list after the last. Waits; raises ReadTimeout."""
+        return take_first(self.pump, timeout)
+
+    def pump(self, sink: Sink[bytes], timeout: float | None = None) -> None:
+        """Hands each frame to `sink`, in the hub, until it returns False or the feed has ended.
+
+        Waits; raises what the sink raises, and ReadTimeout after `timeout` seconds in all.
+        """
+        if self.is_finished:
+            return
+        self._sink = sink
+        self._news.clear()
+        self._schedule()
+        try:
+            if not self._news.wait(timeout):
+                raise ReadTimeout(f"no frame for {timeout:g} s")
+        finally:
+            self._sink = None
+        if (error := self._error) is not None:
+            self._error = None
+            raise error
+
+    def _schedule(self) -> None:
+        get_hub().loop.run_callback(self._hand_over)
+
+    def _hand_over(self) -> None:
+        if (sink := self._sink) is None:
+            return
+        frame, self._frame = self._frame, b""
+        try:
+            wants_more = not frame or sink([frame])
+        except BaseException as error:  # belongs to the greenlet that waits, not to the hub
+            self._error, wants_more = error, False
+        if not wants_more or self.is_finished:
+            self._sink = None
+            self._news.set()
+
+    def put(self, frame: bytes) -> None:
+        """Replaces the frame that is unread. Never waits."""
+        self._frame = frame
+        if self._sink is not None:
+            self._schedule()
+
+    def cancel(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._leave(self)
+        if self._sink is not None:
+            self._schedule()
+
+    def close(self) -> None:
+        self.cancel()
+        self._frame = b""
+
+
+class LiveFeed:
+    """Makes frames while somebody watches, in one greenlet, and hands each to all watchers.
+
+    Belongs to the hub's thread, but for `single_frame` where the calling thread has no hub.
+    """
+
+    def __init__(self, begin: Callable[[], MakeFrame]) -> None:
+        """`begin`: makes what makes frames, which knows the one before, each time that somebody watches again."""
+        self._begin = begin
+        self._encoder = msgspec.json.Encoder()
+        self._watchers: dict[FrameReader, None] = {}
+        self._maker: gevent.Greenlet | None = None
+        self._next_at = 0.0  # of the monotonic clock: when a frame may be made
+        self._has_begun = False  # a frame was made since somebody watches
+        self._is_closed = False
+        self.n_frames = 0  # encoded so far
+
+    def watch(self) -> FrameReader:
+        """Adds a watcher, who gets the next frame and all that follow. Raises ShuttingDown and Unavailable."""
+        if self._is_closed:
+            raise ShuttingDown("the server is shutting down")
+        if len(self._watchers) >= MOST_WATCHERS:
+            raise Unavailable(f"{MOST_WATCHERS} clients watch already, which is the most; try again later")
+        reader = FrameReader(self._drop)
+        self._watchers[reader] = None
+        if self._maker is None:
+            self._maker = gevent.spawn(self._run)
+        return reader
+
+    def _drop(self, reader: FrameReader) -> None:
+        self._watchers.pop(reader, None)
+
+    def single_frame(self) -> bytes:
+        """Returns one frame, with `recent` counts where there is a hub: it waits for a second frame then."""
+        if own_hub() is None:
+            return self._encode(self._begin())
+        n_frames = 1 if self._has_begun else 2
+        with self.watch() as reader:
+            for _ in range(n_frames):
+                frames = reader.take(_FIRST_FRAME)
+        if not frames:
+            raise ShuttingDown("the server is shutting down")
+        return frames[0]
+
+    def _run(self) -> None:
+        try:
+            make = self._begin()
+            while True:
+                gevent.sleep(max(self._next_at - time.monotonic(), 0.0))
+                if not self._watchers:
+                    return
+                self._next_at = time.monotonic() + max(INTERVAL, len(self._watchers) / SENDS_PER_S)
+                frame = self._encode(make)
+                self._has_begun = True
+                for reader in self._watchers:
+                    reader.put(frame)
+        except Exception:  # a bug; those who watch would wait for ever
+            log.exception("the live picture could not be made")
+            self._end_streams()
+        finally:
+            self._maker = None
+            self._has_begun = False
+
+    def _encode(self, make: MakeFrame) -> bytes:
+        self.n_frames += 1
+        return self._encoder.encode(make(len(self._watchers)))
+
+    def close(self) -> None:
+        """Ends every stream: nobody should wait for the end of those who only watch. Twice is harmless."""
+        self._is_closed = True
+        self._end_streams()
+
+    def _end_streams(self) -> None:
+        for reader in list(self._watchers):
+            reader.cancel()
+
+
+class _FrameEvents:
+    """Makes events of frames. A frame is framed anew for each watcher: that is a copy, and no encoding."""
+
+    failure: CorosrvError | None = None
+
+    def encode(self, items: list[bytes]) -> bytes:
+        return b"data: %b\n\n" % items[-1] if items else b""
+
+    def encode_error(self, error: CorosrvError) -> bytes:
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode({"error": {"message": str(error)}})
+
+    def close(self) -> None:
+        """Does nothing: the reader is the stream's to close."""
+
+
+class LiveQuery(msgspec.Struct):
+    """Members of the query."""
+
+    frames: Annotated[
+        Literal[0, 1], Meta(description="1: one frame as JSON, for programs; without it a stream of events")
+    ] = 0
+
+
+def blueprint(feed: LiveFeed, stats: HttpStats, is_offered: bool, write_timeout: float) -> Blueprint:
+    """Makes the route. `write_timeout`: seconds that a client may take nothing of any answer."""
+    routes = Blueprint("live", __name__)
+
+    @routes.get("/v1/live")
+    @operation(
+        "Server",
+        "Watch the server at work",
+        "Server-sent events, each a frame: slots and steps of each decode loop, queues, caches, the hub, worker pools, "
+        "upstreams. At most four a second, fewer with more than 250 watchers; nothing of what requests say is in them. "
+        "A watcher that stops reading is dropped after 10 s. `frames=1` answers one frame as JSON.",
+        answer=LiveFrame,
+        events=LiveFrame,
+        statuses=(400, 501, 503),
+        query=LiveQuery,
+    )
+    def live() -> Response:
+        http_request = current(request)
+        is_single = _is_single(http_request.args.get("frames", ""))
+        if not is_offered:
+            raise NotOffered("the live picture is switched off, as metrics are (COROSRV_METRICS=0)")
+        if is_single:
+            return _uncached(Response(feed.single_frame(), mimetype="application/json"))
+        if http_request.method == "HEAD":
+            return _uncached(Response(mimetype="text/event-stream"))
+        if own_hub() is None:
+            raise NotOffered("a live stream needs a server that waits through gevent: ask for frames=1")
+        timeout = min(PATIENCE, write_timeout)
+        events = sse.EventStream(http_request.environ, feed.watch(), _RETRY, _FrameEvents(), -1, timeout, stats)
+        return sse.response(events)
+
+    return routes
+
+
+def _uncached(answer: Response) -> Response:
+    answer.headers["Cache-Control"] = "no-cache"
+    return answer
+
+
+def _is_single(word: str) -> bool:
+    if word not in ("", "0", "1"):
+        raise Refused(f"frames must be 0 or 1, not {word[:40]!r}", "frames")
+    return word == "1"
