@@ -151,6 +151,11 @@ class ServedModel:
         return self.names[0]
 
     @property
+    def facts(self) -> gguf.Facts | None:
+        """Returns what the head of the model's file says; None where there is none."""
+        return self._facts
+
+    @property
     def standing(self) -> Standing:
         return Standing(
             self.name, self.state, self.bytes, self.wanted_since, not self.settings.is_hub, self.is_used,
