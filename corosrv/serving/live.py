@@ -114,8 +114,7 @@ class LiveRecorder:
     def _http(self, n_watchers: int) -> LiveHttp:
         stats = self.sources.stats
         connections, greenlets = self.sources.count_clients()
-        # A watcher whose answer has not begun is no stream yet.
-        return LiveHttp(stats.n_answers, max(stats.n_streams - n_watchers, 0), n_watchers, connections, greenlets)
+        return LiveHttp(stats.n_answers, stats.n_streams - n_watchers, n_watchers, connections, greenlets)
 
     def _engines(self, pool: ModelPool) -> list[LiveEngine]:
         slots = pool.slots_now() if self.sources.shows_slots else {}

@@ -129,21 +129,24 @@ class LiveFeed:
         """`begin`: makes what makes frames, which knows the one before, each time that somebody watches again."""
         self._begin = begin
         self._encoder = msgspec.json.Encoder()
-        self._watchers: dict[FrameReader, None] = {}
+        self._watchers: dict[FrameReader, bool] = {}  # whether it is a stream's
         self._maker: gevent.Greenlet | None = None
         self._next_at = 0.0  # of the monotonic clock: when a frame may be made
         self._has_begun = False  # a frame was made since somebody watches
         self._is_closed = False
         self.n_frames = 0  # encoded so far
 
-    def watch(self) -> FrameReader:
-        """Adds a watcher, who gets the next frame and all that follow. Raises ShuttingDown and Unavailable."""
+    def watch(self, is_stream: bool = True) -> FrameReader:
+        """Adds a watcher, who gets the next frame and all that follow. Raises ShuttingDown and Unavailable.
+
+        `is_stream`: it counts as one of `watchers`.
+        """
         if self._is_closed:
             raise ShuttingDown("the server is shutting down")
         if len(self._watchers) >= MOST_WATCHERS:
             raise Unavailable(f"{MOST_WATCHERS} clients watch already, which is the most; try again later")
         reader = FrameReader(self._drop)
-        self._watchers[reader] = None
+        self._watchers[reader] = is_stream
         if self._maker is None:
             self._maker = gevent.spawn(self._run)
         return reader
@@ -156,7 +159,7 @@ class LiveFeed:
         if own_hub() is None:
             return self._encode(self._begin())
         n_frames = 1 if self._has_begun else 2
-        with self.watch() as reader:
+        with self.watch(is_stream=False) as reader:
             for _ in range(n_frames):
                 frames = reader.take(_FIRST_FRAME)
         if not frames:
@@ -184,7 +187,7 @@ class LiveFeed:
 
     def _encode(self, make: MakeFrame) -> bytes:
         self.n_frames += 1
-        return self._encoder.encode(make(len(self._watchers)))
+        return self._encoder.encode(make(sum(self._watchers.values())))
 
     def close(self) -> None:
         """Ends every stream: nobody should wait for the end of those who only watch. Twice is harmless."""
