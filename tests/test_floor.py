@@ -18,6 +18,7 @@ ROOMS = (
     "idempotency",
     "jobs",
     "llamacpp",
+    "ollama",
     "openai",
     "processor",
     "structured",

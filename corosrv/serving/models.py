@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, has_app_context, has_request_context, request
@@ -22,6 +22,9 @@ from corosrv.dialects.llamacpp import loading
 from corosrv.dialects.llamacpp import routes as llamacpp_routes
 from corosrv.dialects.llamacpp.loading import Switches
 from corosrv.dialects.llamacpp.metrics import LlamaCollector
+from corosrv.dialects.ollama import answers as ollama_errors
+from corosrv.dialects.ollama import routes as ollama
+from corosrv.dialects.ollama.routes import OllamaRoutes
 from corosrv.dialects.openai import embeddings as embedding_routes
 from corosrv.dialects.openai import events as openai_errors
 from corosrv.dialects.openai import rerank as rerank_routes
@@ -142,6 +145,8 @@ class ModelPart:
         return True
 
     def error_body(self, error: CorosrvError, path: str) -> Any:
+        if ollama.has_path(path):
+            return ollama_errors.error_body(error)
         return anthropic.error_body(error) if anthropic.has_path(path) else openai_errors.body(error)
 
     def document(self) -> None:
@@ -179,6 +184,18 @@ class ModelPart:
             llamacpp_routes.blueprint(flow, self.pool, switches),
             loading.blueprint(self.pool, self._bodies, settings.max_body_bytes),
         )
+
+    def ollama(self, is_mounted: bool, names_elsewhere: Callable[[], Iterable[str]]) -> Blueprint:
+        """Makes the routes of Ollama's API. `names_elsewhere`: of models that upstreams serve."""
+        settings = self._settings
+        routes = OllamaRoutes(
+            self._request_flow(),
+            self.pool,
+            embeds=settings.embeddings,
+            idle_s=settings.model_idle_s,
+            names_elsewhere=names_elsewhere,
+        )
+        return routes.blueprint(is_mounted)
 
     def _request_flow(self) -> RequestFlow:
         settings = self._settings

@@ -81,6 +81,7 @@ class Call(msgspec.Struct, frozen=True):
     stream: bool
     answer: Answer
     priority: int | None = None  # the body's; 0 and None leave it to the request's header
+    is_lines: bool = False  # a stream is lines of JSON, not server-sent events
 
 
 def event(value: Any) -> bytes:

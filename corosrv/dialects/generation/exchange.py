@@ -222,9 +222,10 @@ class RequestFlow:
             self.limits.ping_interval,
             self.limits.write_timeout,
             self.stats,
+            sse.BLANK if call.is_lines else sse.PING,
         )
         stream.wait_for_start(HEAD_SECONDS, functools.partial(_check_start, find_failure))
-        return sse.response(stream)
+        return sse.response(stream, sse.LINES if call.is_lines else sse.EVENTS)
 
     def _record(self, job: AnyJob) -> JobRecord:
         """Begins the record of a job. May wait while its model is loaded; raises as `submit` does."""

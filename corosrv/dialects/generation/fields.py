@@ -227,18 +227,18 @@ def job(
     )
 
 
-def with_schema(job: Job, schema: dict[str, Any] | bool | None, card: ModelCard) -> Job:
-    """Makes the whole text of a job JSON that is valid for `schema`, if there is one. Raises Refused.
+def with_schema(job: Job, schema: dict[str, Any] | bool | None, card: ModelCard, param: str = "json_schema") -> Job:
+    """Makes the whole text of a job JSON that is valid for `schema`, if there is one; `param`: where it stood.
 
-    Gives way to others where the schema is large.
+    Gives way to others where the schema is large. Raises Refused.
     """
     if schema is None:
         return job
     if job.sampling.grammar:
-        raise Refused("grammar and json_schema contradict each other: send one of them", "json_schema")
+        raise Refused(f"grammar and {param} contradict each other: send one of them", param)
     limits = schema_limits(card)
-    grammar = grammar_of(schema, "json_schema", limits, effort(limits))
-    return replace(job, sampling=replace(job.sampling, grammar=grammar, grammar_param="json_schema"))
+    grammar = grammar_of(schema, param, limits, effort(limits))
+    return replace(job, sampling=replace(job.sampling, grammar=grammar, grammar_param=param))
 
 
 def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> int | None:

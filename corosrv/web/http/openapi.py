@@ -47,6 +47,7 @@ class Operation:
     media_type: str
     events: Any
     events_end: str
+    lines: Any
     error: Any
     statuses: tuple[int, ...]
     parameters: Mapping[str, str]
@@ -65,6 +66,7 @@ def operation(
     media_type: str = "application/json",
     events: Any = None,
     events_end: str = "",
+    lines: Any = None,
     error: Any = None,
     statuses: tuple[int, ...] = (),
     parameters: Mapping[str, str] | None = None,
@@ -76,6 +78,7 @@ def operation(
 
     `body`: the type that its request is decoded as. `answer`: what a 200 holds, as `media_type`. `events`: what each
     event of a stream holds, where `stream: true` asks for one, and `events_end` what stands in the last one instead.
+    `lines`: what each line holds of a stream that is lines of JSON.
     `error`: the shape of the dialect's errors, which come with any of `statuses`; None is OpenAI's. `parameters`:
     words for those in the path; `query`: a struct of those behind the question mark, `headers`: one of those in the
     head. `examples`: bodies by title, the first of which the page begins with.
@@ -89,6 +92,7 @@ def operation(
         media_type=media_type,
         events=events,
         events_end=events_end,
+        lines=lines,
         error=error,
         statuses=statuses,
         parameters=parameters or {},
@@ -250,8 +254,8 @@ def _types(shown_routes: Iterable[Route], default_error: Any) -> Iterable[Any]:
     of_routes = (
         kind
         for route in shown_routes
-        for operation in [route.operation]
-        for kind in (operation.body, operation.answer, operation.events, operation.error, operation.query)
+        for said in [route.operation]
+        for kind in (said.body, said.answer, said.events, said.lines, said.error, said.query)
     )
     return {_key(kind): kind for kind in (default_error, *of_routes) if kind is not None}.values()
 
@@ -307,6 +311,8 @@ def _responses(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
     }
     if operation.events is not None:
         content["text/event-stream"] = {"schema": _event(ref(operation.events), error, operation.events_end)}
+    if operation.lines is not None:
+        content["application/x-ndjson"] = {"schema": {"anyOf": [ref(operation.lines), error]}}
     responses: dict[str, Any] = {"200": {"description": "Done", "content": content}}
     by_route = () if route.is_open else (401,)
     by_key = (400, 409, 422) if route.is_keyed else ()

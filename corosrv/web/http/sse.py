@@ -86,7 +86,10 @@ class RecordedEncoder(Generic[Item]):
 log = logging.getLogger("corosrv.http")
 _failed = Flood(log, "%d more streams ended in an error")
 
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 PING = b":\n\n"
+# Stands before the next line: an empty line would be one that is no JSON.
+BLANK = b" "
 # What the system may keep for a client that reads slower than it is sent to. By itself it keeps megabytes, for each of
 # those who stopped reading, while their jobs run on.
 UNSENT_BYTES = 16_384
@@ -263,9 +266,9 @@ class _StreamResponse(Response):
         return body
 
 
-def response(stream: EventStream[Any]) -> Response:
+def response(stream: EventStream[Any], media_type: str = EVENTS) -> Response:
     """Returns the stream as an answer; passed through to the server untouched."""
-    answer = _StreamResponse(stream, mimetype="text/event-stream", direct_passthrough=True)
+    answer = _StreamResponse(stream, mimetype=media_type, direct_passthrough=True)
     answer.headers["Cache-Control"] = "no-cache"
     answer.headers["X-Accel-Buffering"] = "no"
     return answer

@@ -23,44 +23,10 @@ from flask import Response, g, request
 from msgspec import Meta
 from werkzeug.routing import Map, Rule
 
-from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Terms
 from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.terms import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, parse_priority, parse_timeout
 from corosrv.web.http.lean_flask import caller, current
-
-PRIORITY = "X-Priority"
-TIMEOUT = "X-Request-Timeout-Ms"
-MAX_TIMEOUT_MS = 1_000_000_000
-
-_MAX_DIGITS = 12
-
-
-def parse_priority(text: str | None) -> int:
-    """Returns the priority in the value of X-Priority; 0 if it or the header's absence leaves that to the server.
-
-    Raises Refused, which names the header.
-    """
-    return 0 if text is None else _parse_number(PRIORITY, text, 0, LAST_PRIORITY)
-
-
-def parse_timeout(text: str | None) -> float | None:
-    """Returns the seconds in the value of X-Request-Timeout-Ms, which has milliseconds; None without the header.
-
-    Raises Refused, which names the header.
-    """
-    return None if text is None else _parse_number(TIMEOUT, text, 1, MAX_TIMEOUT_MS) / 1000
-
-
-def _parse_number(header: str, text: str, least: int, most: int) -> int:
-    digits = text.strip()
-    if (
-        digits.isascii()
-        and digits.isdigit()
-        and len(digits) <= _MAX_DIGITS
-        and least <= (number := int(digits)) <= most
-    ):
-        return number
-    raise Refused(f"{header}: must be an integer from {least} to {most}, not {digits[:40]!r}", header)
 
 
 class QueueHeaders(msgspec.Struct):
@@ -176,8 +142,14 @@ class IgnoredFields:
         # A null asks for nothing.
         unknown = [name for name, value in members.items() if name not in known and bytes(value) != b"null"]
         if unknown:
-            setattr(current(g), _NOTE, _header(unknown))
-            self._log(unknown, known)
+            self.tell(unknown, known)
+
+    def tell(self, names: list[str], known_names: frozenset[str] = frozenset()) -> None:
+        """Names fields of the current request's body that mean nothing, besides those that were named before."""
+        notes = current(g)
+        earlier = notes.get(_NOTE)
+        setattr(notes, _NOTE, _header(names) if earlier is None else f"{earlier}, {_header(names)}")
+        self._log(names, known_names)
 
     def _log(self, unknown: Iterable[str], known_names: frozenset[str]) -> None:
         for shown in map(_printable, unknown):

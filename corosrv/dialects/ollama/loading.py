@@ -1,0 +1,121 @@
+"""Loads and unloads models for Ollama's clients: `keep_alive`, requests without a prompt, and pulls with progress."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import gevent
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown
+from corosrv.base.waits import call_later
+from corosrv.contracts.jobs import ModelCard, State
+from corosrv.dialects.ollama.catalog import FOREVER, OllamaPool, digest
+from corosrv.models.plan import ModelState, Standing
+
+_LOOK_S = 1.0  # seconds between two looks at models that are to be unloaded
+_PULL_S = 0.25  # seconds between two lines of a pull
+_COMING = (ModelState.READY, ModelState.LOADING, ModelState.DOWNLOADING)
+
+
+class PullLine(msgspec.Struct):
+    """A line of a pull: what is done, and of a download the bytes that are there, and all of them."""
+
+    status: str
+    digest: str | UnsetType = UNSET
+    total: int | UnsetType = UNSET
+    completed: int | UnsetType = UNSET
+
+
+class KeepAlive:
+    """Unloads models that nobody uses for as long as the last request for each says. Belongs to the hub's thread.
+
+    Uses by other protocols count, too. What the operator has set (COROSRV_MODEL_IDLE_S) is the pool's to do, and goes
+    before a longer time of a client's.
+    """
+
+    def __init__(self, pool: OllamaPool, idle_s: float = 0.0, later: Callable[..., None] = call_later) -> None:
+        """`idle_s`: the operator's, 0: never. `later`: calls a function after so many seconds."""
+        self._pool = pool
+        self._idle_s = idle_s or math.inf
+        self._later = later
+        self._seconds: dict[str, float] = {}  # by the names of models
+        self._is_looking = False
+
+    def note(self, name: str, seconds: float | None) -> None:
+        """Notes what a request says; None leaves the model to the operator. Returns at once."""
+        if seconds is None:
+            self._seconds.pop(name, None)
+            return
+        self._seconds[name] = seconds
+        if not self._is_looking and seconds < math.inf:
+            self._is_looking = True
+            self._later(_LOOK_S, self._look)
+
+    def unload(self, name: str) -> None:
+        """Unloads a model now, or as soon as nobody uses it. Returns at once."""
+        self.note(name, 0.0)
+        self._look_at(name, 0.0)
+
+    def expires_at(self, standing: Standing) -> float:
+        """Returns when a loaded model is unloaded unless it is used again, in seconds since 1970."""
+        seconds = min(self._seconds.get(standing.name, math.inf), self._idle_s)
+        if seconds == math.inf:
+            return FOREVER
+        idle_s = time.monotonic() - standing.idle_since if standing.is_idle else 0.0
+        return min(time.time() + max(seconds - idle_s, 0.0), FOREVER)
+
+    def _look(self) -> None:
+        for name, seconds in list(self._seconds.items()):
+            if seconds < math.inf:
+                self._look_at(name, seconds)
+        self._is_looking = any(seconds < math.inf for seconds in self._seconds.values())
+        if self._is_looking:
+            self._later(_LOOK_S, self._look)
+
+    def _look_at(self, name: str, seconds: float) -> None:
+        standing = self._pool.standing(name)
+        if standing.state not in _COMING:
+            self._seconds.pop(name, None)
+        elif standing.is_idle and time.monotonic() - standing.idle_since >= seconds:
+            del self._seconds[name]
+            with contextlib.suppress(CorosrvError):  # it has just been asked, or the server ends
+                self._pool.unload(name)
+
+
+def pull_lines(pool: OllamaPool, card: ModelCard) -> Iterator[PullLine]:
+    """Downloads a model of a hub, which is loaded then, and yields how far it is. Waits.
+
+    A model whose files are here is there at once. Raises ModelFailed, with the reason, and ShuttingDown.
+    """
+    yield PullLine("pulling manifest")
+    if not pool.standing(card.id).is_here:
+        pool.load(card.id)
+        yield from _download_lines(pool, card)
+    yield PullLine("verifying sha256 digest")
+    yield PullLine("writing manifest")
+    yield PullLine("success")
+
+
+def _download_lines(pool: OllamaPool, card: ModelCard) -> Iterator[PullLine]:
+    tag = f"sha256:{digest(card)}"
+    while not (standing := pool.standing(card.id)).is_here:
+        _check_goes_on(pool, standing)
+        progress = next((one.progress for one in pool.models() if one.id == card.id), {})
+        if total := progress.get("total"):
+            yield PullLine(f"pulling {tag[7:19]}", tag, total, progress.get("bytes", 0))
+        gevent.sleep(_PULL_S)
+
+
+def _check_goes_on(pool: OllamaPool, standing: Standing) -> None:
+    """Raises the reason for which a download has ended, if it has."""
+    if pool.state is State.DRAINING:
+        raise ShuttingDown("the server is shutting down")
+    if standing.state is ModelState.FAILED:
+        pool.card(standing.name)  # raises what went wrong
+    if standing.state is ModelState.UNLOADED and standing.wanted_since is None:
+        raise ModelFailed(f"the download of '{standing.name}' was stopped; the next one goes on where it was")

@@ -1,0 +1,247 @@
+"""Parses the bodies of Ollama's chats and texts to calls.
+
+Drops the oldest turns of a conversation that is too long for its model, as Ollama does, unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from corosrv.base.errors import NotSupported, Refused
+from corosrv.contracts.jobs import Image, Job, Messages, ModelCard, MultimodalText, Prompt, Text, Vocabulary
+from corosrv.dialects.chat import conversation
+from corosrv.dialects.chat.conversation import Content, Conversation, Turn, check_count, misplaced_image
+from corosrv.dialects.chat.parser import Parser, TextParser
+from corosrv.dialects.chat.prepare import prepare
+from corosrv.dialects.generation import fields, prompts
+from corosrv.dialects.generation.call import Call
+from corosrv.dialects.ollama import schema
+from corosrv.dialects.ollama.answers import OllamaChatAnswer, OllamaTextAnswer, Stopwatch
+from corosrv.dialects.openai.responses.parse import ContextRoom, newest_turns
+from corosrv.formats.bodies import check_text
+from corosrv.images.intake import ImageIntake
+
+_INFILL_PARAMS = ("prompt", "suffix", "prompt", "prompt")
+_ANY_OBJECT = {"type": "object"}
+# Between roles and texts of a rendered conversation: what a message takes at most besides its content.
+_MESSAGE_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """The model that a request asks: its card, what reads texts for it, and its name as the client has it."""
+
+    card: ModelCard
+    find_vocabulary: Callable[[], Vocabulary]
+    name: str
+    images: ImageIntake | None = None
+
+    def lacks(self, ability: str, param: str) -> Refused:
+        """Makes the error for what this model cannot do, in Ollama's words, which its clients look for."""
+        return Refused(f'"{self.name}" does not support {ability}', param, "unsupported_content")
+
+
+def chat(body: schema.OllamaChatBody, defaults: fields.Defaults, model: AskedModel, stopwatch: Stopwatch) -> Call:
+    """Checks a chat. Waits for images, and while a long conversation is counted. Raises Refused."""
+    history = turns(body.messages or (), model)
+    tools = _tools(body, model)
+    options = schema.sampling_options(body)
+    job = _job(body, options, Messages(history, tools), defaults, model)
+
+    def translate(history: tuple[Turn, ...]) -> tuple[Job, Parser]:
+        # A last message of the assistant is the beginning of the answer, which the model continues.
+        is_begun = history[-1]["role"] == "assistant" and "tool_calls" not in history[-1]
+        prompt = Messages(
+            history, tools, not is_begun, continue_final=is_begun, template_arguments=_template_arguments(body.think)
+        )
+        return _prepared(body, replace(job, prompts=(prompt,)), model)
+
+    if body.truncate is not False and _may_be_long(history, tools, model.card):
+        room = ContextRoom(model.card.meta.get("n_ctx", 0), job.max_tokens, model.find_vocabulary().count)
+        history = newest_turns(history, lambda turns: room.holds(translate(turns)[0].prompts[0]))
+    job, parser = translate(history)
+    return _call(body, job, OllamaChatAnswer(model.name, parser, stopwatch))
+
+
+def text(body: schema.OllamaGenerateBody, defaults: fields.Defaults, model: AskedModel, stopwatch: Stopwatch) -> Call:
+    """Checks a text to be generated; waits for images. Raises Refused, which names the parameter."""
+    _check_text_fields(body)
+    options = schema.sampling_options(body)
+    if body.raw or body.suffix or "chat" not in model.card.capabilities:
+        return _raw_text(body, options, defaults, model, stopwatch)
+    content = _with_images(body.prompt or "", body.images, "", model)
+    said: list[Turn] = [] if not body.system else [{"role": "system", "content": check_text(body.system, "system")}]
+    said.append({"role": "user", "content": content})
+    prompt = Messages(tuple(said), param="prompt", template_arguments=_template_arguments(body.think))
+    job, parser = _prepared(body, _job(body, options, prompt, defaults, model), model)
+    return _call(body, job, OllamaTextAnswer(model.name, parser, stopwatch))
+
+
+def is_empty(body: schema.OllamaChatBody | schema.OllamaGenerateBody) -> bool:
+    """Returns whether a request asks for no answer: its model is to be loaded or unloaded."""
+    if isinstance(body, schema.OllamaChatBody):
+        return not body.messages
+    return not (body.prompt or body.suffix or body.images)
+
+
+def _call(body: schema.AnsweredBody, job: Job, answer: OllamaChatAnswer | OllamaTextAnswer) -> Call:
+    return Call(job, body.stream is not False, answer, body.priority, is_lines=True)
+
+
+def _job(
+    body: schema.AnsweredBody,
+    options: schema.SamplingOptions,
+    prompt: Prompt,
+    defaults: fields.Defaults,
+    model: AskedModel,
+) -> Job:
+    job = fields.job(schema.generation_fields(body, options, model.card.id), (prompt,), defaults)
+    return replace(job, stop=fields.stops(options.stop, "options.stop"))
+
+
+def _prepared(body: schema.AnsweredBody, job: Job, model: AskedModel) -> tuple[Job, Parser]:
+    if body.think and model.card.reasoning_tags is None:
+        raise model.lacks("thinking", "think")
+    thinks = None if body.think is None else bool(body.think)
+    return prepare(Conversation(job, answer_format=schema.answer_format(body.format), thinks=thinks), model.card)
+
+
+def _template_arguments(think: schema.Think | None) -> dict[str, Any]:
+    """Returns what tells a template how much its model is to think."""
+    return {"reasoning_effort": think} if isinstance(think, str) else {}
+
+
+def _may_be_long(turns: Sequence[Turn], tools: Sequence[Any], card: ModelCard) -> bool:
+    """Returns whether a conversation may be too long: no token has less than a byte."""
+    n_bytes = sum(len(str(turn).encode("utf-8", "replace")) for turn in (*turns, *tools))
+    has_images = conversation.n_images(turns) > 0
+    return has_images or 2 * (n_bytes + _MESSAGE_TOKENS * len(turns)) > int(card.meta.get("n_ctx", 0))
+
+
+# Turns
+
+
+def turns(messages: Sequence[schema.OllamaTurn], model: AskedModel) -> tuple[Turn, ...]:
+    """Returns the messages as templates take them. Waits for images. Raises Refused, which names the place."""
+    if model.images is not None:
+        model.images.expect(sum(len(message.images or ()) for message in messages), "messages")
+    pending: list[tuple[str, str]] = []  # ids and names of the calls that have no result yet
+    return tuple(_turn(message, number, pending, model) for number, message in enumerate(messages))
+
+
+def _turn(message: schema.OllamaTurn, number: int, pending: list[tuple[str, str]], model: AskedModel) -> Turn:
+    param = f"messages[{number}]"
+    if message.images and message.role in ("system", "assistant"):
+        raise misplaced_image(f"{param}.images", "messages of the user and results of tools")
+    content = _with_images(message.content or "", message.images, f"{param}.", model, is_counted=True)
+    turn: Turn = {"role": message.role, "content": content}
+    if message.role == "tool":
+        return turn | _result(message, param, number, pending)
+    if message.role != "assistant":
+        if message.tool_calls:
+            raise Refused(f"{param}.tool_calls: only the assistant calls tools", f"{param}.tool_calls")
+        return turn
+    if message.thinking:
+        turn["reasoning_content"] = check_text(message.thinking, f"{param}.thinking")
+    if message.tool_calls:
+        calls = [
+            _called(call, f"{param}.tool_calls[{i}]", f"call_{number}_{i}") for i, call in enumerate(message.tool_calls)
+        ]
+        pending += [(call["id"], call["function"]["name"]) for call in calls]
+        turn["tool_calls"] = calls
+    return turn
+
+
+def _called(call: schema.OllamaCall, param: str, own_id: str) -> dict[str, Any]:
+    name = check_text(call.function.name, f"{param}.function.name")
+    arguments = conversation.arguments(call.function.arguments, f"{param}.function.arguments")
+    id = check_text(call.id, f"{param}.id") if call.id else own_id
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _result(message: schema.OllamaTurn, param: str, number: int, pending: list[tuple[str, str]]) -> dict[str, Any]:
+    """Returns the id and the name of the call that a message answers: the one named, or the first without a result."""
+    id = check_text(message.tool_call_id or "", f"{param}.tool_call_id")
+    name = check_text(message.tool_name or message.name or "", f"{param}.tool_name")
+    found = next((call for call in pending if (call[0] == id if id else name in ("", call[1]))), None)
+    if found is not None:
+        pending.remove(found)
+        id, name = found[0], name or found[1]
+    members = {"tool_call_id": id or f"call_{number}"}
+    return members | {"name": name} if name else members
+
+
+def _with_images(
+    text: str, images: Sequence[str] | None, param: str, model: AskedModel, *, is_counted: bool = False
+) -> Content:
+    """Puts images, as base64, before a text. Waits for them. `is_counted`: the request's images have been counted."""
+    content = check_text(text, f"{param}content" if param else "prompt")
+    if not images:
+        return content
+    place = f"{param}images"
+    if model.images is None:
+        raise NotSupported(f"{place}: this model reads text only", place, "unsupported_content")
+    if not is_counted:
+        model.images.expect(len(images), place)
+    read: list[str | Image] = [model.images.from_base64(data, f"{place}[{i}]") for i, data in enumerate(images)]
+    return (*read, content) if content else tuple(read)
+
+
+def _tools(body: schema.OllamaChatBody, model: AskedModel) -> tuple[dict[str, Any], ...]:
+    check_count(body.tools or ())
+    if body.tools and "tools" not in model.card.capabilities:
+        raise model.lacks("tools", "tools")
+    functions = (tool.function for tool in body.tools or ())
+    return tuple(conversation.tool(function.name, function.description, function.parameters) for function in functions)
+
+
+# Texts
+
+
+def _check_text_fields(body: schema.OllamaGenerateBody) -> None:
+    """Raises Refused for what is not done here, and for fields that contradict each other."""
+    if body.template:
+        raise NotSupported("template: a template in a request is not run here", "template")
+    if body.context:
+        raise NotSupported("context: token ids are not continued here: send the conversation to /api/chat", "context")
+    if body.raw and body.system:
+        raise Refused("raw: a raw prompt has no place for system: put it into the prompt", "system")
+    if body.suffix and (body.system or body.images):
+        raise Refused("suffix: a gap is filled between prompt and suffix, without system and images", "suffix")
+    if (body.raw or body.suffix) and body.think:
+        raise Refused("think: thoughts are told apart only where the model's template writes the prompt", "think")
+
+
+def _raw_text(
+    body: schema.OllamaGenerateBody,
+    options: schema.SamplingOptions,
+    defaults: fields.Defaults,
+    model: AskedModel,
+    stopwatch: Stopwatch,
+) -> Call:
+    """Makes the call for a prompt that no template writes."""
+    if body.think:
+        raise model.lacks("thinking", "think")
+    job = _job(body, options, _raw_prompt(body, model), defaults, model)
+    if (form := schema.answer_format(body.format)) is not None:
+        value = _ANY_OBJECT if form.schema is None else form.schema
+        job = fields.with_schema(job, value, model.card, form.param)
+    return _call(body, job, OllamaTextAnswer(model.name, TextParser(), stopwatch))
+
+
+def _raw_prompt(body: schema.OllamaGenerateBody, model: AskedModel) -> Prompt:
+    if body.suffix:
+        vocabulary = model.find_vocabulary()
+        if vocabulary.infill is None:
+            raise model.lacks("insert", "suffix")
+        hole = prompts.Hole(body.prompt or "", body.suffix)
+        return prompts.prompt(hole, vocabulary.infill, vocabulary, _INFILL_PARAMS)
+    system = f"{check_text(body.system, 'system')}\n\n" if body.system else ""
+    content = _with_images(body.prompt or "", body.images, "", model)
+    return (
+        Text(system + content)
+        if isinstance(content, str)
+        else MultimodalText((system, *content) if system else content)
+    )
