@@ -16,7 +16,7 @@ CLANGFMT := $(BIN)/clang-format
 CXXFILES := $(wildcard native/src/*/*.cpp native/src/*/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
              tests/native/*/*.cpp tests/native/*/*.h)
 
-.PHONY: install run test lint format load bench fuzz clean FORCE
+.PHONY: install run test lint format load bench dist fuzz clean FORCE
 
 install: $(INSTALLED)
 
@@ -62,6 +62,12 @@ load: $(TOOLS)
 # Side by side with llama-server: the tables and plots in benchmarks/. ROUNDS=1 QUICK=1 for a first look.
 bench: $(TOOLS)
 	$(BIN)/python -m benchmarks.side_by_side $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
+
+# A release in dist/: the source and the wheel, which each supported Python at hand tries in an environment of its own.
+dist: $(TOOLS)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m tests.wheels dist
 
 # Other people's clients, for the tests, where they cannot share an environment with the newest openai.
 $(CLIENTS): tests/clients/requirements.txt

@@ -1,22 +1,111 @@
-"""A cooperative model server: one OS thread, thousands of open streams."""
+"""A cooperative model server: one OS thread, thousands of open streams.
+
+What authors of applications and predictors import is here and in corosrv.worker: `from corosrv import App, Input`.
+Nothing is imported before it is asked for: reading the version needs no Flask and no libllama.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "blueprint", "start"]
+from corosrv.base import __version__ as __version__
+
+if TYPE_CHECKING:
+    from corosrv.contracts.jobs import Job, Text
+    from corosrv.models.engine import Engine
+    from corosrv.worker import (
+        App,
+        AppError,
+        AsyncConcatenateIterator,
+        AsyncContext,
+        BaseModel,
+        BasePredictor,
+        BaseRunner,
+        CancelationException,
+        Cancelled,
+        ConcatenateIterator,
+        Conflict,
+        Context,
+        DeadlineExceeded,
+        File,
+        HandlerFailed,
+        Input,
+        InvalidInput,
+        ModelInferRequest,
+        ModelInferResponse,
+        NotFound,
+        ObjRef,
+        Opaque,
+        Path,
+        Secret,
+        Tensor,
+        TensorSpec,
+        Unavailable,
+        Worker,
+        WorkerLost,
+        concurrent,
+        current_scope,
+        streaming,
+    )
+
+__all__ = [
+    "App",
+    "AppError",
+    "AsyncConcatenateIterator",
+    "AsyncContext",
+    "BaseModel",
+    "BasePredictor",
+    "BaseRunner",
+    "CancelationException",
+    "Cancelled",
+    "ConcatenateIterator",
+    "Conflict",
+    "Context",
+    "DeadlineExceeded",
+    "Engine",
+    "File",
+    "HandlerFailed",
+    "Input",
+    "InvalidInput",
+    "Job",
+    "ModelInferRequest",
+    "ModelInferResponse",
+    "NotFound",
+    "ObjRef",
+    "Opaque",
+    "Path",
+    "Secret",
+    "Tensor",
+    "TensorSpec",
+    "Text",
+    "Unavailable",
+    "Worker",
+    "WorkerLost",
+    "__version__",
+    "blueprint",
+    "concurrent",
+    "current_scope",
+    "start",
+    "streaming",
+]
+
+_HOMES = {"Engine": "corosrv.models.engine", "Job": "corosrv.contracts.jobs", "Text": "corosrv.contracts.jobs"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "corosrv.worker")), name)
+    globals()[name] = value
+    return value
 
 
 def blueprint(**overrides: Any) -> Any:
-    """A Flask blueprint with everything in it; see corosrv.app.blueprint."""
-    from corosrv.app import blueprint as make  # not at import: reading the version needs no Flask and no libllama
-
-    return make(**overrides)
+    """Makes a Flask blueprint with everything in it; see corosrv.app.blueprint."""
+    return import_module("corosrv.app").blueprint(**overrides)
 
 
 def start(app: Any) -> None:
     """Begins to load the models of an app's corosrv blueprints at once; see corosrv.app.start."""
-    from corosrv.app import start as begin
-
-    begin(app)
+    import_module("corosrv.app").start(app)

@@ -5,3 +5,5 @@ the processor's time and shares it. `outgoing` checks and makes connections to a
 
 Imports no other wing.
 """
+
+__version__ = "0.2.0"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Collection, Iterable, Iterator
-from email.utils import parsedate_to_datetime
 from enum import IntEnum
 from urllib.parse import urljoin, urlsplit
 
@@ -255,17 +254,3 @@ class Redirects:
         self._n_followed += 1
         self.url = target
         return True
-
-
-MAX_RETRY_AFTER = 300.0  # seconds
-
-
-def retry_after(text: str | None, now: float) -> float:
-    """Reads a Retry-After field, which holds seconds or a date. Returns seconds, 300 at most. `now`: Unix time."""
-    if not text:
-        return 0.0
-    try:
-        seconds = float(text) if text.strip().isdigit() else parsedate_to_datetime(text).timestamp() - now
-    except (ValueError, OverflowError):
-        return 0.0
-    return min(max(seconds, 0.0), MAX_RETRY_AFTER)

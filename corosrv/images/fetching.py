@@ -1,8 +1,8 @@
 """Fetches images from the hosts that the operator allows, and from nowhere else.
 
 A URL in a prompt is the client's, and this machine reaches what the client may not. So each host is on a list before it
-is looked up, and the address that was checked is that of the connection: see corosrv.base.outgoing. An
-address that is not public has to be on the list itself: no name leads there.
+is looked up, and the address that was checked is that of the connection: see corosrv.base.outgoing. An address that is
+not public has to be on the list itself: no name leads there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import urllib3
 from gevent.lock import BoundedSemaphore
 from gevent.monkey import is_module_patched
 
-import corosrv
+from corosrv.base import __version__
 from corosrv.base.errors import DestinationRefused, InvalidImage, NotSupported, RedirectRefused, TooBusy
 from corosrv.base.outgoing import ALL, Destinations, Redirects, is_http_url, origin
 from corosrv.base.waits.elsewhere import call_in_thread
@@ -137,7 +137,7 @@ class ImageFetcher:
             parts.request_uri,
             headers={
                 "Host": parts.netloc or "",
-                "User-Agent": f"corosrv/{corosrv.__version__}",
+                "User-Agent": f"corosrv/{__version__}",
                 "Accept": "image/*",
                 "Accept-Encoding": "identity",
                 "Connection": "close",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from corosrv.contracts.jobs.infer import ForwardRequest, InferJob, ModelTarget
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.upstreams.policies import POLICY_NAMES, make_policy
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit

@@ -10,7 +10,7 @@ import gevent
 
 from corosrv.base.errors import CorosrvError, ReadTimeout
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferRequest, ModelTarget
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.cluster.queue_link import QueueLink
 from corosrv.fleet.cluster.queue_names import KeyNames, QueueNames
 from corosrv.formats.tensors import Tensor

@@ -14,7 +14,7 @@ from gevent import Greenlet
 from corosrv.base.errors import CorosrvError, ReadTimeout
 from corosrv.base.waits import waiters
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferEnd
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.upstreams import connections
 from corosrv.fleet.upstreams import connections as connection
 from corosrv.fleet.upstreams.exchange import ExchangeLimits

@@ -17,7 +17,7 @@ from corosrv.contracts.jobs.infer import (
     InferRequest,
     ModelTarget,
 )
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.policy import DispatchSettings
 from corosrv.workers.manager.manager import Manager, ManagerSettings

@@ -29,7 +29,7 @@ import gevent
 
 from corosrv.base.errors import CallCancelled, CorosrvError
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferOutputs, InferRequest, ModelTarget
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.queue_link import QueueLink
 from corosrv.fleet.cluster.queue_names import KeyNames, QueueNames, QueueTiming

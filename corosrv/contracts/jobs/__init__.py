@@ -26,12 +26,12 @@ if TYPE_CHECKING:
         RerankJob,
         Rows,
         Sampling,
-        Terms,
         Text,
         ThoughtBudget,
         Tokens,
     )
     from corosrv.contracts.jobs.reader import Candidate, Chunk, Finish, Reader, Sink, TokenInfo
+    from corosrv.contracts.jobs.terms import Terms
     from corosrv.contracts.jobs.worker import (
         Adapter,
         HasAdapters,
@@ -108,7 +108,7 @@ _HOMES = {
     "SlotFile": "worker",
     "SlotState": "worker",
     "State": "worker",
-    "Terms": "job",
+    "Terms": "terms",
     "Text": "job",
     "ThoughtBudget": "job",
     "TokenInfo": "reader",

@@ -13,8 +13,8 @@ from typing import Protocol
 import msgspec
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.jobs.job import Terms
 from corosrv.contracts.jobs.reader import Reader
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.formats.tensors import Parameter, Tensor, TensorSpec
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from corosrv.contracts.jobs.terms import Terms
+
 
 def new_id(prefix: str) -> str:
     """Returns a name that no other request or answer has. No secret: who has seen hundreds can tell the next one.
@@ -19,26 +21,6 @@ def new_id(prefix: str) -> str:
     Python seeds the generator anew in each forked process. The system's own would cost a system call each time.
     """
     return f"{prefix}{random.getrandbits(128):032x}"
-
-
-FIRST_PRIORITY = 1
-DEFAULT_PRIORITY = 5
-LAST_PRIORITY = 9
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The terms on which a job waits and runs; the same for every kind of job."""
-
-    caller: str = ""  # who asks; what is computed for one caller is not shared with another
-    request_id: str = ""
-    priority: int = DEFAULT_PRIORITY  # 1 runs first, 9 last
-    deadline: float | None = None  # of time.monotonic(); None: no limit
-    waits: bool = True  # False: refused with NoCapacity where it would have to queue
-    idempotency_key: str = ""  # asked twice by one caller, a call runs once and its answer is given again; empty: none
-    session: str = ""  # calls of one session prefer the worker that served it last; empty: none
-    waiting_keys: tuple[str, ...] = ()  # of the calls that wait for this one, the outermost first
-    asker: int = 0  # the hand-over whose handler makes this call; 0: no handler of this server does
 
 
 # What `Sampling.samplers` may name, in the order that they are applied by default.

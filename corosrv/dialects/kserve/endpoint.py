@@ -20,7 +20,7 @@ from corosrv.contracts.jobs.infer import (
     InferWorker,
     Target,
 )
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.dialects.kserve import schema
 from corosrv.dialects.kserve.generate_answer import GeneratedText, TextEvents, check_gives_text, decode_generate
 from corosrv.dialects.kserve.infer_answer import EncodedAnswer, encode_answer

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 from flask import Response
 
-import corosrv
+from corosrv.base import __version__
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import HandlerCard, ModelStanding
 from corosrv.formats.tensors import TensorSpec
@@ -63,7 +63,7 @@ class IndexRow(msgspec.Struct):
 
 
 def server_metadata() -> ServerMetadata:
-    return ServerMetadata("corosrv", corosrv.__version__, EXTENSIONS)
+    return ServerMetadata("corosrv", __version__, EXTENSIONS)
 
 
 def model_metadata(card: HandlerCard, standings: Iterable[ModelStanding]) -> ModelMetadata:

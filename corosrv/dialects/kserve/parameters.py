@@ -16,9 +16,18 @@ from corosrv.base.errors import InvalidTensor, NotOffered, Refused
 from corosrv.contracts.idempotency import HEADER as KEY_HEADER
 from corosrv.contracts.idempotency import parse_key
 from corosrv.contracts.jobs.infer import ObjRef
-from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY, Terms
+from corosrv.contracts.jobs.terms import (
+    DEFAULT_PRIORITY,
+    FIRST_PRIORITY,
+    LAST_PRIORITY,
+    MAX_TIMEOUT_MS,
+    PRIORITY,
+    TIMEOUT,
+    Terms,
+    parse_priority,
+    parse_timeout,
+)
 from corosrv.formats.tensors import Parameter
-from corosrv.web.http.terms import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, parse_priority, parse_timeout
 
 OBJECT_REF = "object_ref"  # the parameter of such an input
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from flask import Blueprint, Response, request
 
-from corosrv import __version__
+from corosrv.base import __version__
 from corosrv.contracts.jobs import Job, ModelCard, Sampling, Vocabulary
 from corosrv.dialects.generation import settings
 from corosrv.dialects.generation.fields import Defaults, ModelName

@@ -30,7 +30,7 @@ import urllib3
 from gevent.monkey import is_module_patched
 from gevent.pool import Pool
 
-import corosrv
+from corosrv.base import __version__
 from corosrv.base.errors import OutputFailed, RedirectRefused
 from corosrv.base.outgoing import KEEPING_METHOD, Redirects
 from corosrv.base.waits import call_in_thread
@@ -204,7 +204,7 @@ class Uploads:
 
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
-        self._pool = urllib3.PoolManager(maxsize=8, headers={"User-Agent": f"corosrv/{corosrv.__version__}"})
+        self._pool = urllib3.PoolManager(maxsize=8, headers={"User-Agent": f"corosrv/{__version__}"})
 
     def upload(self, path: str, name: str, mime_type: str) -> str:
         """Uploads a file and returns its address. Waits. Raises OutputFailed with the status or the cause."""

@@ -16,7 +16,7 @@ from typing import Any
 from flask import Request, current_app
 from werkzeug.exceptions import HTTPException
 
-import corosrv
+from corosrv.base import __version__
 from corosrv.base.errors import IllegalTransition
 from corosrv.contracts.jobs.setup import Setup, WorkerState
 from corosrv.dialects.predictions.prediction import rfc3339
@@ -127,7 +127,7 @@ def index(request: Request) -> dict[str, str]:
     urls = {
         name: request.script_root + prefix + path for name, (method, path) in _URLS.items() if answers(method, path)
     }
-    return {"cog_version": corosrv.__version__, **urls}
+    return {"cog_version": __version__, **urls}
 
 
 def health(state: PredictorHealth, error: str | None, setup: Setup, slots: SlotCounts) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _setup(setup: Setup) -> dict[str, Any]:
 
 @cache
 def _versions() -> dict[str, str]:
-    versions = {"corosrv": corosrv.__version__, "python": platform.python_version()}
+    versions = {"corosrv": __version__, "python": platform.python_version()}
     with suppress(metadata.PackageNotFoundError):
         versions["coglet"] = metadata.version("coglet")
     return versions

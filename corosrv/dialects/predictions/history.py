@@ -122,6 +122,11 @@ class Cursor:
         """The last event of all was taken."""
         return self._history.is_ended and self._position == self._history.n_events and not self._rest
 
+    @property
+    def has_unread(self) -> bool:
+        """An event, or the rest of one, was not taken yet."""
+        return bool(self._rest) or self._position < self._history.n_events
+
     def take(self) -> list[Event | EventPiece]:
         """Returns unread events, some 64 KiB at most, or the next piece of a large one; an empty list if there is none.
 

@@ -17,9 +17,10 @@ from gevent.event import Event
 from gevent.monkey import is_module_patched
 from gevent.threadpool import ThreadPool
 
-import corosrv
+from corosrv.base import __version__
 from corosrv.base.errors import DestinationRefused, RedirectRefused
-from corosrv.base.outgoing import KEEPING_METHOD, Destinations, Redirects, origin, retry_after
+from corosrv.base.outgoing import KEEPING_METHOD, Destinations, Redirects, origin
+from corosrv.base.retry_after import retry_after
 from corosrv.dialects.predictions.files import encode
 from corosrv.dialects.predictions.prediction import Change, Prediction
 
@@ -104,7 +105,7 @@ class Poster:
     def _headers(self, headers: Mapping[str, str], n_bytes: int) -> dict[str, str]:
         own = {
             "Content-Type": "application/json",
-            "User-Agent": f"corosrv/{corosrv.__version__}",
+            "User-Agent": f"corosrv/{__version__}",
             "Content-Length": str(n_bytes),
             # A kept connection may be closed by the receiver just now, and most events are tried once.
             "Connection": "close",

@@ -10,7 +10,7 @@ import msgspec
 
 from corosrv.base.errors import CorosrvError, ErrorKind, ProtocolError
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferOutputs, InferRequest
-from corosrv.contracts.jobs.job import DEFAULT_PRIORITY
+from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY
 from corosrv.formats.tensors import Parameter, Tensor
 from corosrv.workers.wire.calls import WireRequest, WireTensor
 

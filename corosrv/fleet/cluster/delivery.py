@@ -25,7 +25,7 @@ from corosrv.base.errors import (
     Unavailable,
 )
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferOutputs, InferReader, ModelTarget
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.cluster import queue_scripts
 from corosrv.fleet.cluster.accepted import queue_name
 from corosrv.fleet.cluster.call_codec import SharedEnd, decode_call, encode_end, encode_outputs

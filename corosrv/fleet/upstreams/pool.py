@@ -15,7 +15,7 @@ from gevent import Greenlet
 from corosrv.base.errors import ModelNotFound, NotFound, ShuttingDown, Starting
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import ForwardRequest, HandlerCard, InferJob, InferReader, ModelTarget
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.upstreams import failures
 from corosrv.fleet.upstreams.exchange import TIME_LIMIT, ExchangeLimits
 from corosrv.fleet.upstreams.policies import upstream_id

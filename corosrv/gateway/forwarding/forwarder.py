@@ -13,7 +13,7 @@ from flask import Response, g, request
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import ForwardRequest, InferReader
-from corosrv.contracts.jobs.job import FIRST_PRIORITY, Terms
+from corosrv.contracts.jobs.terms import FIRST_PRIORITY, Terms
 from corosrv.dialects.anthropic import answer_types as anthropic_errors
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.call import event, named_event

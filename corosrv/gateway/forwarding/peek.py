@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from corosrv.contracts.jobs.job import LAST_PRIORITY
+from corosrv.contracts.jobs.terms import LAST_PRIORITY
 from corosrv.formats.bodies import decode_unscanned
 
 

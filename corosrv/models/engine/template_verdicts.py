@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-import corosrv
+from corosrv.base import __version__
 from corosrv.base.errors import Refused
 from corosrv.base.waits import run_process
 from corosrv.contracts.settings import child_environment
@@ -35,7 +35,7 @@ log = logging.getLogger("corosrv.engine")
 
 TIMEOUT = 60.0  # seconds by the clock: for a machine that is busy elsewhere
 N_TRIES = 2  # of a child that ends by its time-out
-_PACKAGE = Path(corosrv.__file__).parent
+_PACKAGE = Path(__file__).parents[2]
 
 
 def template_findings(case: TemplateCase) -> TemplateFindings:
@@ -66,7 +66,7 @@ def _key(encoded: bytes) -> str:
 
 @cache
 def _code_identity() -> str:
-    parts = [sys.version, version("jinja2"), corosrv.__version__]
+    parts = [sys.version, version("jinja2"), __version__]
     for path in sorted((*_PACKAGE.glob("callformats/*.py"), *_PACKAGE.glob("engine/*.py"))):
         stat = path.stat()
         parts.append(f"{path.name} {stat.st_size} {stat.st_mtime_ns}")

@@ -1,6 +1,6 @@
 """Counters of the HTTP side and of the decode loops, and the text form of every part's for Prometheus.
 
-Measures how late the hub is and names what blocks it: one blocking call delays everybody.
+`HubLag` measures how late the hub is and names what blocks it: one blocking call delays everybody.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Holds what serving a client needs from one request to the next, also while no greenlet serves it.
 
-Bounds the clients that are served at once, with those that wait for an answer and need no greenlet meanwhile.
+`ClientPool` bounds the clients that are served at once, those included whose greenlet ended until their answer comes.
 """
 
 from __future__ import annotations

@@ -23,9 +23,16 @@ from flask import Response, g, request
 from msgspec import Meta
 from werkzeug.routing import Map, Rule
 
-from corosrv.contracts.jobs import Terms
-from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, LAST_PRIORITY
-from corosrv.contracts.jobs.terms import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, parse_priority, parse_timeout
+from corosrv.contracts.jobs.terms import (
+    DEFAULT_PRIORITY,
+    LAST_PRIORITY,
+    MAX_TIMEOUT_MS,
+    PRIORITY,
+    TIMEOUT,
+    Terms,
+    parse_priority,
+    parse_timeout,
+)
 from corosrv.web.http.lean_flask import caller, current
 
 

@@ -12,7 +12,7 @@ import msgspec
 from flask import Blueprint, Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
-from corosrv import __version__
+from corosrv.base import __version__
 from corosrv.base.errors import CorosrvError, NotFound, Refused
 from corosrv.contracts.jobs import State
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from corosrv.base.errors import CorosrvError, IllegalTransition
 from corosrv.contracts.jobs.infer import InferJob
-from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.workers.dispatch.answers import AnswerKeeper, UnaryAnswer
 from corosrv.workers.dispatch.entries import HandlerEntry
 from corosrv.workers.dispatch.estimates import KeyTraffic

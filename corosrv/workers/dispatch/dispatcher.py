@@ -20,7 +20,7 @@ from corosrv.base.errors import (
     Unavailable,
 )
 from corosrv.contracts.jobs.infer import HandlerCard, InferJob, InferWorker, ModelStanding, Target
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.dispatch.answers import (
     AnswerKeeper,
     CallAnswer,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs, InferRequest
-from corosrv.contracts.jobs.job import DEFAULT_PRIORITY
+from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY
 
 log = logging.getLogger("corosrv.permits")
 

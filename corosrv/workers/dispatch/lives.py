@@ -25,7 +25,7 @@ from corosrv.base.errors import (
     WorkerLost,
 )
 from corosrv.contracts.jobs.infer import InferOutputs
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.dispatch.answers import CallRecords, choose
 from corosrv.workers.dispatch.call import CallState, QueuedCall
 from corosrv.workers.dispatch.estimates import outcome_of

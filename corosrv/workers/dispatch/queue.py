@@ -1,8 +1,7 @@
-"""Orders the calls that wait for one key.
+"""Orders the calls that wait for one key, bounds how many wait, and decides when a batch of them starts.
 
-Bounds what waits in the queues, and words the refusals.
-
-Decides when calls that fit together are handed over as one batch.
+The order is priority class, then effective deadline, then arrival. The bounds on calls and bytes count over all queues
+of a front.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Generic, TypeVar
 
 from corosrv.base.errors import QueueFull
 from corosrv.contracts.jobs.infer import BatchLimits, InferRequest
-from corosrv.contracts.jobs.job import FIRST_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.workers.dispatch.estimates import RunningMean
 
 LONGEST_RETRY = 30  # seconds that Retry-After says at most
@@ -269,10 +268,10 @@ class CallQueue(Generic[T]):
     def count_ahead(self, priority: int) -> int:
         """Counts the items of this class and of those before it, as they stood when `head` was last called."""
         return sum(self._counts[FIRST_PRIORITY : priority + 1])
+
     def counts(self) -> dict[int, int]:
         """Counts the items of each class that has some, as they stood when `head` was last called."""
         return {level: n for level, n in enumerate(self._counts) if n}
-
 
     def oldest(self) -> float | None:
         """Returns when the item arrived that was pushed first; None if there is none."""

@@ -1,6 +1,6 @@
-"""Defines the numbers of a dispatcher's keys, for the management API, the Worker Manager and Prometheus.
+"""The numbers of a dispatcher and its keys, for the management API, the Worker Manager and Prometheus.
 
-Offers a dispatcher's numbers to Prometheus. Labels are keys and words of this server, never what a client wrote.
+Labels are keys and words of this server, never what a client wrote.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from corosrv.contracts.jobs.infer import ForwardRequest, InferJob, ModelTarget
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
 from corosrv.workers.dispatch.estimates import KeyTraffic

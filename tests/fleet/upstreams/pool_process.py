@@ -23,7 +23,7 @@ import gevent
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferEnd, InferReader
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.upstreams import breaker, exchange, failures, forwarded_call
 from corosrv.fleet.upstreams.aborter import AbortKind
 from corosrv.fleet.upstreams.exchange import ExchangeLimits

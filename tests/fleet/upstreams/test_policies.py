@@ -5,7 +5,7 @@ import pytest
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.jobs.infer import ForwardRequest, InferJob, ModelTarget
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.contracts.settings.fleet import POLICIES
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.policies import POLICY_NAMES, make_policy, score

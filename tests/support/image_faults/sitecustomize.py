@@ -48,7 +48,7 @@ def _give_faults_to_decoder() -> None:
     decoding._upright = faulty
 
 
-if "corosrv.encoder" in sys.orig_argv:
+if "corosrv.images.encoder" in sys.orig_argv:
     _give_faults_to_encoder()
 if "corosrv.images.decoder" in sys.orig_argv:
     _give_faults_to_decoder()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from corosrv.base.errors import Refused
-from corosrv.web.http.terms import MAX_TIMEOUT_MS, parse_priority, parse_timeout
+from corosrv.contracts.jobs.terms import MAX_TIMEOUT_MS, parse_priority, parse_timeout
 
 
 @pytest.mark.parametrize(("text", "priority"), [(None, 0), ("0", 0), ("1", 1), ("9", 9), (" 2 ", 2), ("007", 7)])

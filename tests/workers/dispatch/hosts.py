@@ -16,7 +16,7 @@ from corosrv.contracts.jobs.infer import (
     InferRequest,
     ModelTarget,
 )
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.formats.tensors import Parameter, Tensor
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, Permit, PermitPool

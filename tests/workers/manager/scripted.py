@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import gevent
 
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferRequest, ModelTarget
-from corosrv.contracts.jobs.job import Terms
 from corosrv.contracts.jobs.setup import NEXT, Setup, WorkerState, check_move
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.manager.manager import Manager, ManagerSettings
 from corosrv.workers.wire.calls import PoolCard

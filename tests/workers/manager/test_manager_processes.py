@@ -16,7 +16,7 @@ from gevent.event import AsyncResult
 from corosrv.base.errors import WorkerLost
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferJob, InferOutputs, InferRequest, ModelTarget
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.manager.manager import Manager, ManagerSettings
 from corosrv.workers.manager.snapshot import PlaceState

@@ -13,7 +13,7 @@ from gevent.queue import Queue
 
 from corosrv.base.errors import CallRefused, ChannelClosed, FrameTooLarge, ProtocolError, QueueFull
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferJob, ModelTarget
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.formats.tensors import Tensor, TensorSpec
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, WireRequest, WireTensor
 from corosrv.workers.wire.descriptors import MIN_ATTACHED

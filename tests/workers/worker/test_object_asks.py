@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from corosrv.base.errors import ChannelClosed, ProtocolError
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.objects import ObjectStore
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import ObjectAnswer, ObjectAsk, ObjectCreate, ObjectDelete, ObjectGet, ObjectLookup

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from corosrv import __version__
+from corosrv.base import __version__
 from corosrv.base.errors import BenchError
 from corosrv.client.bench import figures
 from corosrv.client.bench.figures import Quantiles, RoundFigures

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from corosrv.base.errors import AppError
 from corosrv.contracts.jobs.infer import HandlerCard
-from corosrv.contracts.jobs.job import DEFAULT_PRIORITY
+from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY
 from corosrv.formats.tensors import TensorSpec
 from corosrv.workers.worker.app import options
 from corosrv.workers.worker.app.options import OPTION_NAMES, HandlerOptions

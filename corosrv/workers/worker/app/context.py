@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from corosrv.base.errors import HandlerFailed, NotOffered
 from corosrv.contracts.jobs.infer import ObjRef
-from corosrv.contracts.jobs.job import FIRST_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.formats.tensors import Parameter, Tensor
 from corosrv.workers.worker.app.messages import ModelInferResponse
 from corosrv.workers.worker.app.objects import AsyncObjects, Objects, input_of

@@ -12,7 +12,7 @@ import msgspec
 
 from corosrv.base.errors import AppError
 from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard, Scalar
-from corosrv.contracts.jobs.job import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.formats.tensors import TensorSpec
 from corosrv.workers.worker.app.pools import HandlerSignature
 from corosrv.workers.worker.app.typed_signature import HandlerKind, TypedSignature

@@ -15,7 +15,7 @@ import msgspec
 
 from corosrv.base.errors import AppError
 from corosrv.contracts.jobs.infer import HandlerCard
-from corosrv.contracts.jobs.job import DEFAULT_PRIORITY
+from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.app.typed_signature import HandlerKind, TypedSignature, kind_of, read_typed
 

@@ -1,6 +1,7 @@
-"""The subprocess: connect, set up, serve slots, shut down. Knows neither HTTP nor gevent nor any engine.
+"""The subprocess of a predictor: connect, set up, serve slots, shut down. Knows neither HTTP nor gevent nor any engine.
 
-Predictors written for Cog, unchanged: its `cog` package asks a native one, `coglet`, for the prediction at hand.
+Predictors written for Cog run unchanged: its `cog` package asks a native one, `coglet`, for the prediction at hand, and
+`stand_in` answers in its place.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
-import corosrv
+from corosrv.base import __version__
 from corosrv.base.errors import LoadError
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.messages import (
@@ -53,7 +54,7 @@ def stand_in() -> None:
         return
     coglet = ModuleType("coglet", "corosrv, in the place of Cog's own server")
     coglet.__dict__.update(
-        __version__=corosrv.__version__,
+        __version__=__version__,
         CancelationException=CancelationException,
         server=SimpleNamespace(active=True),
         _sdk=SimpleNamespace(current_scope=current_scope),

@@ -25,8 +25,8 @@ from corosrv.base.errors import (
     WorkerLost,
 )
 from corosrv.contracts.jobs.infer import InferOutputs
-from corosrv.contracts.jobs.job import Terms
 from corosrv.contracts.jobs.setup import LogLine
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from corosrv.workers.wire.calls import CallEnd, CallFailure, CallOutputs, LaneFromAppWorker, RunCall, WireRequest
 from corosrv.workers.wire.tensors import TensorPacking, unpack

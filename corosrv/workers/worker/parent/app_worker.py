@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from corosrv.contracts.jobs.infer import HandlerCard
-from corosrv.contracts.jobs.job import FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.contracts.jobs.setup import Setup, WorkerState
+from corosrv.contracts.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.workers.dispatch.host import HandlerHost, LaneGroup, PermitPool
 from corosrv.workers.wire.calls import PROTOCOL, Loaded, PoolCard
 

@@ -35,7 +35,7 @@ from corosrv.contracts.jobs.infer import (
     ModelTarget,
     Target,
 )
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.formats.tensors import Parameter, Tensor, check_inputs
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, ObjectInput

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from corosrv.base.errors import ChannelClosed, CorosrvError, NotOffered, ProtocolError
 from corosrv.contracts.jobs.infer import InferJob, InferReader
-from corosrv.contracts.jobs.job import Terms
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.objects import ObjectContent, ObjectStore
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire import descriptors as attached

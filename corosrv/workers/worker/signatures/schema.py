@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import corosrv
+from corosrv.base import __version__
 from corosrv.workers.worker.signatures.annotations import OutputType
 from corosrv.workers.worker.signatures.endpoints import ENVELOPES, component, paths
 from corosrv.workers.worker.signatures.shapes import (
@@ -43,7 +43,7 @@ def document(signature: Signature, title: str = "Predictions") -> dict[str, Any]
     }
     return {
         "openapi": "3.0.2",
-        "info": {"title": title, "version": corosrv.__version__},
+        "info": {"title": title, "version": __version__},
         "paths": paths(signature.is_streaming),
         "components": {"schemas": schemas | ENVELOPES},
     }

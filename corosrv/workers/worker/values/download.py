@@ -11,7 +11,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 
-import corosrv
+from corosrv.base import __version__
 from corosrv.base.errors import InputFailed, RedirectRefused
 from corosrv.base.outgoing import ALL, Redirects
 from corosrv.workers.worker.values.addresses import web_name
@@ -28,7 +28,7 @@ def download(
     with the status or the cause.
     """
     try:
-        agent = agent or f"corosrv/{corosrv.__version__}"
+        agent = agent or f"corosrv/{__version__}"
         with _answer(url, agent, ends_at) as answer, create(web_name(url)) as file:
             while not is_over() and (piece := answer.read(_PIECE)):
                 file.write(piece)

@@ -1,0 +1,65 @@
+"""The terms of a job: who asks, how urgent it is, and until when its answer is of use; and headers that say so.
+
+Headers (in gRPC, metadata) have the same rule in all protocols: whoever sends one means something by it, so one that is
+empty or out of range is refused. No time at all, `0`, is out of range: a client whose time is over wants no call
+without a limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corosrv.base.errors import Refused
+
+FIRST_PRIORITY = 1
+DEFAULT_PRIORITY = 5
+LAST_PRIORITY = 9
+
+PRIORITY = "X-Priority"
+TIMEOUT = "X-Request-Timeout-Ms"
+MAX_TIMEOUT_MS = 1_000_000_000
+
+_MAX_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms on which a job waits and runs; the same for every kind of job."""
+
+    caller: str = ""  # who asks; what is computed for one caller is not shared with another
+    request_id: str = ""
+    priority: int = DEFAULT_PRIORITY  # 1 runs first, 9 last
+    deadline: float | None = None  # of time.monotonic(); None: no limit
+    waits: bool = True  # False: refused with NoCapacity where it would have to queue
+    idempotency_key: str = ""  # asked twice by one caller, a call runs once and its answer is given again; empty: none
+    session: str = ""  # calls of one session prefer the worker that served it last; empty: none
+    waiting_keys: tuple[str, ...] = ()  # of the calls that wait for this one, the outermost first
+    asker: int = 0  # the hand-over whose handler makes this call; 0: no handler of this server does
+
+
+def parse_priority(text: str | None) -> int:
+    """Returns the priority in the value of X-Priority; 0 if it or the header's absence leaves that to the server.
+
+    Raises Refused, which names the header.
+    """
+    return 0 if text is None else _parse_number(PRIORITY, text, 0, LAST_PRIORITY)
+
+
+def parse_timeout(text: str | None) -> float | None:
+    """Returns the seconds in the value of X-Request-Timeout-Ms, which has milliseconds; None without the header.
+
+    Raises Refused, which names the header.
+    """
+    return None if text is None else _parse_number(TIMEOUT, text, 1, MAX_TIMEOUT_MS) / 1000
+
+
+def _parse_number(header: str, text: str, least: int, most: int) -> int:
+    digits = text.strip()
+    if (
+        digits.isascii()
+        and digits.isdigit()
+        and len(digits) <= _MAX_DIGITS
+        and least <= (number := int(digits)) <= most
+    ):
+        return number
+    raise Refused(f"{header}: must be an integer from {least} to {most}, not {digits[:40]!r}", header)
