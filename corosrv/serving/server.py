@@ -37,6 +37,7 @@ from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, register_errors
 from corosrv.web.live import LiveFeed, MakeFrame
 from corosrv.web.management.listener import TokenGuard, read_token
+from corosrv.web.page import routes as page_routes
 
 if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
     from corosrv.serving.apps import AppPart
@@ -359,8 +360,12 @@ class Server:
             yield group_routes.blueprint(self._groups, elsewhere)
         for part in self.parts:
             yield from part.blueprints()
+        page = None
+        if self.settings.page:
+            page = page_routes.show_page
+            yield page_routes.blueprint(self._is_mounted)
         # Behind the parts: `/` is a predictor's index, as Cog's server has it.
-        yield Home(self._list_served, self._state_word, bool(self.settings.keys)).blueprint(self._is_mounted)
+        yield Home(self._list_served, self._state_word, bool(self.settings.keys), page).blueprint(self._is_mounted)
         if self.predictor is None or len(self.parts) > 1:  # a predictor alone has the document as Cog's server does
             documents = [part.document for part in self.parts]
             yield docs.document(answer_types.ErrorAnswer, bool(self.settings.keys), documents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import select
@@ -82,6 +83,20 @@ class Page:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def type(self, text: str) -> None:
+        """Types a text where the focus is."""
+        self._call("Input.insertText", text=text)
+
+    def press(self, key: str, code: int, modifiers: int = 0) -> None:
+        """Presses a key, as "Enter" with its code 13; modifiers: 1 Alt, 2 Control, 8 Shift."""
+        typed = {"text": "\r"} if key == "Enter" and not modifiers else {}
+        members = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        self._call("Input.dispatchKeyEvent", type="keyDown", **members, **typed)
+        self._call("Input.dispatchKeyEvent", type="keyUp", **members)
+
+    def screenshot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
     def run(self, script: str) -> Any:
         """The value of an expression, awaited."""

@@ -170,6 +170,7 @@ class ServerSettings:
         check=one_of("text", "json"),
     )
     metrics: bool = setting(True, "1: GET /metrics answers")
+    page: bool = setting(True, "1: browsers get the page to chat in at `/`; 0: a list of what is served")
     embeddings: bool = setting(True, "1: POST /v1/embeddings answers; 0: 501")
     prompt_embeds: bool = setting(False, "1: POST /v1/completions takes embedding rows as prompt_embeds; 0: 400")
     slots_endpoint: bool = setting(True, "1: GET /slots answers")

@@ -209,8 +209,18 @@ class Served(msgspec.Struct):
 class Home:
     """Answers `/` with what a server serves at that moment, and where."""
 
-    def __init__(self, served: Callable[[], list[Served]], state: Callable[[], str], needs_key: bool) -> None:
-        """`needs_key`: the server has API keys; then names are left out, and everybody may see the rest."""
+    def __init__(
+        self,
+        served: Callable[[], list[Served]],
+        state: Callable[[], str],
+        needs_key: bool,
+        page: Callable[[], Response] | None = None,
+    ) -> None:
+        """`needs_key`: the server has API keys; then names are left out, and everybody may see the rest.
+
+        `page`: makes what browsers get; None: they get a list of what is served.
+        """
+        self._page_for_people = page
         self._served = served
         self._state = state
         self._needs_key = needs_key
@@ -236,9 +246,14 @@ class Home:
         return routes
 
     def _show(self) -> Response:
-        served, state = self._served(), self._state()
         accepted = request.accept_mimetypes
-        if accepted["text/html"] > accepted["application/json"]:
+        is_for_people = accepted["text/html"] > accepted["application/json"]
+        if is_for_people and self._page_for_people is not None:
+            answer = self._page_for_people()
+            answer.vary.add("Accept")
+            return answer
+        served, state = self._served(), self._state()
+        if is_for_people:
             answer = page_response(self._page(served, state).encode(), "text/html")
         else:
             shown = {} if self._needs_key else {"version": corosrv.__version__, "served": served}

@@ -16,7 +16,7 @@ BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
 def client_of(prefix: str = "", is_mounted: bool = False, **overrides: Any) -> Iterator[FlaskClient]:
-    server = Server(settings.load({"model": "synthetic:", **overrides}, environ={}), is_mounted)
+    server = Server(settings.load({"model": "synthetic:", "page": False, **overrides}, environ={}), is_mounted)
     app = Flask(__name__, static_folder=None)
     app.register_blueprint(server.make_blueprint(), url_prefix=prefix or None)
     yield app.test_client()

@@ -15,7 +15,7 @@ from corosrv.contracts import settings
 from corosrv.web.docs.home import TAGS
 from corosrv.web.http import openapi
 
-NO_API = ("/docs", "/docs/<name>", "/", "/favicon.ico", "/api", "/api/<path:path>")
+NO_API = ("/docs", "/docs/<name>", "/", "/favicon.ico", "/page/<digest>/<path:name>", "/api", "/api/<path:path>")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,70 @@
+"""A browser that shows the page of a scripted server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.browser import Page, browser
+from tests.web.page.scripted import Scripted, serve
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture
+def script() -> Iterator[Scripted]:
+    with serve(Scripted()) as script:
+        yield script
+
+
+@pytest.fixture
+def chat(script: Scripted, chromium: Page) -> Iterator[Chat]:
+    """The page with nothing kept yet; each test has an origin of its own, as its server has a port of its own."""
+    chromium.resize(1280, 860)
+    chromium.open(script.url)
+    chat = Chat(chromium)
+    chromium.wait("!!document.querySelector('.ideas')")
+    chromium.logged.clear()
+    yield chat
+    chromium.open("about:blank")
+
+
+class Chat:
+    """What a person does on the page."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.run = page.run
+        self.wait = page.wait
+
+    def say(self, words: str) -> None:
+        self.run("document.getElementById('message').focus()")
+        self.page.type(words)
+        self.page.press("Enter", 13)
+
+    def say_and_wait(self, words: str) -> None:
+        n = self.count(".turn")
+        self.say(words)
+        self.wait(f"document.querySelectorAll('.turn').length > {n} && !document.querySelector('.is-running')")
+
+    def click(self, words: str, within: str = "document") -> None:
+        """Clicks the last button with these words, or of this name."""
+        self.run(
+            f"[...{within}.querySelectorAll('button, summary')].filter((one) => one.checkVisibility() && "
+            f"(one.textContent.trim() === {json.dumps(words)} || one.ariaLabel === {json.dumps(words)})).at(-1).click()"
+        )
+
+    def count(self, selector: str) -> int:
+        return int(self.run(f"document.querySelectorAll({json.dumps(selector)}).length"))
+
+    def text(self, selector: str) -> str:
+        return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+
+    def texts(self, selector: str) -> list[str]:
+        return list(self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)"))
