@@ -193,11 +193,11 @@ class OllamaCatalog:
 
 
 def spellings(name: str) -> Iterable[str]:
-    """Yields the names that a model may have here which a client calls so, the likeliest first."""
-    bare = name.strip()
-    for hub in _HUBS:
-        bare = bare.removeprefix(hub)
-    return dict.fromkeys((name, bare, bare.removesuffix(_LATEST), bare + _LATEST))
+    """Returns the names that a model may have here which a client calls so, the likeliest first."""
+    repo = next((name.removeprefix(hub) for hub in _HUBS if name.startswith(hub)), "")
+    # Among several models, those of hubs have the names of their repositories without the owners.
+    likely = [name, *([repo, repo.partition("/")[2]] if repo else [])]
+    return [spelling for bare in likely for spelling in (bare, bare.removesuffix(_LATEST), bare + _LATEST)]
 
 
 def tagged(name: str) -> str:
