@@ -1,9 +1,13 @@
 """Tests that what the documents name is there, and that what they promise to explain is explained."""
 
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+from tests.test_house import importers
+from tests.test_layers import BESIDE, STOREYS, part_of
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -74,6 +78,53 @@ def test_every_wing_has_its_line_in_the_table_of_wings():
     packages = {f"corosrv/{path.parent.name}" for path in (ROOT / "corosrv").glob("*/__init__.py")}
 
     assert {package for package in packages if f"`{package}`" not in read("docs/architecture.md")} == set()
+
+
+WINGS = sorted(path.parent.name for path in (ROOT / "corosrv").glob("*/__init__.py"))
+
+
+def wing_page(wing: str) -> str:
+    return read(f"docs/wings/{wing}.md")
+
+
+def allowed_wings(page: str) -> set[str]:
+    """Returns the wings that a page says its wing may import."""
+    (words,) = re.findall(r"\bIt\s+may\s+import\s+([^.;]*)[.;]", page)
+    names = {wing for wing in WINGS if re.search(rf"\b{wing}\b", words)}
+    return names if not words.startswith("all") else set(WINGS) - names - {"client"}
+
+
+def test_every_wing_and_the_native_core_have_a_page_that_the_architecture_links():
+    pages = {path.stem for path in (ROOT / "docs" / "wings").glob("*.md")}
+    linked = {Path(target).stem for target, _ in LINK.findall(read("docs/architecture.md")) if "wings/" in target}
+
+    assert pages == linked == {*WINGS, "native"}
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_the_page_of_a_wing_says_what_it_may_import(wing: str):
+    heights = {part: height for height, storey in enumerate(STOREYS) for part in storey}
+    below = BESIDE.get(wing) or {part for part in WINGS if part in heights and heights[part] < heights.get(wing, 0)}
+
+    assert allowed_wings(wing_page(wing)) - {wing} == below
+
+
+@pytest.fixture(scope="module")
+def doors() -> dict[str, set[str]]:
+    """By wing: the packages, and modules of the wing itself, that something outside of it imports."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for module, users in importers().items():
+        wing = part_of(module)
+        if module.startswith("corosrv.") and module.count(".") > 1 and any(part_of(user) != wing for user in users):
+            found[wing].add("/".join(module.split(".")[:3]))
+    return found
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_the_page_of_a_wing_names_what_others_enter_it_by(wing: str, doors: dict[str, set[str]]):
+    page = wing_page(wing)
+
+    assert {door for door in doors[wing] if f"`{door}" not in page} == set()
 
 
 def test_the_glossary_has_its_words_in_order():

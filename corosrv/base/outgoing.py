@@ -3,8 +3,7 @@
 A URL may be a client's choice, and nobody is to reach through this server what the client could not reach alone. So
 names are looked up first, and the request goes to the address that was checked: a name whose address changes meanwhile
 (DNS rebinding) leads nowhere else. Addresses are sorted by a list of its own, since Python's differs between its
-versions (CVE-2024-4032). `Redirects` follows one request to where it ends, and `retry_after` reads how long another
-server asks to wait.
+versions (CVE-2024-4032). `Redirects` follows one request to where it ends.
 """
 
 from __future__ import annotations
