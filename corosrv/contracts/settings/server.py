@@ -1,8 +1,6 @@
-"""Settings of a server: how it behaves towards its clients. Checked and frozen.
+"""Settings of a server: how it treats its clients, what images they may send, and where operators reach it.
 
-Settings of images in requests. Checked and frozen.
-
-Settings of the management API. Checked and frozen.
+Checked and frozen.
 """
 
 from __future__ import annotations

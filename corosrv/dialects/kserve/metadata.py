@@ -1,6 +1,6 @@
-"""Describes the server and its models in the v2 protocol.
+"""Describes the server and its models in the v2 protocol, and answers about liveness and readiness.
 
-Words liveness and readiness for the v2 protocol; the KServe SDK parses them, so they are never empty.
+The KServe SDK parses these answers, so they are never empty.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Models loaded and unloaded by hand: POST /models/load and /models/unload, as llama-server's router has them.
+"""Models loaded and unloaded by hand (POST /models/load and /models/unload), as llama-server's router has them.
 
-Properties of the server, and its defaults for requests.
+GET /props is here, too: properties of the server, and its defaults for requests.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Files of outputs: each becomes a data URL, or is uploaded below the operator's URL and becomes its address there.
 
-Uploads of output files: each is put under the operator's URL.
-
-Encodes prediction objects as JSON text in pieces: a large one in one go would stop the hub for seconds.
-
-The server's folder for files of predictions: locked while the server lives, removed when it ends.
-
-A server that is killed removes nothing; the next one that starts does.
+They come in the server's folder, which is locked while the server lives and removed when it ends. A server that is
+killed removes nothing; the next one that starts does (`sweep`). A large prediction is encoded as JSON in turns: in one
+go it would stop the hub for seconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The health of the prediction service: a state table, and how it follows from the worker's state and slots.
 
-Answers about the service itself: its endpoints and its health.
+The answers of the service's index and of GET /health-check are made here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Webhooks: which events of a prediction are sent, how often, and when they are retried.
-
-One POST of a webhook: its time limit, its redirects and its outcome.
-"""
+"""Webhooks: which events of a prediction are sent, how often, when they are retried, and the POST itself."""
 
 from __future__ import annotations
 

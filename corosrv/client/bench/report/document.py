@@ -1,6 +1,6 @@
 """The results of a benchmark as values, which are written to JSON and read from it.
 
-The machine that figures were taken on, without which they mean little.
+They name the machine that figures were taken on, without which they mean little.
 """
 
 from __future__ import annotations
