@@ -1,4 +1,4 @@
-"""The command line: serve, config, bench, doctor, models, ps, drain, scale, worker, upstream."""
+"""The command line: serve, chat, config, bench, doctor, models, ps, drain, scale, worker, upstream."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from corosrv import __version__
 from corosrv.base.errors import CorosrvError, HubMissing, SettingsError
 from corosrv.client.bench.command import bench
+from corosrv.client.chat import chat
 from corosrv.contracts import settings
 from corosrv.contracts.settings import (
     PARTS,
@@ -51,7 +52,7 @@ def main() -> None:
     """A cooperative model server: one OS thread, thousands of open streams."""
 
 
-for command in (bench, commands.ps, commands.drain, commands.scale, commands.worker, commands.upstream):
+for command in (bench, chat, commands.ps, commands.drain, commands.scale, commands.worker, commands.upstream):
     main.add_command(command)
 
 
