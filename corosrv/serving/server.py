@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -365,10 +365,14 @@ class Server:
             page = page_routes.show_page
             yield page_routes.blueprint(self._is_mounted)
         # Behind the parts: `/` is a predictor's index, as Cog's server has it.
-        yield Home(self._list_served, self._state_word, bool(self.settings.keys), page).blueprint(self._is_mounted)
+        home = Home(self._list_served, self._state_word, bool(self.settings.keys), page, self.models is not None)
+        yield home.blueprint(self._is_mounted)
         if self.predictor is None or len(self.parts) > 1:  # a predictor alone has the document as Cog's server does
             documents = [part.document for part in self.parts]
             yield docs.document(answer_types.ErrorAnswer, bool(self.settings.keys), documents)
+
+    def _names_of_upstreams(self) -> Sequence[str]:
+        return () if self.upstreams is None else self.upstreams.pool.models()
 
     def _list_served(self) -> list[Served]:
         """Lists what is served, for people."""

@@ -1,4 +1,4 @@
-"""Answers at the places where people look first: `/`, `/favicon.ico`, and the paths of Ollama's API.
+"""Answers at the places where people look first: `/`, `/favicon.ico`, and Ollama's paths where it is not spoken.
 
 Serves the API document (GET /openapi.json) and a page that shows it (GET /docs).
 
@@ -26,7 +26,7 @@ from corosrv.web.http.reply import json_response, register_errors
 
 TITLE = "corosrv"
 TEXT = (
-    "A cooperative model server that speaks the protocols of OpenAI, Anthropic and llama-server. "
+    "A cooperative model server that speaks the protocols of OpenAI, Anthropic, Ollama and llama-server. "
     "If the server has API keys, every request except the one for health must carry one: "
     "`Authorization: Bearer KEY` or `X-Api-Key: KEY`."
 )
@@ -36,6 +36,7 @@ TAGS = {
     "Text": "Prompts without a chat template.",
     "Responses": "OpenAI's newer form of conversations, which the server can store.",
     "Messages": "Anthropic's form of conversations.",
+    "Ollama": "Ollama's API, for its clients.",
     "Inference": "KServe's v2 protocol, the Open Inference Protocol: models and capabilities that take tensors.",
     "Embeddings": "Vectors of texts, and ranking of documents.",
     "Tokens": "Conversions between texts and tokens.",
@@ -197,6 +198,9 @@ _PAGE = """<!doctype html>
 </html>
 """
 
+# What Ollama's clients look for at `/`, which do not say what they accept.
+OLLAMA_WORDS = "Ollama is running"
+
 
 class Served(msgspec.Struct):
     """One thing that is served: a model, a handler or a predictor."""
@@ -215,11 +219,14 @@ class Home:
         state: Callable[[], str],
         needs_key: bool,
         page: Callable[[], Response] | None = None,
+        speaks_ollama: bool = False,
     ) -> None:
         """`needs_key`: the server has API keys; then names are left out, and everybody may see the rest.
 
-        `page`: makes what browsers get; None: they get a list of what is served.
+        `page`: makes what browsers get; None: they get a list of what is served. `speaks_ollama`: Ollama's clients are
+        served, some of which look here first.
         """
+        self._speaks_ollama = speaks_ollama
         self._page_for_people = page
         self._served = served
         self._state = state
@@ -253,7 +260,9 @@ class Home:
             answer.vary.add("Accept")
             return answer
         served, state = self._served(), self._state()
-        if is_for_people:
+        if self._speaks_ollama and set(accepted.values()) <= {"*/*"}:
+            answer = Response(OLLAMA_WORDS, mimetype="text/plain")
+        elif is_for_people:
             answer = page_response(self._page(served, state).encode(), "text/html")
         else:
             shown = {} if self._needs_key else {"version": corosrv.__version__, "served": served}
@@ -304,7 +313,7 @@ def _curl(served: list[Served], base: str, needs_key: bool) -> str:
 
 
 def ollama_refusals(is_mounted: bool) -> Blueprint:
-    """Answers Ollama's paths with 404 in Ollama's shape, and says where OpenAI's API has the same.
+    """Answers Ollama's paths with 404 in Ollama's shape, and says where OpenAI's API has the same. For upstreams alone.
 
     Somebody's own app has them only under a prefix.
     """
@@ -313,7 +322,7 @@ def ollama_refusals(is_mounted: bool) -> Blueprint:
     def refuse(path: str = "") -> Response:
         prefix = request.script_root + request.url_rule.rule.partition("/api")[0] if request.url_rule else ""
         instead = _INSTEAD.get(path.strip("/"), "GET {}/v1/models").format(prefix)
-        raise HttpError(404, f"this server has no API of Ollama's but OpenAI's, at {prefix}/v1: here {instead}")
+        raise HttpError(404, f"upstreams are not asked in Ollama's API but in OpenAI's, at {prefix}/v1: here {instead}")
 
     def add(setup: BlueprintSetupState) -> None:
         if is_mounted and not setup.url_prefix:

@@ -38,6 +38,16 @@ def guarded() -> Iterator[FlaskClient]:
     yield from client_of(api_keys="secret")
 
 
+@pytest.fixture
+def forwarding() -> Iterator[FlaskClient]:
+    """A server that has no models of its own."""
+    server = Server(settings.load({"upstream": "http://127.0.0.1:9"}, environ={}))
+    app = Flask(__name__, static_folder=None)
+    app.register_blueprint(server.make_blueprint())
+    yield app.test_client()
+    server.close()
+
+
 def test_a_browser_is_shown_what_is_served_and_where(client):
     answer = client.get("/", headers=BROWSER)
 
@@ -52,12 +62,25 @@ def test_a_browser_is_shown_what_is_served_and_where(client):
         assert words in answer.text
 
 
-@pytest.mark.parametrize("accepted", ["*/*", "application/json"])
+@pytest.mark.parametrize("accepted", ["application/json", "application/json, */*", "text/plain"])
 def test_a_program_is_told_the_same_as_json(client, accepted: str):
     told = client.get("/", headers={"Accept": accepted}).json
 
     assert [one["name"] for one in told["served"]] == ["synthetic"]
     assert set(told["paths"]) == {"docs", "health", "metrics", "v1/models"}
+
+
+@pytest.mark.parametrize("headers", [{}, {"Accept": "*/*"}])
+def test_ollamas_clients_find_the_words_that_they_look_for(client, headers: dict[str, str]):
+    answer = client.get("/", headers=headers)
+
+    assert (answer.text, answer.mimetype) == ("Ollama is running", "text/plain")
+    assert answer.headers["Vary"] == "Accept"
+    assert client.head("/", headers=headers).status_code == 200
+
+
+def test_a_server_of_upstreams_does_not_say_that_it_speaks_ollamas_api(forwarding):
+    assert forwarding.get("/", headers={"Accept": "*/*"}).json["server"] == "corosrv"
 
 
 def test_links_and_commands_are_right_under_a_prefix(mounted):
@@ -66,7 +89,7 @@ def test_links_and_commands_are_right_under_a_prefix(mounted):
     assert "curl http://localhost/llm/v1/chat/completions" in page
     assert mounted.get("/llm/docs/home.css").status_code == 200  # `docs/home.css` from /llm/
     assert mounted.get("/llm/favicon.ico").mimetype == "image/svg+xml"
-    assert "POST /llm/v1/chat/completions" in mounted.post("/llm/api/chat", json={}).json["error"]
+    assert mounted.get("/llm/api/tags").json["models"][0]["name"] == "synthetic:latest"
 
 
 def test_an_app_keeps_its_own_root():
@@ -90,8 +113,8 @@ def test_a_name_cannot_write_html():
         assert "<script>" not in client.get("/", headers=BROWSER).text
 
 
-def test_ollamas_clients_are_told_where_openais_api_is(client):
-    answer = client.post("/api/generate", json={"model": "small"})
+def test_ollamas_clients_of_upstreams_are_told_where_openais_api_is(forwarding):
+    answer = forwarding.post("/api/generate", json={"model": "small"})
 
     assert answer.status_code == 404
     assert set(answer.json) == {"error"}
