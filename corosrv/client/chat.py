@@ -275,10 +275,10 @@ def read_line(*, is_terminal: bool) -> Callable[[], str]:
 @click.option("--url", default=URL, show_default=True, help="where the server is")
 @click.option("--model", "-m", help="its name; the first that the server lists")
 @click.option("--system", "-s", default="", help="how the model is to answer")
-@click.option("--key", envvar="COROSRV_API_KEY", default="", help="API key, instead of COROSRV_API_KEY")
-def chat(url: str, model: str | None, system: str, key: str) -> None:
+@click.option("--api-key", envvar="COROSRV_API_KEY", default="", help="sent as a bearer key; also COROSRV_API_KEY")
+def chat(url: str, model: str | None, system: str, api_key: str) -> None:
     """Talk to a model in the terminal. /help lists what else can be typed; Ctrl-C stops an answer, Ctrl-D ends."""
-    server = ChatServer(url, key)
+    server = ChatServer(url, api_key)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     try:
         server.wait(lambda words: click.echo(f"corosrv: {words}", err=True))

@@ -59,7 +59,7 @@ def test_a_key_is_sent_and_a_wrong_one_told(slow: Server) -> None:
     url = f"http://127.0.0.1:{slow.port}"
 
     assert piped("", "--url", url, COROSRV_API_KEY="secret").returncode == 0
-    refused = piped("", "--url", url, "--key", "wrong")
+    refused = piped("", "--url", url, "--api-key", "wrong")
     assert refused.returncode == 1
     assert "API key" in refused.stderr
 
