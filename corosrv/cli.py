@@ -364,6 +364,17 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
     sys.exit(0 if is_well else 1)
 
 
+@main.command()
+@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="address of a server, with its prefix")
+@click.option("--api-key", envvar="COROSRV_API_KEY", default="", help="sent as a bearer key; also COROSRV_API_KEY")
+@click.option("--once", is_flag=True, help="print one picture and end")
+def top(url: str, api_key: str, once: bool) -> None:
+    """Watch a server at work: slots, steps, queues, the hub. Ctrl-C ends it."""
+    from corosrv.client.top import run
+
+    run(url, api_key, is_single=once)
+
+
 @main.group(invoke_without_command=True)
 @setting_options(ModelSettings, HubSettings, ServerSettings)
 @click.pass_context
