@@ -17,7 +17,7 @@ LARGEST = 200_000  # characters of a body
 SIZES = (10, 40, 250, 4000)  # below and above most limits of lists
 GENERATING = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/completion", "/infill",
-    "/apply-template",
+    "/apply-template", "/api/chat", "/api/generate",
 )  # fmt: skip
 
 _SCHEMA = {
@@ -53,12 +53,17 @@ SEEDS: dict[str, list[Any]] = {
          {"role": "tool", "tool_call_id": "c", "content": "b"}],
     ],
     "stop": [["a", "b"]], "logit_bias": [{"5": 1}, [["a", 1]]], "input": ["a", [{"role": "user", "content": "a"}]],
-    "prompt": ["a", ["a", [5]], [{"prompt_string": "a"}]],
+    "prompt": ["a", ["a", [5]], [{"prompt_string": "a"}]], "format": ["json", _SCHEMA],
 }  # fmt: skip
 
 
+# Members without which a request is about its model alone, though the document does not require them; None: any value.
+NEEDED: dict[str, dict[str, Any]] = {
+    "/api/chat": {"model": "synthetic", "messages": None}, "/api/generate": {"model": "synthetic", "prompt": None}
+}  # fmt: skip
+
 # What asks for an answer's form: most of the work of a request is done for it.
-_FORMS = ("response_format", "structured_outputs", "tools")
+_FORMS = ("response_format", "structured_outputs", "tools", "format")
 
 
 def bodies(document: dict[str, Any], path: str) -> st.SearchStrategy[dict[str, Any]]:
@@ -69,13 +74,14 @@ def bodies(document: dict[str, Any], path: str) -> st.SearchStrategy[dict[str, A
 
     @st.composite
     def make(draw: DrawFn) -> dict[str, Any]:
-        required = schema.get("required", [])
+        required = [*schema.get("required", []), *NEEDED.get(path, {})]
         members = [name for name in SEEDS if name in schema["properties"]]
         forms = [name for name in members if name in _FORMS]
         grown = draw(st.sampled_from(forms if forms and draw(st.booleans()) else members))
         others = draw(st.lists(st.sampled_from(sorted(schema["properties"])), max_size=1))
         names = dict.fromkeys([*required, grown, *others])
         body = {name: draw(_values(document, name, schema["properties"][name], 3)) for name in names}
+        body |= {name: value for name, value in NEEDED.get(path, {}).items() if value is not None}
         for _ in range(draw(st.integers(1, 2))):
             _grow(draw, body, grown)
         return body

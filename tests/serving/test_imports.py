@@ -32,6 +32,7 @@ before = set(sys.modules)
 chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 answers = [client.get(path) for path in ("/v1/models", "/metrics", "/", "/openapi.json", "/props", "/slots", "/v2")]
+answers += [client.get(path) for path in ("/api/tags", "/api/ps", "/api/version")]
 answers += [
     client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 3}),
     client.post("/v1/chat/completions", json=chat),
@@ -41,6 +42,9 @@ answers += [
     client.post("/v1/responses", json={"input": "hi"}),
     client.post("/completion", json={"prompt": "hi", "n_predict": 3}),
     client.post("/v2/models/synthetic/generate", json={"text_input": "hi"}),
+    client.post("/api/chat", json={"model": "synthetic", **chat, "format": "json", "stream": False}),
+    client.post("/api/generate", json={"model": "synthetic", "prompt": "hi", "keep_alive": "5m"}),
+    client.post("/api/show", json={"model": "synthetic"}),
 ]
 print(*(answer.status_code for answer in answers))
 print(*(name for name in set(sys.modules) - before if name.startswith("corosrv")))
