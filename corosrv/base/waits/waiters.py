@@ -112,7 +112,7 @@ class EdgeSet:
 
     @property
     def is_inherited(self) -> bool:
-        """This process is a fork of the one that made the set, which is still the parent's: hands off."""
+        """Returns whether this process is a fork of the one that made the set, which must not touch it."""
         return os.getpid() != self._pid
 
     def add(self, fd: int, on_edge: Callable[[], None]) -> None:
@@ -219,7 +219,7 @@ class Waiter:
 
 
 class HubWaiter(Waiter):
-    """Lets other greenlets run meanwhile, and is woken by edges: what was written once wakes once, read or not.
+    """Waits in the hub, while other greenlets run. Each write wakes it once, whether or not anybody reads.
 
     A write while nobody waits is remembered for the next wait. Without a descriptor `is_readable` is looked at every
     10 ms instead, and what it finds counts as written.
