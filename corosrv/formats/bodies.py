@@ -96,7 +96,7 @@ def check(text: bytes) -> None:
 
 
 def _words(limit: str, text: bytes, at: int) -> str:
-    """Words the problem for the client."""
+    """Describes the problem for the client."""
     if limit == "digits" and _EXPONENT.search(text[max(0, at - LIMITS.digits - 64) : at]):
         return f"has a number that is too large: an exponent may be {LIMITS.digits} at most"
     return {

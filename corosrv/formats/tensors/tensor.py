@@ -20,7 +20,7 @@ Parameter = str | int | float | bool
 
 
 class Tensor:
-    """Is one named tensor. `raw` is its content: little-endian, row-major, without padding.
+    """One named tensor. `raw` is its content: little-endian, row-major, without padding.
 
     Each element of BYTES is a little-endian length of four bytes, and as many bytes. `raw` may be a view of memory that
     belongs to somebody else; whoever keeps the tensor keeps that memory.
