@@ -50,16 +50,16 @@ RETRY_AFTER = 1  # seconds, told while the first call still runs
 
 
 class SharedClaim(Protocol):
-    """Gives the right to answer the first call under a key among all servers. It ends once. Nothing here waits."""
+    """The right to answer the first call under a key among all servers. It ends once. Nothing here waits."""
 
     def finish(self, answer: bytes) -> None:
-        """Has the answer kept, soon."""
+        """Begins to store the answer; returns at once."""
 
     def drop(self) -> None:
-        """Has the key freed, soon: there is no answer to be kept."""
+        """Begins to free the key, without an answer to keep; returns at once."""
 
     def abandon(self) -> None:
-        """Has the key freed, later. May be called while garbage is collected."""
+        """Frees the key later. May be called while garbage is collected."""
 
 
 class SharedRecords(Protocol):
@@ -176,7 +176,7 @@ class CallerRecords(Generic[Answer]):
 
 
 class KeyClaim(Generic[Answer]):
-    """Gives the right to answer the first call under a key. It ends once; what comes after that does nothing.
+    """The right to answer the first call under a key. It ends once; what comes after that does nothing.
 
     Until then others who ask under the key are told to come back.
     """
