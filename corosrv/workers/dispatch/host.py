@@ -20,7 +20,7 @@ log = logging.getLogger("corosrv.permits")
 
 
 class Permit:
-    """Is the right to use a slot. It ends once: with `release` or `poison`, whichever comes first."""
+    """The right to use a slot. It ends once: with `release` or `poison`, whichever comes first."""
 
     __slots__ = ("_pool", "slot")
 

@@ -110,7 +110,7 @@ class BufferedReader(Reader[Item]):
 
     @property
     def is_finished(self) -> bool:
-        """No item will be taken any more: the last one was, or the reader is closed."""
+        """True once no item will be taken any more: the last one was, or the reader is closed."""
         return (self._has_ended or self._is_closed) and not self._items
 
     def take(self, timeout: float | None = None) -> list[Item]:

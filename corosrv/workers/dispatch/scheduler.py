@@ -102,7 +102,7 @@ class Scheduler:
         attempt.watch(sharing.put(call, attempt))
 
     def resume(self, call: QueuedCall) -> None:
-        """Lets a call wait once more, for another worker than the last if there is one."""
+        """Requeues a call, for another worker than the last if there is one."""
         if not call.entry.is_callable:
             self._lives.stop(call, unavailable(call.entry, self._clock()))
             return
@@ -119,7 +119,7 @@ class Scheduler:
         self.serve(call.entry.groups)
 
     def _wait_for(self, call: QueuedCall, group: HostGroup, now: float) -> None:
-        """Lets a call wait for one worker, until another may steal it."""
+        """Queues a call for one worker, until another may steal it."""
         self._waiting.add(call, now, self._waiting.local_of(group.host.id))
         call.appointment = self._timetable.add(call.stealable_at, self._offer, call)
 

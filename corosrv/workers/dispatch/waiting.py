@@ -109,7 +109,7 @@ class WaitingCalls:
         return self._problem(call) is None
 
     def add(self, call: QueuedCall, now: float, local: LocalQueue | None = None) -> None:
-        """Lets a call wait, in its key's queue or in a local one."""
+        """Queues a call, in its key's queue or in a local one."""
         call.traffic.n_admitted += 1
         self.bounds.add(call.n_bytes)
         self._busy_keys.add(call.key)

@@ -213,7 +213,7 @@ class Manager:
             self._wake.wait(max(0.0, next_at - self._clock()))
 
     def _look(self) -> float:
-        """Does what the plan says; returns when to look again at the latest. Never waits."""
+        """Carries out the plan; returns when to look again at the latest. Never waits."""
         now = self._clock()
         if not self._pools:
             self._import.look(now)
@@ -285,7 +285,7 @@ class Manager:
     # The end.
 
     def stop(self) -> None:
-        """Lets the calls that were taken end within the grace, cancels the others, and ends all workers.
+        """Drains the calls that were taken within the grace, cancels the others, and ends all workers.
 
         Returns at once. The dispatcher refuses new calls from now on. A second call skips the grace.
         """
@@ -347,5 +347,5 @@ def _trouble_for_clients(pool: WorkerPool) -> str:
 
 
 def _trouble(pool: WorkerPool) -> str:
-    """Words what keeps a pool from having a ready worker."""
+    """Explains what keeps a pool from having a ready worker."""
     return pool.memory.crashes.last_reason or pool.reason or "its first worker is starting"

@@ -169,7 +169,7 @@ class _Planning:
 
 
 def shortage(claim: Claim, budget: Claim) -> str:
-    """Words why a worker with this claim can never start on a host with this budget."""
+    """Explains why a worker with this claim can never start on a host with this budget."""
     return f"a worker needs {claim.words(claim)}, and the host may give {budget.words(claim)}"
 
 

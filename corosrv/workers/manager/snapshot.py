@@ -64,7 +64,7 @@ class Claim:
         return self.gpus <= room.gpus + 1e-9 and self.memory <= room.memory
 
     def words(self, claim: Claim) -> str:
-        """Words as much of this as a claim is about, as `1 GPU and 512 MB`."""
+        """Describes the parts of this that a claim asks for, as `1 GPU and 512 MB`."""
         parts = [f"{max(self.gpus, 0):g} GPU"] if claim.gpus else []
         if claim.memory:
             parts.append(f"{max(self.memory, 0) / 1e6:.0f} MB")

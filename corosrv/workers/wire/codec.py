@@ -34,7 +34,7 @@ class _TypedMessage(msgspec.Struct):
 
 
 class Format(Protocol):
-    """Is a way to write structs as bytes: the module msgspec.json or msgspec.msgpack."""
+    """A way to write structs as bytes: the module msgspec.json or msgspec.msgpack."""
 
     @property
     def Encoder(self) -> Any: ...

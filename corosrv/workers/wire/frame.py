@@ -83,7 +83,7 @@ class ReceiveQueue:
         self._attachments = Attachments()
 
     def __bool__(self) -> bool:
-        """True if a whole message is there."""
+        """Returns whether a whole message is there."""
         return bool(self._messages)
 
     def feed(self, data: bytes, fds: list[int]) -> None:

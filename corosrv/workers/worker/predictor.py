@@ -29,7 +29,7 @@ class BaseRunner:
     """
 
     def setup(self) -> None:
-        """Called once, before anything is predicted. May be a coroutine, and may take `weights`."""
+        """Prepares the predictor, once, before anything is predicted. May be a coroutine, and may take `weights`."""
 
     @property
     def scope(self) -> Scope:
@@ -37,7 +37,7 @@ class BaseRunner:
         return current_scope()
 
     def record_metric(self, name: str, value: Any, mode: str = "replace") -> None:
-        """`mode`: replace, incr or append. See Metrics.record."""
+        """Records a metric of the prediction. `mode`: replace, incr or append. See Metrics.record."""
         current_scope().metrics.record(name, value, mode)
 
 
@@ -50,7 +50,7 @@ def streaming(function: AnyFunction) -> AnyFunction: ...
 @overload
 def streaming(function: None = None) -> Callable[[AnyFunction], AnyFunction]: ...
 def streaming(function: Any = None) -> Any:
-    """Lets clients read what `run` yields as a stream of events, while it goes on."""
+    """Streams what `run` yields to clients as events, while it goes on."""
 
     def mark(function: AnyFunction) -> AnyFunction:
         setattr(function, STREAMING, True)

@@ -34,7 +34,7 @@ class Metrics:
         self._lock = RLock()  # a destructor may record while this thread does
 
     def record(self, name: str, value: Any, mode: str = "replace") -> None:
-        """`mode`: replace; incr, of a number; append, to a list. A value of None deletes. Dots in a name nest.
+        """Records a value. `mode`: replace; incr, of a number; append, to a list. None deletes. Dots in a name nest.
 
         Raises TypeError and ValueError: for a name or value that cannot be a metric, for a value of another type than
         the name has, for a name that is another's parent.
@@ -135,7 +135,7 @@ class Scope:
         self.metrics = metrics
 
     def record_metric(self, name: str, value: Any, mode: str = "replace") -> None:
-        """The same as metrics.record."""
+        """Records a metric, as metrics.record does."""
         self.metrics.record(name, value, mode)
 
 

@@ -126,7 +126,7 @@ SendAsync = Callable[[ModelInferResponse], Awaitable[object]]
 
 
 class AnswerStream:
-    """Is the third argument of a function with a stream."""
+    """The third argument of a function with a stream."""
 
     def __init__(self, send: Callable[[Any], object]) -> None:
         self._send = send

@@ -192,7 +192,7 @@ class Context(_CallContext[Caller]):
 
 
 class AsyncContext(_CallContext[AsyncCaller]):
-    """Is the context of coroutine functions and async generators, where what waits is awaited.
+    """The context of coroutine functions and async generators, where what waits is awaited.
 
     A cancel is raised there as asyncio.CancelledError, at the `await` that the handler waits at.
     """

@@ -76,7 +76,7 @@ AskStoreAsync = Callable[[MakeObjectAsk, Sequence[int]], Awaitable[ObjectReply]]
 
 
 class Objects:
-    """Is the `objects` of a Context. Each method asks the server and waits for it.
+    """The `objects` of a Context. Each method asks the server and waits for it.
 
     All of them raise NotFound for an object that is gone, Unavailable where the store is full, and the other errors of
     Context.call.
@@ -110,7 +110,7 @@ class Objects:
 
 
 class AsyncObjects:
-    """Is the `objects` of an AsyncContext: as Objects, and every method is awaited."""
+    """The `objects` of an AsyncContext: as Objects, and every method is awaited."""
 
     def __init__(self, ask: AskStoreAsync) -> None:
         self._ask = ask

@@ -189,7 +189,7 @@ class _AsyncUserCode:
         raise asyncio.CancelledError
 
     def _interrupt(self) -> None:
-        """Any thread."""
+        """Interrupts a prediction. Any thread may call."""
         self._loop.call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:

@@ -32,7 +32,7 @@ class Cancellable(Protocol):
     is_told: bool  # user code has heard of it
 
     def on_cancel(self) -> None:
-        """Called when the prediction was cancelled: once at most, in any thread, perhaps after its end."""
+        """Handles a cancel of the prediction: called once at most, in any thread, perhaps after its end."""
 
 
 class _Lane:
@@ -54,7 +54,7 @@ class Cancels:
         self._lock = threading.RLock()
 
     def begin(self, slot: int, prediction: Cancellable) -> None:
-        """Lets the prediction be cancelled from now on; an early cancel counts at once."""
+        """Makes the prediction cancellable; a cancel that came before counts at once."""
         with self._lock:
             lane = self._lanes.setdefault(slot, _Lane())
             lane.running = prediction
@@ -111,7 +111,7 @@ class Interrupts:
         sys.unraisablehook = self._on_unraisable
 
     def _signal_for_user_code(self, number: int, handler: Any) -> Any:
-        """signal.signal, but for our signal: code that resets all handlers must not cost the cancels."""
+        """Calls signal.signal, but not for our signal: code that resets all handlers must not cost the cancels."""
         return self._handler if number == self.SIGNAL else self._set_handler(number, handler)
 
     def interrupt(self) -> None:
@@ -177,7 +177,7 @@ class Interrupts:
         self._raise_if_due()
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """A destructor cannot raise; what it was told counts for nothing, and is told again."""
+        """Repeats a cancel that was raised within a destructor, where Python drops it."""
         prediction = self._running
         if issubclass(unraisable.exc_type, CancelationException) and prediction is not None:
             prediction.is_told = False

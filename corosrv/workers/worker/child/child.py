@@ -205,7 +205,7 @@ def _n_slots(n_requested: int | None, predictor: Predictor) -> int:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """`--control FD --lifeline FD`"""
+    """Runs the worker; the arguments are `--control FD --lifeline FD`."""
     match arguments:
         case ["--control", control, "--lifeline", end]:
             Child(int(control), int(end)).main()

@@ -32,7 +32,7 @@ class Drops:
     """Counts log messages that were dropped while the server did not read, and reports them once it does."""
 
     def __init__(self, tell: Callable[[int, int], None]) -> None:
-        """`tell(count, interval_ms)`."""
+        """`tell(count, interval_ms)` sends the report."""
         self._tell = tell
         self._lock = threading.RLock()
         self._count = 0
@@ -107,7 +107,7 @@ class Outbox(Generic[Out]):
             self.post(message)
 
     def post_slowly(self, message: Out) -> None:
-        """Like post(), but waits up to a second if the server does not read. For messages that must not be dropped."""
+        """Posts a message that must not be dropped: waits up to a second if the server does not read."""
         if self._is_behind:
             self.flush(LOG_PATIENCE)
         self.post(message)
@@ -133,7 +133,7 @@ class Outbox(Generic[Out]):
                 self._call_listeners()
 
     def send_queued(self) -> None:
-        """Called by the ferry when the socket takes more."""
+        """Sends what is queued; the ferry calls it when the socket takes more."""
         with self._lock:
             self._is_on_ferry = False
             self._send()

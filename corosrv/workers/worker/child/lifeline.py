@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def hang_on(fd: int) -> None:
-    """Has the kernel kill the process and its group once nobody holds the other end of this pipe.
+    """Asks the kernel to kill the process and its group once nobody holds the other end of this pipe.
 
     The control thread ends the process as well, but only when the interpreter gives it a turn, which a long call in C
     may never do. The kernel needs nobody's help, and unlike the parent-death signal it does not mind which thread of

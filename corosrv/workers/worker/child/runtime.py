@@ -105,7 +105,7 @@ class WorkerRuntime(Generic[Out, In]):
         os._exit(1)
 
     def leave(self, message: Out) -> NoReturn:
-        """Lets the author's exit handlers run, and ends the process with a last message. Waits for no thread."""
+        """Runs the author's exit handlers, and ends the process with a last message. Waits for no thread."""
         limit = threading.Timer(FAREWELL, os._exit, [0])
         limit.daemon = True
         limit.start()

@@ -113,7 +113,7 @@ class AppWorkerConfig:
 
 
 class AppWorker(HandlerHost, Protocol):
-    """Is one life of an app worker process. Belongs to the hub's thread; only `stop` waits.
+    """One life of an app worker process. Belongs to the hub's thread; only `stop` waits.
 
     Its states: STARTING until the pool's handlers have registered, READY, DRAINING once it takes no new calls, and at
     last SETUP_FAILED, DEFUNCT (lost, hung or crashed) or STOPPED (as somebody wanted).

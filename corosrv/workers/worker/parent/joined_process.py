@@ -21,7 +21,7 @@ _NOW = int(_socket.MSG_PEEK | _socket.MSG_DONTWAIT)
 
 
 class PeerProcess:
-    """Has ended when its connection has: whoever started the process ends it with the connection, and the other way.
+    """A process that is known by its connection alone, and counts as ended when that is closed.
 
     So nobody here signals a process that is not this server's. Belongs to the hub's thread.
     """

@@ -139,7 +139,7 @@ def inherit_predictions() -> None:
 
 
 def _part(call: Callable[..., T], thread: threading.Thread | None = None) -> Callable[..., T]:
-    """The call as a part of what the current context belongs to, whatever the thread does that makes it."""
+    """Binds a call to what the current context belongs to, whichever thread makes it."""
     its_scope, printed = scope.get(), place.get()
 
     def enter() -> None:

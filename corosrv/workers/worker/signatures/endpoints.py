@@ -113,7 +113,7 @@ _BODY = {"content": {"application/json": {"schema": component("PredictionRequest
 
 
 def paths(is_streaming: bool) -> dict[str, Any]:
-    """`is_streaming`: predictions can be followed as event streams."""
+    """Returns the paths of the document. `is_streaming`: predictions can be followed as event streams."""
     put_operation = _create("PUT", is_streaming)
     put_operation["parameters"] = [_ID, *put_operation["parameters"]]
     answers = {"200": _json("The prediction", component("PredictionResponse")), "404": _error("No such prediction")}

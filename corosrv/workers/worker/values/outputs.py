@@ -72,7 +72,7 @@ def _name_of(file: Any) -> str:
 
 
 def _pieces(file: Any) -> Iterator[bytes]:
-    """The whole content, also of a file that was read or written to before."""
+    """Yields the whole content, also of a file that was read or written to before."""
     if isinstance(file, os.PathLike):
         with _regular(file) as opened:
             yield from iter(partial(opened.read, _PIECE), b"")
@@ -85,7 +85,7 @@ def _pieces(file: Any) -> Iterator[bytes]:
 
 
 def _regular(path: os.PathLike[str]) -> BinaryIO:
-    """Opened without waiting for the other end of what turns out to be no plain file: it might have none, or no end."""
+    """Opens a plain file, without waiting for the other end of what turns out to be none."""
     opened = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
         opened.close()

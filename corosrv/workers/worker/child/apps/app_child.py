@@ -101,7 +101,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def install() -> None:
-    """Lets the worker survive them, while copies that a handler forks end as any process. In the main thread."""
+    """Makes the worker survive a terminal's signals; copies that a handler forks do not. In the main thread."""
     handlers = {number: signal.signal(number, lambda *_: None) for number in _NUMBERS}
     masks = threading.local()
 
@@ -124,7 +124,7 @@ HEARTBEAT = 1.6  # seconds between two: a lease of 10 s outlives five that are l
 
 
 class AppChild:
-    """Is a worker process. `main` runs in the main thread; messages of the server are handled in the control thread."""
+    """A worker process. `main` runs in the main thread; messages of the server are handled in the control thread."""
 
     def __init__(self, control_fd: int, lifeline_fd: int) -> None:
         codec: StructCodec[ControlFromAppWorker, ControlToAppWorker] = StructCodec(ControlToAppWorker, msgspec.msgpack)

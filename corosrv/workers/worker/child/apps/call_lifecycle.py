@@ -60,7 +60,7 @@ class CallCancels:
             return sum(slot.running is not None for slot in self._slots.values())
 
     def begin(self, slot: int, call: CancellableCall) -> None:
-        """Lets the call be cancelled from now on; early cancels count at once."""
+        """Makes the call cancellable; a cancel that came before counts at once."""
         with self._lock:
             lane = self._slots.setdefault(slot, _SlotCancels())
             lane.running = call

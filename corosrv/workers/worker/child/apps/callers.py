@@ -106,7 +106,7 @@ class LaneMail:
         return self._asks.take(ask) if ask.answers else None
 
     def wake(self) -> None:
-        """Lets all threads that wait check again what they wait for."""
+        """Wakes all threads that wait, to check again what they wait for."""
         with self._changed:
             self._changed.notify_all()
 

@@ -73,7 +73,7 @@ class LaneAsks:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Lets asks be made, as a call begins."""
+        """Allows asks, as a call begins."""
         with self._lock:
             self._is_open = True
 
