@@ -92,7 +92,7 @@ class AcceptedCalls:
     # Against losses.
 
     def check(self) -> None:
-        """Has Redis look whether it still has the entries of all calls; what is missing is told as a reply."""
+        """Asks Redis which accepted calls still have an entry; a lost one gets a `missing` reply."""
         for calls in _pages([call for call in self._calls.values() if call.state is SharedCallState.QUEUED]):
             keys = [self._names.own_stream, *(call.stream for call in calls)]
             arguments = [word for call in calls for word in (call.entry_id, call.id)]

@@ -126,7 +126,7 @@ class GroupAborts:
         return len(self._answers)
 
     def abort_elsewhere(self, caller: str, name: str, *, keeps_partial: bool) -> int:
-        """Has all other fronts end the requests of a group, and returns how many they had.
+        """Asks all other fronts to abort a group; returns how many requests they ended. Waits.
 
         Waits LONGEST_WAIT at most: a front that answers later is not counted. Without Redis there are no others.
         """

@@ -46,7 +46,7 @@ class LinkHealth:
         return self.state is LinkState.UP
 
     def on_change(self, listener: Listener) -> None:
-        """Has a listener called with True when Redis answers again, and with False when it no longer does.
+        """Adds a listener, called with True when Redis answers again and with False when it no longer does.
 
         It runs at once, in whichever greenlet noticed the change, and must not wait: it may wake or spawn what does.
         """

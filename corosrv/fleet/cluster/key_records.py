@@ -201,7 +201,7 @@ class KeyRecords:
     # For claims.
 
     def end(self, claim: LeasedClaim, answer: bytes | None) -> None:
-        """Has the end of a call written: with its answer, or without one. Does nothing for one that has ended."""
+        """Writes the end of a call to Redis, with its answer or without. Does nothing for a call that has ended."""
         if self._running.pop(claim.owner, None) is None:
             return
         if answer is not None and (len(answer) > MAX_ANSWER or self._n_pending_bytes + len(answer) > MAX_PENDING):
@@ -212,7 +212,7 @@ class KeyRecords:
 
 
 class LeasedClaim:
-    """Gives the right to answer the first call under a key, as long as its front lives; see SharedClaim."""
+    """The right to answer the first call under a key, as long as its front lives; see SharedClaim."""
 
     __slots__ = ("_records", "caller", "digest", "is_abandoned", "owner", "record")
 

@@ -32,7 +32,7 @@ DEAD_END = encode_end(SharedEnd(error=WorkerLost("the call was given up: every s
 
 
 class SharedDispatcher(Protocol):
-    """Is what the queue needs of a dispatcher."""
+    """The part of a dispatcher that the shared queue uses."""
 
     def free_permits(self) -> FreePermits: ...
 

@@ -76,7 +76,7 @@ def _part(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTiming:
-    """Is the same for all fronts of a queue."""
+    """Times that must be the same for all fronts of a queue."""
 
     renew: float = 3.0  # seconds between two times at which a front says what it runs
     claim_ms: int = 15_000  # without a renewal, after which others take an entry

@@ -157,7 +157,7 @@ class FrontRegistry:
         )
 
     def on_change(self, listener: Listener) -> None:
-        """Has a listener called when other fronts come, go, or serve something else. It must not wait."""
+        """Adds a listener, called when other fronts come, go, or serve something else. It must not wait."""
         self._listeners.append(listener)
 
     # The life of this front.

@@ -86,7 +86,7 @@ MOVES: dict[SharedCallState, frozenset[SharedCallState]] = {
 
 
 class SharedCall(RunningCall):
-    """Is a call in the shared queue. Its listener hears of its end once. Belongs to the hub's thread; nothing waits."""
+    """A call in the shared queue. Its listener hears of its end once. Belongs to the hub's thread; nothing waits."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class QueueHost(HandlerHost):
     is_draining = False
 
     def start_call(self, permit: Permit, call: HandedCall, listener: CallListener) -> RunningCall:
-        """Is never called: no permit is this host's."""
+        """Raises NotImplementedError: no permit is this host's."""
         raise NotImplementedError
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ class SharedQueue(CallSharing):
         max_bytes: int,
         falls_back: bool,
     ) -> None:
-        """`max_calls`: that may wait for one key; `max_bytes`: of the calls of this front that wait.
+        """`max_calls`: calls that may wait for one key; `max_bytes`: of all waiting calls of this front.
 
         `falls_back`: while Redis is away calls run here if they can.
         """

@@ -105,7 +105,7 @@ class Aborter:
         self._running: dict[Greenlet, None] = {}
 
     def abort(self, request_id: str) -> None:
-        """Has the request with this id aborted. Never waits."""
+        """Starts to abort the request with this id. Never waits."""
         if len(self._running) >= MAX_RUNNING:
             self.n_failed += 1
             return

@@ -110,7 +110,7 @@ class Breaker:
             self._has_trial = False
 
     def pause(self, ends_at: float) -> None:
-        """Lets no call pass before a time, as the upstream has asked; that is no fault."""
+        """Stops calls until a time, as the upstream has asked; that is no fault."""
         self._paused_until = max(self._paused_until, ends_at)
 
     def pause_left(self, now: float) -> float:

@@ -105,7 +105,7 @@ class Exchange:
         return head
 
     def ask(self, path: str, request: ForwardRequest, headers: Headers) -> AnswerHead:
-        """Does what `begin` does, and returns any answer."""
+        """Sends the request as `begin` does, and returns the answer whatever its status."""
         try:
             sent = request_head(request.method, path, self._connections.authority, headers, len(request.body))
         except ValueError as error:

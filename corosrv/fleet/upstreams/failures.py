@@ -33,7 +33,7 @@ class UpstreamDown(NotHandedOver):
     """An upstream could not be given a call, which is its fault."""
 
     def __init__(self, message: str, seconds: float = 0.0) -> None:
-        """`seconds`: for which it has asked to be left alone."""
+        """`seconds`: how long the upstream asked for no calls."""
         super().__init__(message)
         self.seconds = seconds
         self.retry_after = max(math.ceil(seconds), 1)

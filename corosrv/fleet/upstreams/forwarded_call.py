@@ -108,7 +108,7 @@ class CallUpstream(Protocol):
         """Takes the end of a call, whose permit is free again."""
 
     def abort_request(self, id: str) -> None:
-        """Has a request aborted. Never waits."""
+        """Starts to abort a request. Never waits."""
 
     def changed(self) -> None:
         """Tells who listens that a permit is free."""
