@@ -78,7 +78,7 @@ def answer(message: DecodeImage, fds: tuple[int, ...]) -> ToServer:
 
 
 def limit_resources(n_bytes: int, seconds: float) -> None:
-    """Lets this process take as much more memory and processor time, and no more. A later call sets new limits."""
+    """Limits the memory and the processor time that this process takes from now on. A later call sets new limits."""
     with open("/proc/self/statm") as file:
         n_pages = int(file.read().split()[0])
     _lower(resource.RLIMIT_AS, n_pages * mmap.PAGESIZE + n_bytes)

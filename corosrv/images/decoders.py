@@ -66,7 +66,7 @@ class DecoderProcess:
         return self._exit is None and not self._is_slow
 
     def decode(self, message: DecodeImage, data: bytes, room: int) -> ImageDecoded:
-        """Has an image decoded into the memory file `room`. Waits. One greenlet at a time.
+        """Asks the process to decode an image into the memory file `room`. Waits. One greenlet at a time.
 
         Raises InvalidImage, also where the process dies of the image, and DecoderUnavailable.
         """

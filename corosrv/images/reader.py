@@ -217,7 +217,7 @@ class ImageReader:
         self._decoders.close()
 
     def intake(self, card: ModelCard, keeps_files: bool = False) -> ImageIntake | None:
-        """Makes what reads the images of one request to this model; None where the model takes none.
+        """Makes the reader of one request's images for this model; None where the model takes none.
 
         `keeps_files`: images have their files with them, to be stored.
         """

@@ -94,7 +94,7 @@ class TransferLedger:
         self.enter(session, TransferState.FILLING)
 
     def mark_ready(self, session: TransferSession) -> None:
-        """Has the rows of a transfer copied by the next tick."""
+        """Marks a transfer whose rows the next tick copies."""
         self.enter(session, TransferState.READY)
         self.ready[session.rid] = session
 

@@ -21,7 +21,7 @@ class RowStore(Protocol):
 
 
 class TransferScheduler:
-    """Does in a tick all that is possible at that time. A second tick at once finds nothing left to do."""
+    """Carries out in a tick all that is possible at that time. A second tick at once finds nothing left to do."""
 
     def __init__(self, ledger: TransferLedger, store: RowStore) -> None:
         self._ledger = ledger

@@ -124,7 +124,7 @@ class VisionModels:
         return {name: stats for name, stats in all_stats.items() if stats is not None}
 
     def collector(self) -> TransferCollector:
-        """Makes what reads the counters for Prometheus."""
+        """Makes the collector for Prometheus."""
         return TransferCollector(self.stats)
 
     @property

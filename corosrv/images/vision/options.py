@@ -47,7 +47,7 @@ def _uses_gpu(settings: ModelSettings) -> bool:
 
 
 def encoder_options(settings: ModelSettings, n_embd: int) -> EncoderOptions:
-    """`n_embd`: the width of a row."""
+    """Makes the options of an encoder process. `n_embd`: the width of a row."""
     # A limit of an encode counts the time in which it could run; this one counts all, also beside streams.
     deadline = DEADLINE_ENCODES * settings.encode_timeout_s * (1 + 1 / (settings.encoder_share or LEAST_SHARE))
     return EncoderOptions(

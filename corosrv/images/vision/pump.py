@@ -163,7 +163,7 @@ class TransferPump:
         return now
 
     def wake(self) -> None:
-        """Has a step made soon, because the core was told something."""
+        """Wakes the greenlet for a step, because the core has a new input."""
         self._wakeup.set()
 
     # The encoder.

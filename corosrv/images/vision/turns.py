@@ -167,7 +167,7 @@ class HasSteps(Protocol):
 
 
 class EncoderTurns:
-    """Has an encoder process stand still during steps while it encodes. Belongs to the thread of one hub."""
+    """Stops an encoder process during the steps of a decode loop. Belongs to the thread of one hub."""
 
     def __init__(self, engine: HasSteps, share: float | None, itl_s: float) -> None:
         """`share`: the encoder's time after each step, as a part of the step's; 0: the kernel divides the time.
