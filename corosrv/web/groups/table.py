@@ -24,7 +24,7 @@ class GroupMember:
         self._cancel: Callable[[], None] | None = None
 
     def bind(self, cancel: Callable[[], None]) -> None:
-        """Lets an abort call `cancel`, which must not wait; calls it at once if the group was aborted before."""
+        """Sets what an abort calls, which must not wait; calls it at once if the group was aborted before."""
         self._cancel = cancel
         if self.is_aborted:
             cancel()

@@ -258,7 +258,7 @@ class BodyReader:
         share.grow(n_bytes)
 
     def release(self, request: Request) -> None:
-        """Lets go of the request's body, if it had one. Calling it twice is harmless."""
+        """Releases the request's body, if it had one. Calling it twice is harmless."""
         share = self.hand_over(request)
         if share is not None:
             share.close()

@@ -69,7 +69,7 @@ class KeptAnswer:
 
 
 class AnswerClaim:
-    """Gives the right to answer the first request under a key, in this server and among those that it shares with."""
+    """The right to answer the first request under a key, in this server and among those that it shares with."""
 
     __slots__ = ("_records", "_shared")
 
@@ -101,13 +101,13 @@ class AnswerClaim:
             self._shared.drop()
 
     def abandon(self) -> None:
-        """Has the key freed among the servers that share it. May be called while garbage is collected."""
+        """Frees the key among the servers that share it. May be called while garbage is collected."""
         if self._shared is not None:
             self._shared.abandon()
 
 
 def keep_if(is_good: Callable[[], bool]) -> None:
-    """Lets the current request's answer be kept only if `is_good` holds when it is complete, as others may ask too."""
+    """Keeps the current request's answer only if `is_good` holds when it is complete; others may add conditions."""
     notes = current(g)
     others = notes.get(_KEEP_IF)
     setattr(notes, _KEEP_IF, is_good if others is None else lambda: others() and is_good())

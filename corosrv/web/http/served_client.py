@@ -41,7 +41,7 @@ class ClientPool(Pool):  # type: ignore[misc]
         return self._n_parked
 
     def park(self) -> None:
-        """Lets the client of the current greenlet, which is to end now, keep its place until it is resumed."""
+        """Keeps the place of the current greenlet's client, although the greenlet ends now, until it is resumed."""
         self._parking.add(gevent.getcurrent())
 
     def resume(self, serve: Callable[..., None], *arguments: Any) -> None:

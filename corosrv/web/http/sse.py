@@ -157,7 +157,7 @@ class EventStream(Generic[Item]):
         self._encoder = RecordedEncoder(self._encoder, self._reader, recording)
 
     def begin(self, start_response: Any) -> None:
-        """Lets pieces take the short way to the socket, as the headers are on their way."""
+        """Begins to send pieces the short way to the socket, as the headers are on their way."""
         self._sender = direct_sender(start_response)
 
     def __iter__(self) -> Iterator[bytes]:

@@ -37,7 +37,7 @@ def _cut(text: str) -> str:
 
 
 def duration(milliseconds: float | None) -> str:
-    """Words a time: `850ms`, `12s`, `5m`, `3h`, `2d`; `-` for none."""
+    """Formats a time: `850ms`, `12s`, `5m`, `3h`, `2d`; `-` for none."""
     if milliseconds is None:
         return "-"
     seconds = milliseconds / 1000
@@ -50,7 +50,7 @@ def duration(milliseconds: float | None) -> str:
 
 
 def megabytes(n_bytes: float) -> str:
-    """Words an amount of memory; `-` for none."""
+    """Formats an amount of memory; `-` for none."""
     return f"{n_bytes / 1e6:.0f}MB" if n_bytes else "-"
 
 
