@@ -65,7 +65,7 @@ class Answer(Protocol):
         """
 
     def first(self) -> bytes:
-        """Makes what is sent as soon as the job is taken: at least a comment, which carries the headers."""
+        """Makes the bytes that are sent as soon as the job is taken: at least a comment, which carries the headers."""
 
     def events(self, chunks: Sequence[Chunk]) -> bytes:
         """Makes the events for these chunks, and the end of the stream after the last. No task of them has failed."""

@@ -54,7 +54,7 @@ def failure_of(chunk: Chunk) -> JobFailed | None:
 
 
 def failures_in_group(member: GroupMember) -> FailureOf:
-    """Makes what tells why a task of a group's member failed.
+    """Makes the function that returns why a task of a group's member failed.
 
     After an abort a task that was cancelled did not, if partial answers are kept.
     """
@@ -151,7 +151,7 @@ class RequestFlow:
     ignored: IgnoredFields = field(default_factory=IgnoredFields)
 
     def once(self, view: View) -> View:
-        """Lets a view answer a request once, however often it is repeated with its Idempotency-Key."""
+        """Wraps a view so that it answers a request once, however often it is repeated with its Idempotency-Key."""
         return self.answers.once(self.limits.max_body_bytes)(view)
 
     def receive(self, decoder: msgspec.json.Decoder[T]) -> T:

@@ -57,7 +57,7 @@ def _prompt(value: Any, param: str, vocabulary: Vocabulary, images: ImageIntake 
 
 
 def _of_object(value: dict[str, Any], param: str, images: ImageIntake | None) -> Prompt:
-    """llama-server's forms, which have room for pictures and sounds."""
+    """Reads llama-server's forms, which have room for pictures and sounds."""
     if value.get(_MEDIA) not in (None, []):
         if images is not None:
             return _with_images(value, param, images)

@@ -127,7 +127,7 @@ _STATES = {"loaded": "READY", "unloaded": "READY", "loading": "LOADING"}
 
 
 class LanguageModels:
-    """Is an InferWorker in front of a worker that generates text: see corosrv.contracts.jobs.infer for the contract.
+    """An InferWorker in front of a worker that generates text: see corosrv.contracts.jobs.infer for the contract.
 
     Prompts are texts as they stand, as in text completions; each name of a model is a model of its own here.
     """

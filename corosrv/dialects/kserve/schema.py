@@ -14,7 +14,7 @@ from corosrv.web.http.reply import error_response
 
 
 class KserveError(msgspec.Struct):
-    """Is the body of every error of the v2 protocol."""
+    """The body of every error of the v2 protocol."""
 
     error: str
 

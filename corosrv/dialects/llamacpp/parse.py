@@ -97,5 +97,5 @@ def _job(body: schema.NativeFields, inputs: tuple[Prompt, ...], defaults: fields
 
 
 def _token_or_text(key: str) -> int | str:
-    """llama-server's biases may name texts in an object, too."""
+    """Returns the key of a bias: llama-server's may name texts in an object, too."""
     return int(key) if key.isdecimal() and key.isascii() else key

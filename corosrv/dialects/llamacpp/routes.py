@@ -21,7 +21,7 @@ from corosrv.web.http.reply import json_response, long_json_response, register_e
 
 
 def tokens_of(body: schema.TokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Lets others run meanwhile where the content is long. Raises Refused."""
+    """Turns a content into tokens. Lets others run meanwhile where it is long. Raises Refused."""
     tokens = _tokens(body, vocabulary)
     if not body.with_pieces:
         return {"tokens": tokens}
@@ -61,7 +61,7 @@ def _piece(piece: bytes) -> str | list[int]:
 
 
 def text_of(body: schema.DetokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Raises Refused for ids that the model does not have."""
+    """Turns token ids into text. Raises Refused for ids that the model does not have."""
     return {"content": vocabulary.spell(body.tokens).decode("utf-8", "replace")}
 
 

@@ -189,7 +189,7 @@ def _inputs(value: PromptField, param: str, vocabulary: Vocabulary) -> tuple[Pro
 
 
 def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
-    """OpenAI's, and llama-server's own. `is_on`: off, they are answered with 501."""
+    """Makes the routes of OpenAI and llama-server's own. `is_on`: where it is off, they answer 501."""
     routes = Blueprint("embeddings", __name__)
     register_errors(routes, events.body)
 

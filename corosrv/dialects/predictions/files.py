@@ -310,7 +310,7 @@ def _length(address: str | LargeJson) -> int:
 
 
 def _large_value(message: FileOutput, path: str) -> Any:
-    """The value of a file that holds JSON; as LargeJson, unless other files are to be put in. Waits."""
+    """Reads the value of a file that holds JSON; as LargeJson, unless other files are to be put in. Waits."""
     if _size(path) != message.n_bytes:
         raise OutputFailed(f"the output in {message.filename} cannot be read: it is not as the worker wrote it")
     if not message.files:

@@ -93,7 +93,7 @@ def _is_secret(schema: dict[str, Any]) -> bool:
 
 
 def _masked(schema: dict[str, Any], value: Any) -> Any:
-    """Under a secret's schema everything but null is masked, whether it fits or not."""
+    """Masks everything but null under a secret's schema, whether it fits or not."""
     if value is None:
         return None
     if _is_secret(schema):

@@ -191,7 +191,7 @@ class ResponseAnswer(BlockAnswer):
         )
 
     def _answer_turns(self) -> tuple[Turn, ...]:
-        """The answer as a turn, for responses that go on from it."""
+        """Makes turns of the answer, for responses that go on from it."""
         turns = TurnList()
         for block in self.blocks.row:
             if block.kind is BlockKind.REASONING:
