@@ -70,7 +70,7 @@ class MessageJoin(EventJoin):
     """Makes a message of its blocks."""
 
     def __init__(self, model: Any) -> None:
-        """`model`: that was asked for, which a message has that never began."""
+        """`model`: the requested model, used when the stream ended before message_start."""
         super().__init__()
         self._message: dict[str, Any] = {"type": "message", "role": "assistant", "model": model, "usage": _USAGE}
         self._blocks: list[dict[str, Any]] = []
@@ -135,7 +135,7 @@ class NativeJoin(EventJoin):
     """Makes the answer to one prompt: members are those of the last event, texts and lists those of all."""
 
     def __init__(self, *, has_tokens: bool) -> None:
-        """`has_tokens`: the answer has the tokens, which each event has anyway."""
+        """`has_tokens`: whether the answer lists its tokens, as every event does."""
         super().__init__()
         self._has_tokens = has_tokens
         self._content = ""
@@ -173,7 +173,7 @@ class ResponseJoin(EventJoin):
     """Makes a response: the one that its last event has, or one of the items that have come so far."""
 
     def __init__(self, model: Any) -> None:
-        """`model`: that was asked for, which a response has that never began."""
+        """`model`: the requested model, used when the stream ended before response.created."""
         super().__init__()
         self._response: dict[str, Any] = {"object": "response", "created_at": int(time.time()), "model": model}
         self._items: list[dict[str, Any]] = []

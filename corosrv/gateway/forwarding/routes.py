@@ -154,7 +154,7 @@ class ForwardingRoutes:
         return self._once(forward)
 
     def _once(self, view: Callable[[], Response]) -> Callable[[], Response]:
-        """Lets a view answer a request once, however often it is repeated with its Idempotency-Key."""
+        """Wraps a view so that it answers a request once, however often it is repeated with its Idempotency-Key."""
         return self._answers.once(self._forwarder.max_body_bytes)(view)
 
     def _add_props(self, routes: Blueprint) -> None:
@@ -190,7 +190,7 @@ class ForwardingRoutes:
     # Beside models that are served here.
 
     def add_hook(self, scaffold: Scaffold) -> None:
-        """Has requests looked at that a model served here could answer, before it does. Adds it after other checks."""
+        """Adds a before_request hook, behind other checks, that may forward requests for models served here."""
         if self._local is not None:
             scaffold.before_request(self._look)
 

@@ -21,7 +21,7 @@ class AnswerJoin(EventJoin):
     """Makes the answer of the choices of a chat or a text."""
 
     def __init__(self, n_choices: int, *, is_chat: bool) -> None:
-        """`n_choices`: that were asked for, and are in the answer even if nothing of them has come."""
+        """`n_choices`: how many the request asked for; the answer has as many, also those of which nothing came."""
         super().__init__()
         self._is_chat = is_chat
         self._members: dict[str, Any] = {}
