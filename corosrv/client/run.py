@@ -293,7 +293,7 @@ class RolloutRun:
         task.add_done_callback(self._aborting.discard)
 
     async def _abort(self, group: _RunningGroup) -> None:
-        """Has the server end a group and answer with what there is; gives it up if no answer comes in `grace` s."""
+        """Aborts a group at the server and keeps its partial answers; gives it up after `grace` s without them."""
         assert group.task is not None
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.grace

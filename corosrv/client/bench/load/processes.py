@@ -150,7 +150,7 @@ def _interrupts_end(parts: list[_LoadProcess]) -> Iterator[None]:
 
 
 def _begin(parts: list[_LoadProcess]) -> None:
-    """Lets all parts begin at one moment, once they are ready."""
+    """Starts all parts at one moment, once they are ready."""
     for part in parts:
         if not part.pipe.poll(READY_TIMEOUT):
             raise BenchError("a process of the load did not start")

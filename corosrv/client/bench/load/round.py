@@ -87,7 +87,7 @@ class Load:
 
     @contextlib.contextmanager
     def stopped_by(self, *signals: signal.Signals) -> Iterator[None]:
-        """Lets a signal end the round with the outcomes so far.
+        """Installs a signal handler that ends the round with the outcomes so far.
 
         Raised as an interrupt, it would lose those of the greenlet that happens to run. For the main thread alone.
         """

@@ -61,7 +61,7 @@ def machine(machine: Machine) -> str:
 
 
 def doubts(machine: Machine) -> str:
-    """Words a reason to doubt all figures of a machine; empty if there is none."""
+    """Returns a reason to doubt all figures of a machine; empty if there is none."""
     if machine.load_average < BUSY_LOAD * machine.cores:
         return ""
     return (
