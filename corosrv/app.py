@@ -109,7 +109,7 @@ def _http_error(error: HTTPException) -> Response:
 
 
 def _words(error: HTTPException) -> str:
-    """Words an HTTP error: what went wrong, and what would work."""
+    """Explains an HTTP error: what went wrong, and what would work."""
     if isinstance(error, NotFound):
         nearest = nearest_route(current_app.url_map, request.method, request.path)
         meant = f"did you mean {nearest}? " if nearest else ""

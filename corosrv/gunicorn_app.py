@@ -68,7 +68,7 @@ def when_ready(arbiter: Any) -> None:
 
 
 def _hold_stops_while_forking() -> None:
-    """A worker has the master's handlers until it has its own, and they forget: a stop that comes in between waits.
+    """Holds stop signals back while a worker is forked: until it has its own handlers, the master's would drop them.
 
     Once, in the master; workers let_stops_through().
     """

@@ -82,7 +82,7 @@ class Keeper:
             self._wakeup.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
 
     def _act(self) -> float | None:
-        """Does what the plan says; returns when to look again at the latest. Never waits."""
+        """Carries out the plan; returns when to look again at the latest. Never waits."""
         by_name = {model.name: model for model in self.models}
         with self.lock:
             standings = [model.standing for model in self.models]

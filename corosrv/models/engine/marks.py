@@ -79,7 +79,7 @@ class Guard:
         return self._markers is not None and any(map(self._markers.search, texts))
 
     def guarded(self, value: Any, marks: Marks) -> Any:
-        """A copy of `value` with each control marker set between marks, in strings at any depth, names included."""
+        """Copies `value` with each control marker set between marks, in strings at any depth, names included."""
         if isinstance(value, str):
             return self._guarded_text(value, marks)
         if isinstance(value, dict):
@@ -180,7 +180,7 @@ def check_source(source: str) -> None:
 
 
 class BuiltinTemplate:
-    """One of them. It knows roles and contents; tools and calls have to be written into these."""
+    """A template that libllama has built in. It knows roles and contents; tools and calls are written into these."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -231,7 +231,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 64 << 10
 
 
 class SlotKeeper:
-    """Any thread may call; all methods wait, for a busy slot up to PATIENCE seconds, and raise SlotBusy then.
+    """Saves, restores and erases slots. Any thread may call; all methods wait, and raise SlotBusy after PATIENCE s.
 
     What one owner's tasks left, and its files, are not there for others.
     """
@@ -323,7 +323,7 @@ def _check(request: NativeSlotRequest) -> None:
 
 
 def _sampled(path: str) -> bytes:
-    """A digest of a file's size and of pieces from all over it: weights take too long to be read whole."""
+    """Hashes a file's size and pieces from all over it: weights take too long to be read whole."""
     size = os.path.getsize(path)
     digest = hashlib.blake2b(str(size).encode(), digest_size=32)
     with open(path, "rb") as file:

@@ -111,7 +111,7 @@ MAX_BIASES = 2048  # once texts are tokens
 
 
 class TaskMaker:
-    """Any thread may call. Prompts are tokenised here, which waits for long ones; all methods raise Refused."""
+    """Makes tasks of jobs; waits while long prompts are tokenised. Any thread may call. All methods raise Refused."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class TaskMaker:
         return replace(budget, ending=tuple(self._vocabulary.tokens_of(pieces, False, "reasoning_budget_message")))
 
     def _biases(self, biases: Sequence[tuple[int | str, float]]) -> tuple[tuple[int, float], ...]:
-        """The same with texts turned into their tokens. Raises Refused for ids that the model does not have."""
+        """Turns the texts among biases into their tokens. Raises Refused for ids that the model does not have."""
         vocabulary = self._vocabulary
         token_biases: list[tuple[int, float]] = []
         turns = Turns()

@@ -211,7 +211,7 @@ class Rooms:
         return f"{_bytes(total)} (weights {_bytes(self.needs.facts.size)}, KV cache {_bytes(self.needs.cache(pair))})"
 
     def refusal(self, wish: ContextPair, best: ContextPair, comfort: Comfort) -> str:
-        """Words why a wish cannot be kept, which pair would fit, and whether a shared context would."""
+        """Explains why a wish cannot be kept, which pair would fit, and whether a shared context would."""
         free = f"{_bytes(self.host.free)} of memory are {self.host.source}"
         if self.gpu is not None:
             free += f", {_bytes(self.gpu.free)} {self.gpu.source}"

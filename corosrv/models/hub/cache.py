@@ -138,7 +138,7 @@ def _projector(files: Sequence[RepoFile], model: RepoFile) -> RepoFile | None:
 
 
 def _words(files: Sequence[RepoFile], name: HubName) -> str:
-    """Words why a name stands for no file, with those that are there."""
+    """Explains why a name stands for no file, and lists those that are there."""
     what = (
         f"has no file {name.file}" if name.file else f"has no model of {name.tag}" if name.tag else "has no GGUF model"
     )

@@ -157,7 +157,7 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def describe(error: BaseException, name: HubName, endpoint: str) -> str:
-    """Words an error of the library for the operator."""
+    """Explains an error of the library to the operator."""
     if type(error).__name__ == "GatedRepoError":
         return (
             f"{name.repo} is gated: accept its terms on {endpoint}/{name.repo}, and give a token that may read it "

@@ -100,13 +100,13 @@ class PullProgress(msgspec.Struct, tag="progress"):
 
 
 class Pulled(msgspec.Struct, tag="pulled"):
-    """The files are there."""
+    """Reports that the files are in the cache."""
 
     model: PulledModel
 
 
 class PullFailed(msgspec.Struct, tag="failed"):
-    """They are not, for this reason."""
+    """Reports that the files could not be downloaded, and why."""
 
     reason: str
 

@@ -58,7 +58,7 @@ _TYPICAL_BYTES = 64  # that a template adds to a message
 
 @cache
 def chat_template_names() -> tuple[str, ...]:
-    """Their names, in the order of the alphabet."""
+    """Returns the names of libllama's built-in chat templates, in the order of the alphabet."""
     n_names = ffi.new("size_t *")
     check(lib.corosrv_chat_template_names(ffi.NULL, 0, n_names))
     names = ffi.new("const char *[]", n_names[0])
@@ -200,7 +200,7 @@ class NativeEngine:
         return self._handle
 
     def state(self) -> tuple[str, str]:
-        """starting, ready, failed or stopped; and the reason."""
+        """Returns starting, ready, failed or stopped, and the reason."""
         state, message = ffi.new("int *"), ffi.new("char[]", MESSAGE_BYTES)
         check(lib.corosrv_engine_state(self._open_handle(), state, message, MESSAGE_BYTES), message)
         return _STATES[state[0]], text_of(message)
@@ -219,7 +219,7 @@ class NativeEngine:
         return DecodeStats(**{name: getattr(stats, name) for name in DecodeStats.__struct_fields__} | histograms)
 
     def slots(self, count: int) -> list[SlotCounters]:
-        """The first `count`, which have to be there, as of the last step."""
+        """Returns the first `count` slots, which have to be there, as of the last step."""
         slots = ffi.new("corosrv_slot[]", count)
         check(lib.corosrv_engine_slots(self._open_handle(), slots, count))
         return [
@@ -227,7 +227,7 @@ class NativeEngine:
         ]
 
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids; takes time in proportion to the text, without the GIL."""
+        """Returns token ids; takes time in proportion to the text, without the GIL."""
         n_tokens, n_found = ffi.new("size_t *"), len(text) + 2
         handle, capacity = self._open_handle(), 0
         # Nearly every text has at most that many; some vocabularies make several tokens of a byte: those ask twice.

@@ -17,7 +17,7 @@ _ENTRY = struct.Struct("=ifii")
 
 
 def token_infos(entries: bytes, pieces: bytes) -> tuple[TokenInfo, ...]:
-    """The tokens that came. `pieces`: what each entry adds to the text, one behind the other."""
+    """Returns the tokens that came. `pieces`: what each entry adds to the text, one behind the other."""
     read = _read(entries, pieces)
     return tuple(
         # The first token of a prompt has a NaN, which nothing equals.
@@ -60,7 +60,7 @@ class NativeReader:
         self._batch = ffi.new("corosrv_batch *")
 
     def take(self, clear: bool = True) -> list[Chunk]:
-        """All unread chunks, perhaps none. Clears the descriptor; whoever watches its edges may save that."""
+        """Takes all unread chunks, perhaps none. Clears the descriptor; whoever watches its edges may save that."""
         batch = self._batch
         if code := _reader_take(self._handle, clear, batch):
             fail(code)
