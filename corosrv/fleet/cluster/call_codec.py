@@ -110,7 +110,6 @@ _decode_end = msgspec.msgpack.Decoder(_CodedEnd).decode
 
 
 def encode_call(call: SharedRequest) -> bytes:
-    """Writes a call."""
     request = call.request
     wire: WireRequest | None = None
     forward: _Forward | None = None
@@ -162,7 +161,6 @@ def decode_outputs(data: bytes) -> list[InferOutputs]:
 
 
 def encode_end(end: SharedEnd) -> bytes:
-    """Writes the end of a call."""
     error = end.error
     wire = None
     if error is not None:

@@ -17,8 +17,6 @@ N_TRIALS = 2  # trial calls that have to go well, one after the other
 
 
 class BreakerState(Enum):
-    """States of a breaker."""
-
     CLOSED = "closed"  # calls pass
     OPEN = "open"  # no call passes, until its pause is over
     TRYING = "trying"  # one call at a time passes

@@ -102,7 +102,6 @@ def in_elements(value: Any, tree: ElementTree) -> str:
 
 
 def json_type(value: Any) -> str:
-    """Returns the type of a JSON value."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -78,6 +78,5 @@ def fragment(
 
 
 def any_object_rules(limits: SchemaLimits = DEFAULT_LIMITS) -> Rules:
-    """Returns rules for any JSON object."""
     book = RuleBook("json", "", limits)
     return book.rules_from(AnyValue(book, limits).object())

@@ -49,7 +49,6 @@ def block_at(geometry: Geometry, block: int) -> int:
 
 
 def pool_bytes(geometry: Geometry) -> int:
-    """Returns the size of a pool."""
     return block_at(geometry, geometry.n_blocks)
 
 

@@ -17,8 +17,6 @@ MAX_EVENTS = 4096  # the oldest go
 
 
 class TraceKind(Enum):
-    """Kinds of steps."""
-
     OPEN = "open"
     ALLOCATE = "allocate"
     GRANT = "grant"

@@ -96,7 +96,6 @@ class ImageEncoder:
         return self._supervisor.is_unstable
 
     def stats(self) -> EncoderStats:
-        """Returns the counters."""
         self._pump.set_time()
         transfers = self._core.stats()
         return EncoderStats(

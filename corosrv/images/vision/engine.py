@@ -53,7 +53,6 @@ ImagePrompt = Messages | MultimodalText
 
 
 def has_images(prompt: Prompt) -> TypeGuard[ImagePrompt]:
-    """Returns whether images stand in a prompt."""
     if isinstance(prompt, Messages):
         return any(isinstance(turn.get("content"), tuple) for turn in prompt.messages)
     return isinstance(prompt, MultimodalText)

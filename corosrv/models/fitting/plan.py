@@ -178,7 +178,6 @@ class Rooms:
         return int(kept) + needs.more_bytes + _PROCESS_BYTES
 
     def plan(self, pair: ContextPair, best: ContextPair, comfort: Comfort) -> MemoryPlan:
-        """Makes the plan for a pair that fits."""
         needs = self.needs
         taken = self._host_bytes(pair, comfort)
         spare = self.host.free - self._host_bytes(pair, Comfort(comfort.weights, False, comfort.prefixes))

@@ -92,7 +92,6 @@ class AbortsElsewhere(Protocol):
 
 
 def blueprint(table: GroupTable, abort_elsewhere: AbortsElsewhere | None = None) -> Blueprint:
-    """Makes the route."""
     routes = Blueprint("groups", __name__)
 
     @routes.delete("/v1/groups/<path:id>")

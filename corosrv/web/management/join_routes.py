@@ -22,7 +22,6 @@ MakeJoinedWorker = Callable[[Joining, str, int, _socket.socket, int], AppWorker]
 
 
 def blueprint(joined: JoinedWorkers, make: MakeJoinedWorker) -> Blueprint:
-    """Makes the route."""
     api = Blueprint("joining", __name__)
 
     @api.post(JOIN)

@@ -161,7 +161,6 @@ class HasQueues(Protocol):
 
 
 def queue_blueprint(dispatchers: Sequence[HasQueues]) -> Blueprint:
-    """Makes the routes."""
     api = Blueprint("queues", __name__)
 
     @api.get("/v1/queues")
@@ -186,7 +185,6 @@ MAX_LISTED = 1000  # objects, those read last
 
 
 def object_blueprint(objects: ObjectStore) -> Blueprint:
-    """Makes the routes."""
     api = Blueprint("objects", __name__)
 
     @api.get("/v1/objects")

@@ -19,8 +19,6 @@ from corosrv.workers.dispatch.timetable import Appointment
 
 
 class CallState(Enum):
-    """Lists the states of a call."""
-
     WAITING = "waiting"  # for a permit
     RUNNING = "running"  # a worker has it
     PAUSED = "paused"  # it failed, and waits for its next attempt

@@ -178,7 +178,6 @@ class Dispatcher(InferWorker):
         return free_permits(self._registry, self._waiting)
 
     def known_keys(self) -> list[str]:
-        """Returns the keys of all handlers that are known."""
         return [entry.key for entry in self._registry]
 
     def card_of(self, key: str) -> HandlerCard | None:

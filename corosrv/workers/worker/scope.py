@@ -135,7 +135,6 @@ class Scope:
         self.metrics = metrics
 
     def record_metric(self, name: str, value: Any, mode: str = "replace") -> None:
-        """Records a metric, as metrics.record does."""
         self.metrics.record(name, value, mode)
 
 

@@ -60,7 +60,6 @@ class SchemaPool:
         return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(name))
 
     def service_names(self) -> list[str]:
-        """Returns the full names of all services."""
         return [f"{file.package}.{service.name}" for file in self._files.values() for service in file.service]
 
     def file_named(self, name: str) -> Any:

@@ -196,7 +196,6 @@ class Capture:
             threading.Thread(target=self._read, args=(pipe,), name=f"corosrv-{source}", daemon=True).start()
 
     def begin(self, printed: Printed) -> None:
-        """Begins a prediction."""
         # Not under the lock: C code may wait with its own lock held until a pipe is emptied.
         self._flush_c()
         with self._lock:
