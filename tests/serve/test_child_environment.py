@@ -17,10 +17,10 @@ APP = str(Path(__file__).parent / "looking_app.py") + ":app"
 SECRET = "secret-of-the-server"
 KEYS = {"Authorization": f"Bearer {SECRET}"}
 KINDS = {
-    "corosrv.encoder",
+    "corosrv.images.encoder",
     "corosrv.images.decoder",
     "corosrv.dialects.kserve.grpc",
-    "corosrv.worker",
+    "corosrv.workers.worker",
     "corosrv.workers.worker.app",
 }
 

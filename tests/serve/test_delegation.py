@@ -100,6 +100,26 @@ def test_a_stream_comes_piece_by_piece(ring: Ring):
     ring.model.server.wait_metric("running", 0)
 
 
+def test_ollamas_lines_come_one_by_one_from_the_replica_that_has_the_model(ring: Ring):
+    body: dict[str, Any] = {"model": "small:latest", "messages": HI}
+    with ring.bare.server.connect() as connection:
+        connection.send(request("POST", "/api/chat", body | {"options": {"num_predict": 3000}}))
+        head = connection.head()
+        pieces = connection.pieces()
+
+        assert head.headers["x-corosrv-served-by"] == "model"
+        assert head.headers["content-type"] == "application/x-ndjson"
+        lines = b"".join(next(pieces) for _ in range(6)).splitlines()
+        assert {json.loads(line)["done"] for line in lines} == {False}
+        assert ring.model.server.metric("running") == 1, "the pieces were gathered"
+    ring.model.server.wait_metric("running", 0)
+
+    whole = ask(ring.bare, "POST", "/api/chat", body | {"stream": False, "options": {"num_predict": 3}})
+    assert (whole.status, whole.json["eval_count"]) == (200, 3)
+    missing = ask(ring.bare, "POST", "/api/chat", body | {"model": "gpt-9"})
+    assert (missing.status, missing.json) == (404, {"error": "model 'gpt-9' not found"})
+
+
 def test_anthropic_s_client_is_answered_across_replicas(ring: Ring):
     asked: dict[str, Any] = {"model": "small", "max_tokens": 3, "messages": HI}
     with anthropic.Anthropic(base_url=ring.bare.base_url, api_key="none", max_retries=0) as client:

@@ -43,7 +43,7 @@ def state_of(pid: int) -> str:
 @pytest.fixture
 def encoder(server):
     """The pid of an encoder that has an image at hand, beside a stream that is longer than the test."""
-    (pid,) = server.worker.children_of("corosrv.encoder")
+    (pid,) = server.worker.children_of("corosrv.images.encoder")
     stream = server.connect()
     stream.send(request("POST", CHAT, chat(text="Only text", max_tokens=1_000_000, stream=True, ignore_eos=True)))
     with stream:

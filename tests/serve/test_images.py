@@ -218,9 +218,9 @@ def test_a_projector_is_of_one_model_and_its_encoder_ends_with_it(files, tmp_pat
         with server.connect(timeout=60) as connection:
             seen = connection.post(chat(png(), model="eye"))
             refused = connection.post(chat(png(), model="text"))
-            n_encoders = len(server.worker.children_of("corosrv.encoder"))
+            n_encoders = len(server.worker.children_of("corosrv.images.encoder"))
             connection.post({"model": "eye"}, "/models/unload")
-            eventually(lambda: not server.worker.children_of("corosrv.encoder"), what="the end of the encoder")
+            eventually(lambda: not server.worker.children_of("corosrv.images.encoder"), what="the end of the encoder")
             again = connection.post(chat(png(), model="eye"))
 
         assert (seen.status, refused.status, again.status) == (200, 400, 200)

@@ -49,7 +49,7 @@ def threads():
 
 def encoder_of(server: Server) -> int:
     """Returns the pid of the encoder process."""
-    (pid,) = server.worker.children_of("corosrv.encoder")
+    (pid,) = server.worker.children_of("corosrv.images.encoder")
     return pid
 
 
@@ -141,7 +141,7 @@ def test_after_three_restarts_images_are_refused_and_texts_are_not(start):
     for n_restarts in range(3):
         os.kill(encoder_of(server), signal.SIGKILL)
         eventually(lambda n=n_restarts: server.metric("transfer_encoder_restarts_total") > n)
-        eventually(lambda: b"corosrv.encoder" in commands(server))
+        eventually(lambda: b"corosrv.images.encoder" in commands(server))
 
     refused = post(server, chat(png()))
 
@@ -231,7 +231,7 @@ def test_no_process_for_images_outlives_its_server(start):
     server.stop()
 
     assert {command.split(b"\0")[2] for pid, command in commands_running.items() if pid in pids} >= {
-        b"corosrv.encoder",
+        b"corosrv.images.encoder",
         b"corosrv.images.decoder",
     }
     eventually(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids), what="the end of both")

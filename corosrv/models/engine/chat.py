@@ -8,12 +8,12 @@ from typing import Any
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Messages
 from corosrv.formats.callformats.learn_answer import Rendering
-from corosrv.models.engine.card import Traits, find_traits
 from corosrv.models.engine.jinja_template import JinjaTemplate, adapt, reads_parts
 from corosrv.models.engine.marks import BuiltinTemplate, Guard, Marks, Piece, builtin_name, strings
 from corosrv.models.engine.sandbox import TemplateLimits
 from corosrv.models.engine.template_trial import TemplateFindings
 from corosrv.models.engine.tool_text import Message, write_tools
+from corosrv.models.engine.traits import Traits, find_traits
 
 # For models that carry none, as in llama-server: they may have been trained on anything, and most have seen this.
 CHATML = (

@@ -20,9 +20,9 @@ import msgspec
 
 from corosrv.base.errors import Refused
 from corosrv.formats.callformats.learn_answer import Rendering
-from corosrv.models.engine.card import Traits, find_traits
 from corosrv.models.engine.jinja_template import JinjaTemplate, adapt, reads_parts, unusable
 from corosrv.models.engine.sandbox import TemplateLimits
+from corosrv.models.engine.traits import Traits, find_traits
 
 _PR_SET_PDEATHSIG = 1
 

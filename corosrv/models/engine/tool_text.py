@@ -10,7 +10,7 @@ from typing import Any
 from corosrv.formats.callformats.description import ArgumentRow, CallFormat, Spelling
 from corosrv.formats.callformats.known import HERMES
 from corosrv.formats.callformats.writer import WrittenCall, write_calls
-from corosrv.models.engine.card import Traits
+from corosrv.models.engine.traits import Traits
 
 Message = dict[str, Any]
 
@@ -126,7 +126,7 @@ def _call_to_write(call: dict[str, Any], form: CallFormat) -> WrittenCall:
 
 
 def _arguments_text(arguments: dict[str, Any] | str) -> str:
-    """The JSON text of a call's arguments; of a call that was cut off, what there is of it."""
+    """Returns the JSON text of a call's arguments; of a call that was cut off, what there is of it."""
     return arguments if isinstance(arguments, str) else _json(arguments)
 
 

@@ -10,11 +10,11 @@ from corosrv.base import errors, waits
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import Image, Messages, MultimodalText, Pieces, Prompt, Text, Tokens
 from corosrv.models.engine.binding import ModelInfo, NativeEngine
-from corosrv.models.engine.card import Traits
 from corosrv.models.engine.chat import CHATML, ChatTemplate, texts_of
 from corosrv.models.engine.marks import ImagePlaces, Piece, builtin_name
 from corosrv.models.engine.template_trial import TemplateCase
 from corosrv.models.engine.template_verdicts import template_findings
+from corosrv.models.engine.traits import Traits
 
 log = logging.getLogger("corosrv.engine")
 
@@ -72,7 +72,7 @@ class EngineVocabulary:
             self._read_template(self.chat_template, thinks, hidden, is_safe)
 
     def _read_template(self, source: str, thinks: bool, hidden: Mapping[int, str], is_safe: bool) -> None:
-        """A template that cannot be used takes conversations from the model, and nothing else.
+        """Reads the template. One that cannot be used takes conversations from the model, and nothing else.
 
         `hidden`: the control tokens that add nothing to the text of an answer; those that mark calls and thoughts are
         made to.
@@ -137,7 +137,7 @@ class EngineVocabulary:
         return len(self.encode(prompt))
 
     def encode(self, prompt: Prompt, number: int = 0, n_prompts: int = 1) -> Sequence[int]:
-        """Token ids of a prompt, checked against the context. May wait while a long text is tokenised.
+        """Returns the token ids of a prompt, checked against the context. May wait while a long text is tokenised.
 
         `number` of `n_prompts`: which one it is, for the error.
         """
@@ -148,7 +148,7 @@ class EngineVocabulary:
         return tokens
 
     def encode_inputs(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
-        """Token ids of what is to be embedded: it may fill the context, for nothing is generated. May wait."""
+        """Returns the token ids of embedding inputs, which may fill the context, for nothing is generated. May wait."""
         params = [_param("input", number, len(prompts)) for number in range(len(prompts))]
         return [
             self._fitting(self._encode(prompt, param), param)
@@ -156,7 +156,7 @@ class EngineVocabulary:
         ]
 
     def encode_pairs(self, query: str, documents: Sequence[str]) -> list[Sequence[int]]:
-        """Token ids of the query with each document, joined as the model was trained to see them. May wait."""
+        """Returns the token ids of the query with each document, joined as the model was trained. May wait."""
         params = [_param("documents", number, len(documents)) for number in range(len(documents))]
         return [
             self._fitting(self._encode_pair(query, document, param), param)
@@ -284,7 +284,7 @@ class EngineVocabulary:
         return self._template.render(prompt, texts)
 
     def tokens_of(self, pieces: Sequence[Piece], add_special: bool, param: str) -> list[int]:
-        """Token ids of a text in pieces. May wait; raises PromptTooLong for what cannot fit whatever its tokens."""
+        """Returns the token ids of pieces. May wait; raises PromptTooLong for what cannot fit whatever its tokens."""
         texts = [(text.encode(), not is_text) for text, is_text in pieces]
         size = sum([len(text) for text, _ in texts])
         self._check_size(size, param)

@@ -12,7 +12,6 @@ import pytest
 from corosrv.base.errors import CorosrvError, HandlerFailed, NotHandedOver, RedisUnavailable, Refused, ShuttingDown
 from corosrv.contracts.jobs.infer import AnswerBody, ForwardRequest, HandlerCard, InferJob
 from corosrv.fleet.cluster import delivery, queue_scripts
-from corosrv.fleet.cluster import delivery as delivered_calls
 from corosrv.fleet.cluster.call_codec import RemoteError, SharedRequest, decode_end, encode_call
 from corosrv.fleet.cluster.delivery import WINDOW, Delivered, DeliveredCalls
 from corosrv.workers.dispatch.reader import HandlerReader
@@ -303,15 +302,16 @@ def test_ends_of_late_are_told_again(case: Case):
 
 @pytest.mark.parametrize(("limit", "value"), [("RECENT_S", 0.5), ("RECENT_ENDS", 1), ("RECENT_BYTES", 1)])
 def test_only_few_ends_and_recent_ones_are_kept(case: Case, limit: str, value: Any, monkeypatch: pytest.MonkeyPatch):
-    now = iter([0.0, 1.0])
-    monkeypatch.setattr(delivered_calls, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    monkeypatch.setattr(delivered_calls, limit, value)
+    now = 0.0
+    monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(delivery, limit, value)
     for number in (1, 2):
         case.begin(entry(f"there.{number}"))
         case.reply(queue_scripts.START, b"run", number)
         wait_until(lambda number=number: len(case.readers) == number, "it runs")
         case.readers[-1].end(None)
         case.reply(queue_scripts.FINISH, 1, number)
+        now = 1.0
 
     case.calls.reassert()
 

@@ -27,7 +27,7 @@ from corosrv.formats.callformats.known import HERMES, completed
 from corosrv.formats.callformats.learn import learn_calls
 from corosrv.formats.callformats.learn_answer import USER, Probe, Rendering, learn_answer
 from corosrv.formats.callformats.writer import WrittenCall, write_calls
-from corosrv.models.engine.card import find_traits
+from corosrv.models.engine.traits import find_traits
 
 END = "<end>"
 NAME, ID, INDEX, ARGUMENTS = CallField

@@ -18,9 +18,9 @@ from corosrv.dialects.chat.prepare import prepare
 from corosrv.dialects.chat.tool_schema import element_types, string_members
 from corosrv.formats.callformats.description import ArgumentRow, ElementTree, Spelling, markers_for
 from corosrv.formats.callformats.learn_answer import NAME, OTHER_NAME, THOUGHT, USER, Probe, Rendering, tool
-from corosrv.models.engine.card import Traits, find_traits
 from corosrv.models.engine.jinja_template import JinjaTemplate
 from corosrv.models.engine.sandbox import TemplateLimits
+from corosrv.models.engine.traits import Traits, find_traits
 from tests.formats.callformats.answers import Answer, collect
 from tests.support import llama_templates
 from tests.support.oracle import shared_oracle

@@ -86,7 +86,7 @@ def unsealed_copy(pool: HandPool) -> Iterator[int]:
 class HandDriver:
     """Owns an encoder process, sends what a test says and keeps what it answers. Is a ProcessListener."""
 
-    module = "corosrv.encoder"
+    module = "corosrv.images.encoder"
 
     def __init__(self, model: str, mmproj: str, supports: Sequence[str] = (), more: Sequence[str] = ()) -> None:
         self.answers: Queue[ToLanguage] = Queue()

@@ -30,7 +30,7 @@ class TokenEncoderCommand(EncoderCommand):
 
     @property
     def words(self) -> list[str]:
-        return [token_encoder.MODULE if word == "corosrv.encoder" else word for word in super().words]
+        return [token_encoder.MODULE if word == "corosrv.images.encoder" else word for word in super().words]
 
 
 class TableTransfers:

@@ -54,7 +54,7 @@ def job(*parts, **fields) -> Job:
 
 
 def encoder_pids() -> set[int]:
-    return children("corosrv.encoder")
+    return children("corosrv.images.encoder")
 
 
 def test_rows_of_images_count_as_tokens_of_the_prompt_and_are_cached(engine):

@@ -18,10 +18,10 @@ from corosrv.base.errors import ModelFailed, NotSupported, Refused
 from corosrv.contracts.settings import ModelSettings
 from corosrv.formats.callformats.description import ArgumentRow, CallFormat, Notation, Spelling
 from corosrv.models.engine import Engine, template_verdicts
-from corosrv.models.engine.card import Traits
 from corosrv.models.engine.sandbox import TemplateLimits
 from corosrv.models.engine.template_trial import MAX_FINDINGS, TemplateCase, TemplateFindings, try_template
 from corosrv.models.engine.template_verdicts import template_findings
+from corosrv.models.engine.traits import Traits
 from tests.models.engine.test_sandbox import NINES, grow
 from tests.models.engine.test_typed_content import PARTS_ALONE
 from tests.support import children

@@ -16,7 +16,7 @@ from corosrv.dialects.chat.prepare import prepare
 from corosrv.formats.callformats.description import AnswerFormat
 from corosrv.formats.structured.gbnf import literal
 from corosrv.models.engine import Engine
-from corosrv.models.engine.card import Traits
+from corosrv.models.engine.traits import Traits
 from tests.formats.callformats.test_templates import traits
 from tests.support.engines import GREEDY, job, read_all, text_of
 

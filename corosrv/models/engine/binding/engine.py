@@ -222,8 +222,18 @@ class NativeEngine:
         """Returns the first `count` slots, which have to be there, as of the last step."""
         slots = ffi.new("corosrv_slot[]", count)
         check(lib.corosrv_engine_slots(self._open_handle(), slots, count))
+        # Spelled out: with hundreds of slots, looked at four times a second, names in a loop cost twice as much.
         return [
-            SlotCounters(**{name: getattr(slot, name) for name in SlotCounters.__struct_fields__}) for slot in slots
+            SlotCounters(
+                slot.task,
+                slot.is_busy,
+                slot.prompt_tokens,
+                slot.computed_tokens,
+                slot.cached_tokens,
+                slot.generated_tokens,
+                slot.has_new_line,
+            )
+            for slot in slots
         ]
 
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
