@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from corosrv.contracts.jobs.infer import InferWorker
-from corosrv.gateway.delegation.announcement import ANTHROPIC, LLAMACPP, OPENAI, PREDICTIONS, UPSTREAM, V2
+from corosrv.gateway.delegation.announcement import ANTHROPIC, LLAMACPP, OLLAMA, OPENAI, PREDICTIONS, UPSTREAM, V2
 
 
 class HasNames(Protocol):
@@ -38,6 +38,8 @@ class ServerOffers:
     def formats(self) -> Iterable[str]:
         if self._models is not None or self._upstreams is not None:
             yield from (OPENAI, ANTHROPIC, LLAMACPP)
+        if self._models is not None:
+            yield OLLAMA
         if self._upstreams is not None:
             yield UPSTREAM
         if self._calls is not None:

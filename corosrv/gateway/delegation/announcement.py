@@ -23,6 +23,7 @@ MAX_NAME = 512  # characters
 OPENAI = "openai"
 ANTHROPIC = "anthropic"
 LLAMACPP = "llamacpp"
+OLLAMA = "ollama"
 UPSTREAM = "upstream"  # paths that upstreams alone answer, as SGLang's and vLLM's own
 V2 = "v2"
 PREDICTIONS = "predictions"

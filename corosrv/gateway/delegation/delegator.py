@@ -33,6 +33,8 @@ from corosrv.base.errors import (
 from corosrv.contracts.jobs.infer import ForwardRequest
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.call import event
+from corosrv.dialects.ollama import routes as ollama
+from corosrv.dialects.ollama.answers import encode_line
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.failures import UpstreamBusy
 from corosrv.gateway.delegation.call import DelegatedCall, PeerRefusal, PeerRequest
@@ -204,6 +206,8 @@ def _event_maker(
     """Returns what makes the event of an error that ends a stream; it needs no request."""
     if anthropic.has_path(path):
         return partial(error_event, is_anthropic=True, request_id=request_id)
+    if ollama.has_path(path):
+        return lambda error: encode_line(error_body(error, path))
     return lambda error: event(error_body(error, path))
 
 

@@ -12,8 +12,18 @@ from flask import Request
 from corosrv.base.errors import Refused
 from corosrv.dialects.kserve.capability_headers import parse_capability
 from corosrv.dialects.kserve.infer_request import LENGTH_HEADER
+from corosrv.dialects.ollama.catalog import spellings
 from corosrv.formats.bodies import decode_unscanned
-from corosrv.gateway.delegation.announcement import ANTHROPIC, LLAMACPP, OPENAI, PREDICTIONS, UPSTREAM, V2, Offers
+from corosrv.gateway.delegation.announcement import (
+    ANTHROPIC,
+    LLAMACPP,
+    OLLAMA,
+    OPENAI,
+    PREDICTIONS,
+    UPSTREAM,
+    V2,
+    Offers,
+)
 from corosrv.gateway.forwarding.peek import BY_PATH, ForwardedPath, peek
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.workers.dispatch.capability import CapabilityQuery, parse_query
@@ -25,6 +35,10 @@ _V2_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(infer|gener
 _V2_READS = frozenset({None, "ready"})
 _MODEL_PATH = re.compile(r"/v1/models/(.+)")
 _PREDICTIONS_PATH = re.compile(r"/predictions(?:/.+)?")
+
+
+# Those of Ollama's API whose bodies name a model.
+_OLLAMA_PATHS = frozenset({"/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"})
 
 
 class PeerTarget(Protocol):
@@ -51,6 +65,20 @@ class ModelOfDialect:
 
     def is_offered(self, offers: Offers) -> bool:
         return self.format in offers.formats and offers.has_model(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOfOllama:
+    """A model, by a name that Ollama's clients have for it."""
+
+    name: str
+
+    @property
+    def key(self) -> str:
+        return f"{OLLAMA}:{self.name}"
+
+    def is_offered(self, offers: Offers) -> bool:
+        return OLLAMA in offers.formats and any(map(offers.has_model, spellings(self.name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +187,9 @@ class TargetFinder:
         if (dialect := dialect_path(method, path)) is not None:
             model = peek(self._text_of(body), reads_prompt=False).model
             return None if model is None else ModelOfDialect(format_of(dialect), model)
+        if method == "POST" and path in _OLLAMA_PATHS:
+            name = peek(self._text_of(body), reads_prompt=False).model
+            return None if name is None else ModelOfOllama(name)
         return self._capability(body) if method == "POST" and path == CAPABILITY_PATH else None
 
     def body_of(self, body: RequestBody) -> bytes:

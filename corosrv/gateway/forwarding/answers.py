@@ -1,4 +1,4 @@
-"""Passes the answer of an upstream on: an event stream piece by piece, anything else in one piece.
+"""Passes the answer of an upstream on: a stream of events or lines piece by piece, anything else in one piece.
 
 A stream is cut behind whole events, so that one which breaks off does so between two events.
 """
@@ -21,22 +21,24 @@ from corosrv.web.http.metrics import HttpStats
 MAX_HELD = 1 << 20  # bytes of an event that has not ended
 
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_LINE_ENDS = (b"\n",)
 
 
 class EventBuffer:
-    """Holds back the beginning of an event until its end has come."""
+    """Holds back the beginning of an event, or of a line, until its end has come."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_ends", "_held")
 
-    def __init__(self) -> None:
+    def __init__(self, ends: tuple[bytes, ...] = _ENDS) -> None:
+        self._ends = ends
         self._held = b""
 
     def add(self, data: bytes) -> bytes:
         """Returns the whole events that are there now; one over MAX_HELD is passed on in parts."""
-        if not self._held and data.endswith(b"\n\n"):
+        if not self._held and data.endswith(self._ends[0]):
             return data
         data = self._held + data
-        end = max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in _ENDS)
+        end = max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in self._ends)
         if len(data) - end > MAX_HELD:
             end = len(data)
         self._held = data[end:]
@@ -49,7 +51,8 @@ class EventBuffer:
 
 
 MAX_ANSWER = 64 << 20  # bytes of an answer that is no stream
-EVENT_STREAM = "text/event-stream"
+EVENT_STREAM = sse.EVENTS
+_STREAMS = {sse.EVENTS: _ENDS, sse.LINES: _LINE_ENDS}  # and what ends a piece of each
 _NO_PINGS = -1.0  # the upstream's own come through
 _ERROR = re.compile(rb'"error"\s*:(?!\s*null)')  # what an upstream says of an error, under whatever status
 
@@ -59,12 +62,19 @@ class ForwardedEvents:
 
     __slots__ = ("_buffer", "_looks", "_make_error", "failure", "has_error")
 
-    def __init__(self, make_error: Callable[[CorosrvError], bytes], *, looks_for_errors: bool = False) -> None:
-        """`make_error`: makes an event in the form of the path's dialect. `looks_for_errors`: `has_error` is wanted."""
+    def __init__(
+        self,
+        make_error: Callable[[CorosrvError], bytes],
+        *,
+        looks_for_errors: bool = False,
+        ends: tuple[bytes, ...] = _ENDS,
+    ) -> None:
+        """`make_error`: makes an event in the form of the path's dialect. `looks_for_errors`: `has_error` is wanted.
+        `ends`: what an event may end with."""
         self.failure: CorosrvError | None = None
         self.has_error = False  # the upstream has told of one, in an event of its own
         self._looks = looks_for_errors
-        self._buffer = EventBuffer()
+        self._buffer = EventBuffer(ends)
         self._make_error = make_error
 
     def encode(self, items: list[InferItem]) -> bytes:
@@ -119,16 +129,16 @@ class AnswerPassing:
         watch = ClientWatch(self._request.environ, self._reader.cancel)
         try:
             head, items = self._begin(watch)
-            is_stream = media_type(head.headers) == EVENT_STREAM
+            ends = _STREAMS.get(media_type(head.headers))
             headers = answer_headers(head.headers)
-            body = b"" if is_stream else self._collect(items, watch)
+            body = self._collect(items, watch) if ends is None else b""
         except BaseException:
             self._reader.close()
             raise
         finally:
             watch.close()
-        if is_stream:
-            return self._stream(head, headers, items)
+        if ends is not None:
+            return self._stream(head, headers, items, ends)
         self._reader.close()
         if is_keyed(self._request) and _ERROR.search(body):
             keep_if(lambda: False)
@@ -164,8 +174,10 @@ class AnswerPassing:
             if watch.is_gone:
                 raise ClientGone("the client left before its answer was whole")
 
-    def _stream(self, head: AnswerHead, headers: list[tuple[str, str]], items: list[InferItem]) -> Response:
-        events = ForwardedEvents(self._make_error, looks_for_errors=is_keyed(self._request))
+    def _stream(
+        self, head: AnswerHead, headers: list[tuple[str, str]], items: list[InferItem], ends: tuple[bytes, ...]
+    ) -> Response:
+        events = ForwardedEvents(self._make_error, looks_for_errors=is_keyed(self._request), ends=ends)
         if is_keyed(self._request):
             keep_if(lambda: not events.has_error)
         first = events.encode(items)

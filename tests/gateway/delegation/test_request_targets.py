@@ -13,7 +13,14 @@ from flask import Flask, request
 
 from corosrv.base.errors import BodyTooLarge, InvalidJson, Refused
 from corosrv.gateway.delegation.announcement import Announcement, OfferedHandler, Offers
-from corosrv.gateway.delegation.targets import CapabilityOfV2, ModelOfDialect, PeerTarget, RequestBody, TargetFinder
+from corosrv.gateway.delegation.targets import (
+    CapabilityOfV2,
+    ModelOfDialect,
+    ModelOfOllama,
+    PeerTarget,
+    RequestBody,
+    TargetFinder,
+)
 from corosrv.web.http.body_reader import BodyReader
 
 LIMIT = 10_000
@@ -42,6 +49,21 @@ def target_of(path: str, value: Any, headers: dict[str, str] | None = None) -> P
 def test_the_body_of_a_dialect_names_the_model():
     assert target_of("/v1/chat/completions", {"model": "small"}) == ModelOfDialect("openai", "small")
     assert target_of("/v1/messages", {"model": "small"}) == ModelOfDialect("anthropic", "small")
+
+
+@pytest.mark.parametrize("name", ["small", "small:latest", "hf.co/o/small"])
+def test_a_body_of_ollamas_names_a_model_of_a_replica_that_speaks_it(name: str):
+    target = target_of("/api/chat", {"model": name})
+
+    assert target == ModelOfOllama(name)
+    assert target.is_offered(Offers(Announcement("b", ["ollama"], ["small"])))
+    assert not target.is_offered(Offers(Announcement("b", ["ollama"], ["large"])))
+    assert not target.is_offered(Offers(Announcement("b", ["openai"], ["small"])))
+
+
+@pytest.mark.parametrize("path", ["/api/pull", "/api/delete", "/api/tags"])
+def test_what_ollamas_clients_ask_of_one_server_is_for_no_peer(path: str):
+    assert target_of(path, {"model": "small"}) is None
 
 
 @pytest.mark.parametrize("value", [{}, {"model": ""}, {"model": 5}, {"model": None}])

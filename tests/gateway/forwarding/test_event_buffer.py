@@ -20,6 +20,13 @@ def test_nothing_is_lost_and_each_piece_ends_an_event(events: bytes, size: int):
     assert all(piece.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")) for piece in pieces if piece)
 
 
+def test_lines_are_cut_between_two_lines():
+    buffer = EventBuffer((b"\n",))
+
+    assert buffer.add(b'{"a":1}\n{"a"') == b'{"a":1}\n'
+    assert buffer.add(b":2}\n") == b'{"a":2}\n'
+
+
 def test_whole_events_do_not_wait_for_the_next():
     assert EventBuffer().add(EVENTS + b"data: 3") == EVENTS
 
