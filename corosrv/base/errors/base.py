@@ -201,7 +201,7 @@ class PromptTooLong(Refused):
 
 
 class InvalidTrip(Refused):
-    """The headers in which replicas tell of a request's way are malformed: it goes to no other replica."""
+    """The headers that describe a request's way between replicas are malformed, so it goes to no other replica."""
 
 
 class NotFound(Refused):
