@@ -34,7 +34,7 @@ class FileRef(msgspec.Struct, frozen=True):
 
 
 class OutputChunk(_AnswerBase, frozen=True, tag="output_chunk"):
-    """`index` counts a prediction's chunks from 0. `is_stream`: as at the end, where nobody could know it before."""
+    """A chunk of the output. `index` counts them from 0. `is_stream`: as in Done, where it is known before the end."""
 
     output: Any
     index: int
