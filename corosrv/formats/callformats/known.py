@@ -112,7 +112,7 @@ def completed_answer(answer: AnswerFormat, source: str = "") -> AnswerFormat:
 
 
 def completed(form: CallFormat) -> CallFormat:
-    """Returns a learnt format with what its template does not tell of it."""
+    """Completes a learnt format with what its template does not show."""
     if form.start == _HARMONY_START and "<|channel|>" in form.inner[-1]:
         variants = tuple(header for header in _HARMONY_HEADERS if header not in form.headers)
         return replace(form, variants=variants, markers=tuple(dict.fromkeys(start for start, _ in _HARMONY_HEADERS)))
