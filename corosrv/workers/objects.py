@@ -109,7 +109,7 @@ class _CallerUse:
 
 
 class ObjectStore:
-    """Keeps objects. Where there is no room, those of the caller who holds most make some.
+    """Keeps objects. When it is full, it evicts those of the caller that holds most.
 
     Times are of time.monotonic(), passed in by the caller; nothing waits.
 

@@ -43,7 +43,7 @@ class Attempt(Protocol):
     def number(self) -> int: ...
 
     def abandon(self, item: int, is_deadline: bool) -> None:
-        """Cancels one item; nothing of it is told any more."""
+        """Cancels one item, whose listener is called no more."""
 
 
 class QueuedCall:

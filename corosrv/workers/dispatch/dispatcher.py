@@ -127,7 +127,7 @@ class Dispatcher(InferWorker):
             self._timetable.add(now + seconds, self._end_pause, blamed)
 
     def _end_pause(self, entry: HandlerEntry) -> None:
-        """Ends the pause of a handler in quarantine without a call: those who look before they call would make none."""
+        """Ends a quarantine's pause by time: clients that ask for readiness first would never make the trial call."""
         entry.quarantine.state(self._clock())
 
     def await_pools(self, reason: Callable[[], str]) -> None:
@@ -192,7 +192,7 @@ class Dispatcher(InferWorker):
         return self._submit(job, self._clock(), None, may_share=False)
 
     def _settle(self) -> None:
-        """Refuses calls that nobody can serve any more, and forgets what nobody has offered for long."""
+        """Refuses calls that no worker can serve any more, and purges handlers that were not offered for long."""
         for queue in self._waiting:
             self._scheduler.refuse_unservable(queue.entry)
         self._purge()
@@ -324,7 +324,7 @@ class Dispatcher(InferWorker):
         return len(calls)
 
     def abort_calls(self, is_meant: Callable[[Terms], bool]) -> int:
-        """Cancels all calls whose terms are meant, those that run as well, and returns how many. New ones are taken."""
+        """Cancels all calls whose terms match, running ones too; returns how many. New calls are accepted."""
         return self._lives.cancel_all(is_meant)
 
     def stats(self) -> DispatchStats:

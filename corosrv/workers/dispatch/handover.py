@@ -32,7 +32,7 @@ class Outcomes(Protocol):
 
 
 class CallFollower(CallListener):
-    """Follows one call or batch that a worker has. Each call hears of its end once, and an abandoned one of nothing."""
+    """Follows one call or batch on a worker, and reports each call's end once; abandoned calls get no reports."""
 
     __slots__ = (
         "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "entry", "error",

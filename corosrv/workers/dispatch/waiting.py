@@ -39,7 +39,7 @@ class WaitingCalls:
         return self._queues.get(key)
 
     def forget(self, key: str) -> None:
-        """Drops the queue of a key that nobody offers any more. No call may wait in it."""
+        """Drops the queue of a key that no host offers any more. No call may wait in it."""
         queue = self._queues.pop(key, None)
         assert queue is None or queue.depth == 0, f"calls wait for {key}, which is forgotten"
 
@@ -156,7 +156,7 @@ class WaitingCalls:
         return local is None or not local.is_full
 
     def return_local(self, host_id: str, now: float) -> list[HandlerEntry]:
-        """Returns the calls of a host's local queue to their keys, with their order, and tells whose they were."""
+        """Requeues the calls of a host's local queue in the queues of their keys; returns their entries."""
         calls = list(self._locals.pop(host_id, ()))
         for call in calls:
             queue = self._queues[call.key]
@@ -221,7 +221,7 @@ class CallSharing(Protocol):
         """
 
     def put(self, call: QueuedCall, listener: CallListener) -> RunningCall:
-        """Puts a call into the queue; the listener hears of it as of one that a worker runs. Never raises."""
+        """Queues a call, whose listener is called as for one that a worker runs. Never raises."""
 
     def backlog(self, key: str) -> int:
         """Returns how many calls of a key wait in the shared queue, whichever front accepted them, as last seen."""

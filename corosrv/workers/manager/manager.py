@@ -317,7 +317,7 @@ class Manager:
         gevent.joinall([gevent.spawn(worker.stop, CANCEL_TIME) for worker in self._workers()])
 
     def _end_loop(self) -> None:
-        """Ends the looks, so that nobody is replaced any more."""
+        """Stops planning, so that no worker is replaced any more."""
         if self._loop is not None:
             self._loop.kill(block=False)
 

@@ -58,7 +58,7 @@ LONGEST_HOLD = 3600.0  # seconds
 
 
 class SizeHistory:
-    """Keeps the largest size whose slots were all there and not enough.
+    """Remembers the largest size that was too small although all of its slots were ready.
 
     It may be tried again when the load has halved, and each time that it proves too small again, after twice as long.
     Loads are slots in use on average, by group.

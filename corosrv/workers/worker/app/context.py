@@ -255,7 +255,7 @@ class _RequestLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _ErrorStream(logging.Handler):
-    """Writes to what sys.stderr is at that moment, which knows whose text it is."""
+    """Writes to the current sys.stderr, which attributes the text to its request."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

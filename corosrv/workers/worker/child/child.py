@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def stand_in() -> None:
-    """Answers in coglet's place from now on, if cog is installed. Without it, nobody finds a coglet here."""
+    """Registers a stand-in for coglet if cog is installed. Without cog there is none to import."""
     if importlib.util.find_spec("cog") is None:
         return
     coglet = ModuleType("coglet", "corosrv, in the place of Cog's own server")

@@ -77,7 +77,7 @@ class HealthcheckRunner:
         return asyncio.run_coroutine_threadsafe(self._check(), self._loop).result()
 
     def _give_up(self, id: str) -> None:
-        """Answers a question whose check took too long; the check goes on, and no other starts meanwhile."""
+        """Answers a health check that took too long. The check goes on, and no other starts meanwhile."""
         with self._lock:
             is_waiting = self._timers.pop(id, None) is not None
         if is_waiting:

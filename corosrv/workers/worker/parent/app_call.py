@@ -155,7 +155,7 @@ class AppCall:
             self._owner.send_cancel(self, number, is_deadline)
 
     def cancel_overdue(self, now: float) -> None:
-        """Cancels items whose time is over: whoever handed them over may have forgotten them."""
+        """Cancels items past their deadline: the dispatcher may have forgotten them."""
         for number, item in enumerate(self._items):
             if item.deadline is not None and item.deadline <= now:
                 self.cancel(number, is_deadline=True)
@@ -185,7 +185,7 @@ class AppCall:
 
     @property
     def is_cancelled(self) -> bool:
-        """True if nobody wants any of it any more."""
+        """True once every item has ended or was cancelled."""
         return all(item.has_ended or item.cancelled_at is not None for item in self._items)
 
     @property

@@ -113,7 +113,7 @@ class Slot(Generic[LaneOut, LaneIn, Call]):
 
 
 class Slots(Generic[LaneOut, LaneIn, Call]):
-    """Passes messages of lanes on to their slots, in whose order the lanes are."""
+    """Passes the messages of each lane to its slot; lanes and slots have the same order."""
 
     def __init__(self, slots: Sequence[Slot[LaneOut, LaneIn, Call]]) -> None:
         self._slots = slots
@@ -173,7 +173,7 @@ class Handover:
     """Starts calls on slots. Belongs to the hub's thread; nothing waits."""
 
     def __init__(self, slots: AppSlots, owner: CallOwner, on_refused: Callable[[], None]) -> None:
-        """Takes what hears of a call that has left its slot without being handed over."""
+        """`on_refused` is called for a call that has left its slot without being handed over."""
         self._slots = slots
         self._owner = owner
         self._on_refused = on_refused

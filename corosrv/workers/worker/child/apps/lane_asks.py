@@ -78,7 +78,7 @@ class LaneAsks:
             self._is_open = True
 
     def end(self) -> None:
-        """Ends all asks, as the call does: the server does so by itself, and must hear of none later."""
+        """Ends all asks with their call. The server ends them too, and must get no later message about them."""
         with self._lock:
             self._is_open = False
             ended, self._open = list(self._open.values()), {}
