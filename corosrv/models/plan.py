@@ -48,7 +48,7 @@ def file_bytes(settings: ModelSettings) -> int:
 
 
 def share(total: int, own: int, other_files: Sequence[int]) -> int:
-    """Returns the bytes of a total that a model may take whose slots or context are fitted, 0 of no total.
+    """Returns the part of a total, in bytes, for a model whose slots or context are fitted; 0 without a total.
 
     `own`, `other_files`: the sizes of its files and of those of the others. What the files leave is shared in equal
     parts; where they leave nothing, idle models have to make room, and each may take all.

@@ -121,7 +121,7 @@ _STATUS = {
 
 
 class ServedModel:
-    """Owned by its pool, under whose lock all of it is called. Moves only as `models.state` allows."""
+    """One model of a pool, which owns it and calls all of it under its lock. Moves as corosrv.models.plan allows."""
 
     def __init__(
         self, settings: ModelSettings, on_idle: Callable[[], None], limit: int = 0, other_files: Sequence[int] = ()
@@ -244,7 +244,7 @@ class ServedModel:
         self._enter(ModelState.UNLOADED)
 
     def cancel_download(self) -> None:
-        """Ends a download that nobody wants any more; what is there of the files stays."""
+        """Cancels a download that no request wants any more; what has arrived stays."""
         assert self.download is not None
         self.download.cancel()
         self.download = None
