@@ -130,7 +130,7 @@ class QueueNames:
 
     @property
     def bell(self) -> str:
-        """The stream in which each new entry of any queue is told, by the queue's name."""
+        """The stream that names the queue of each new entry."""
         return self.names.name("bell")
 
     @property

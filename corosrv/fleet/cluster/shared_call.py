@@ -202,7 +202,7 @@ class SharedCall(RunningCall):
     # Its end for other reasons.
 
     def cancel(self, item: int = -1, *, is_deadline: bool = False) -> None:
-        """Ends the call: its entry leaves the queue, and a front that runs it is told."""
+        """Cancels the call: removes its entry from the queue, and tells a front that runs it."""
         if self.state is not SharedCallState.ENDED:
             self._withdraw()
             words = "the call's time was over" if is_deadline else "the call was cancelled"

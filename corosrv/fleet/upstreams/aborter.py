@@ -25,7 +25,7 @@ _TAGGED_PATHS = frozenset({"/generate", "/v1/chat/completions", "/chat/completio
 
 
 class AbortKind(str, Enum):
-    """Says how an upstream is told that a request is of no use any more, beside the end of its connection."""
+    """The ways to abort a request on an upstream, besides closing its connection."""
 
     AUTO = "auto"  # as SGLANG if it lists its models as SGLang does, else as NONE
     NONE = "none"

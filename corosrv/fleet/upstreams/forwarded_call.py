@@ -111,7 +111,7 @@ class CallUpstream(Protocol):
         """Starts to abort a request. Never waits."""
 
     def changed(self) -> None:
-        """Tells who listens that a permit is free."""
+        """Calls the listeners: a permit is free."""
 
 
 class ForwardedCall(RunningCall):

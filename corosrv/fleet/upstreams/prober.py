@@ -95,7 +95,7 @@ class ListedModels:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """Says why an upstream is not well; nothing if it is. `is_unanswered`: nobody has answered in any way."""
+    """The outcome of a probe: why the upstream is not well, empty if it is. `is_unanswered`: no answer came at all."""
 
     failure: str
     is_unanswered: bool = False

@@ -195,7 +195,7 @@ class Upstream:
         self._listener = listener
 
     def changed(self) -> None:
-        """Tells who listens, now and when time will have changed what it takes."""
+        """Calls the listener, now and when the breaker's state will change by time."""
         self._set_timer()
         self._listener()
 
@@ -311,7 +311,7 @@ class Upstream:
         return bool(self._is_idle.wait(timeout))
 
     def end_silent_calls(self, silent_since: float) -> None:
-        """Ends the calls of which nothing was heard since a time as lost: probes say that the upstream is gone."""
+        """Ends, as lost, the calls that have received nothing since a time: probes say that the upstream is gone."""
         for call in list(self._calls):
             if call.heard_at < silent_since:
                 call.fail(UpstreamLost("the upstream has fallen silent: it answers neither this call nor any probe"))
