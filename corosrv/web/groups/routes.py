@@ -68,7 +68,7 @@ _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
 class AbortedGroup(msgspec.Struct):
-    """Says what an abort has ended: `n_requests`, whose answers are on their way."""
+    """The outcome of an abort: `n_requests` were ended, and their answers are on their way."""
 
     id: str
     object: Literal["group.aborted"]

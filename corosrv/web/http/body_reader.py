@@ -140,7 +140,7 @@ _PIECE = 128 << 10  # bytes
 
 
 class BodyReader:
-    """Reads the bodies of a process's requests. Whoever has it read one lets go of it when the request is over."""
+    """Reads the bodies of a process's requests. Each is released when its request is over."""
 
     def __init__(self, seconds: float = 30.0, budget: BodyBudget | None = None) -> None:
         """`seconds`: how long a body may take where the server does not look after that."""

@@ -101,7 +101,7 @@ class Front(GeventWorker):  # type: ignore[misc]
         let_stops_through()
 
     def run(self) -> None:
-        """Serves until it is told to stop, then until the last answer, at most `graceful_timeout`."""
+        """Serves until a stop is asked for, then drains for at most `graceful_timeout`."""
         servers = [self._listen(listener) for listener in self.sockets]
         self._full_collections.take_over()
         garbage_times.watch()

@@ -22,7 +22,7 @@ PAUSE = 1.0  # seconds after which it is done, for all that is let go of meanwhi
 
 
 class HeapTrimmer:
-    """Trims the heap when most of many bytes were let go of. Whoever holds them tells it how many there are.
+    """Trims the heap when most of many bytes were freed. Their holders report how many there are.
 
     The pieces of large bodies lie in the heap between other things, where the C library keeps the room of those that
     are gone. Trimming takes some milliseconds for each hundred megabytes, in a thread of gevent's pool.

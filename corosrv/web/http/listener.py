@@ -216,7 +216,7 @@ class Listener(StreamServer):  # type: ignore[misc]
             raise
 
     def close(self) -> None:
-        """Accepts nobody any more; who was accepted is served. Calling it twice is harmless."""
+        """Stops accepting; clients that were accepted are served. Calling it twice is harmless."""
         if self._next_turn is not None:
             self._next_turn.close()
             self._next_turn = None

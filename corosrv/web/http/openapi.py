@@ -261,7 +261,7 @@ def _types(shown_routes: Iterable[Route], default_error: Any) -> Iterable[Any]:
 
 
 def _key(kind: Any) -> Any:
-    """Types are told apart by what they are; unions and lists, which are made anew each time, by how they read."""
+    """Returns a key for a type: itself, or the text of a union or list, which is made anew each time."""
     return kind if isinstance(kind, type) else repr(kind)
 
 

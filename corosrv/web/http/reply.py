@@ -85,7 +85,7 @@ _ERROR = "corosrv_error"
 
 
 class _WholeResponse(Response):
-    """An answer whose body is there. Its headers are complete: nothing is left to do of what werkzeug does."""
+    """An answer whose body and headers are complete, so that werkzeug's own steps are left out."""
 
     def __call__(self, environ: Any, start_response: Any) -> Any:
         if environ["REQUEST_METHOD"] == "HEAD" or self._on_close:

@@ -256,7 +256,7 @@ def _bound_unsent(sending: socket.socket) -> None:
 
 
 class _StreamResponse(Response):
-    """An answer whose body learns which server sends it."""
+    """An answer that hands its body the server's `start_response`, through which pieces can take the short way."""
 
     response: EventStream[Any]
 

@@ -111,7 +111,7 @@ class Membership:
         self._said: dict[str, str] = {}  # the last words about each front of the last round
 
     def renew(self) -> None:
-        """Adds the server wherever it is not there yet. Waits for each front; one that fails is told, not raised."""
+        """Adds the server to each front that lacks it. Waits for each; failures are reported, not raised."""
         self._tell_each(self._add)
 
     def leave(self) -> None:

@@ -28,7 +28,7 @@ class UpgradableHandler(WSGIHandler):  # type: ignore[misc]
         return {**super().get_environ(), CONNECTION: self.socket}
 
     def handle_one_response(self) -> None:
-        """Answers, and lets go of a connection that was upgraded, whether or not the answer could be sent."""
+        """Answers, and releases a connection that was upgraded, whether or not the answer could be sent."""
         try:
             super().handle_one_response()
         finally:
@@ -41,7 +41,7 @@ class UpgradableHandler(WSGIHandler):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class LocalPeer:
-    """Holds what the kernel says of who opened a Unix socket."""
+    """The process that opened a Unix socket, as the kernel reports it."""
 
     pid: int
     uid: int
