@@ -137,7 +137,7 @@ def with_format(job: Job, form: RequestedFormat | None, card: ModelCard) -> Job:
 def with_grammar(
     job: Job, form: RequestedFormat | None, card: ModelCard
 ) -> tuple[Job, JsonFormat | PlainFormat | TaggedFormat | None]:
-    """Returns a chat's job, with the grammar if that is the form, and any other form, for `corosrv.chat` to see to.
+    """Returns a chat's job, with the grammar if that is the form; and any other form, for `corosrv.dialects.chat`.
 
     Raises Refused.
     """

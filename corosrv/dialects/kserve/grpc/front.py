@@ -124,7 +124,7 @@ class GrpcFront:
 
     @property
     def state(self) -> WorkerState:
-        """The state of the process at hand; STARTING while one is awaited."""
+        """The state of the running process; STARTING while one is being started."""
         return self._process.state
 
     @property

@@ -58,7 +58,7 @@ class HealthService:
         return grpc.method_handlers_generic_handler("grpc.health.v1.Health", methods)
 
     def stop(self) -> None:
-        """Tells everybody who watches that the server serves no more, and ends their calls."""
+        """Sends NOT_SERVING to all watchers, and ends their calls."""
         self._readiness.stop()
 
     async def _check(self, context: Any, caller: str) -> bytes:
@@ -126,7 +126,7 @@ class ReadinessWatch:
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """Makes the server not ready for good, and wakes everybody who waits."""
+        """Sets the server to not ready for good, and wakes all waiters."""
         self._stopped.set()
 
     async def ask(self) -> bool:
