@@ -161,7 +161,7 @@ class Delegator:
         return self._pass_on(incoming, call, own_error)
 
     def _is_foreign(self, target: PeerTarget) -> bool:
-        """Tells whether a body that was refused here names a model of others, who may read it otherwise."""
+        """Returns whether a body that was refused here names a model of peers, which may accept it."""
         return isinstance(target, ModelOfDialect) and target.name not in set(self._own_models())
 
     def _obstacle(self, target: PeerTarget, trip: Trip) -> Result | None:

@@ -47,7 +47,7 @@ class PeerGuard:
         self._stats = stats
 
     def admit(self, environ: dict[str, Any]) -> str | None:
-        """Returns the caller of a request that a peer has sent, by whose key it was let in there; else None.
+        """Returns the caller that a peer has authenticated, for a request that a peer sent; otherwise None.
 
         Raises Unauthorized for a wrong token, LoopDetected for a request that was here before, and InvalidTrip for
         headers that no replica writes. From a client's request it removes the headers that are for peers.

@@ -73,7 +73,7 @@ class PeerRecord:
         self.last_answer = words
 
     def refuse(self, words: str) -> None:
-        """Gives it no requests until it announces something else."""
+        """Sends it no requests until it announces something else."""
         self._refusal = words
         self.last_answer = words
         self.offers = None
@@ -97,7 +97,7 @@ class Roster:
         self._n_turns = 0
 
     def hear(self, peer: PeerRecord, announcement: Announcement, now: float) -> None:
-        """Records what a peer has announced; refuses one that is not who it should be, and leads to somebody known."""
+        """Records a peer's announcement. Refuses one with an unexpected id, or with the id of a peer that is known."""
         if problem := self._problem(peer, announcement.replica, now):
             peer.refuse(problem)
         else:
