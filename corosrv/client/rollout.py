@@ -83,7 +83,7 @@ class Rollout:
 
     @property
     def report(self) -> RolloutReport:
-        """Tells what has become of the prompts so far. Lost ones are told here, and not yielded."""
+        """Reports what has become of the prompts so far. Lost ones are listed here, and not yielded."""
         if self._run is None:
             return RolloutReport(0, 0, 0, 0, 0, 0, {}, ())
         return self._run.ledger.report()

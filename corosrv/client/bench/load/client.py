@@ -57,7 +57,7 @@ class Client:
         return transcript.outcome(began, monotonic(), is_arriving)
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body of a plain question. Waits. Raises BenchError when nobody answers."""
+        """Returns status and body of a plain GET. Waits. Raises BenchError without an answer."""
         answer, body = HttpAnswer(), b""
         unreachable = BenchError(f"{self._target.url} cannot be reached: no answer within {ASK_TIMEOUT:g} s")
         try:
