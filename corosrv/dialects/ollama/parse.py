@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Image, Job, Messages, ModelCard, MultimodalText, Prompt, Text, Vocabulary
 from corosrv.dialects.chat import conversation
@@ -47,21 +49,20 @@ def chat(body: schema.OllamaChatBody, defaults: fields.Defaults, model: AskedMod
     """Checks a chat. Waits for images, and while a long conversation is counted. Raises Refused."""
     history = turns(body.messages or (), model)
     tools = _tools(body, model)
-    options = schema.sampling_options(body)
-    job = _job(body, options, Messages(history, tools), defaults, model)
 
-    def translate(history: tuple[Turn, ...]) -> tuple[Job, Parser]:
+    def prompt(history: tuple[Turn, ...]) -> Messages:
         # A last message of the assistant is the beginning of the answer, which the model continues.
         is_begun = history[-1]["role"] == "assistant" and "tool_calls" not in history[-1]
-        prompt = Messages(
-            history, tools, not is_begun, continue_final=is_begun, template_arguments=_template_arguments(body.think)
-        )
-        return _prepared(body, replace(job, prompts=(prompt,)), model)
+        arguments = _template_arguments(body.think)
+        return Messages(history, tools, not is_begun, continue_final=is_begun, template_arguments=arguments)
 
+    options = schema.sampling_options(body)
+    job = _job(body, options, prompt(history), defaults, model)
     if body.truncate is not False and _may_be_long(history, tools, model.card):
         room = ContextRoom(model.card.meta.get("n_ctx", 0), job.max_tokens, model.find_vocabulary().count)
-        history = newest_turns(history, lambda turns: room.holds(translate(turns)[0].prompts[0]))
-    job, parser = translate(history)
+        kept_turns = newest_turns(history, lambda turns: room.holds(prompt(turns)))
+        job = replace(job, prompts=(prompt(kept_turns),))
+    job, parser = _prepared(body, job, model)
     return _call(body, job, OllamaChatAnswer(model.name, parser, stopwatch))
 
 
@@ -114,10 +115,19 @@ def _template_arguments(think: schema.Think | None) -> dict[str, Any]:
 
 
 def _may_be_long(turns: Sequence[Turn], tools: Sequence[Any], card: ModelCard) -> bool:
-    """Returns whether a conversation may be too long: no token has less than a byte."""
-    n_bytes = sum(len(str(turn).encode("utf-8", "replace")) for turn in (*turns, *tools))
-    has_images = conversation.n_images(turns) > 0
-    return has_images or 2 * (n_bytes + _MESSAGE_TOKENS * len(turns)) > int(card.meta.get("n_ctx", 0))
+    """Returns whether a conversation may leave too little room for an answer: no token has less than a byte."""
+    n_bytes = len(msgspec.json.encode(tools)) + sum(_MESSAGE_TOKENS + _most_bytes(turn) for turn in turns)
+    return conversation.n_images(turns) > 0 or 2 * n_bytes > int(card.meta.get("n_ctx", 0))
+
+
+def _most_bytes(turn: Turn) -> int:
+    """Returns at least the bytes of a turn, without the work of encoding it. Its images do not count."""
+    content = turn["content"]
+    texts = [content] if isinstance(content, str) else [part for part in content if isinstance(part, str)]
+    texts.append(turn.get("reasoning_content", ""))
+    return sum(len(text) * (1 if text.isascii() else 4) for text in texts) + len(
+        msgspec.json.encode(turn.get("tool_calls", ()))
+    )
 
 
 # Turns
