@@ -201,7 +201,7 @@ class DecoderPool:
                 self.close()
 
     def close(self) -> None:
-        """Ends the processes, those that decode as soon as they have. Does not wait for their end."""
+        """Ends the processes, busy ones after their image. Does not wait for their end."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().close()

@@ -24,7 +24,7 @@ def images_in(parts: str) -> str:
 
 
 class ImageDetail(Enum):
-    """Says how much of an image is to be read, as `detail` of OpenAI's APIs does."""
+    """The resolution in which an image is read, as `detail` of OpenAI's APIs has it."""
 
     AUTO = "auto"
     LOW = "low"

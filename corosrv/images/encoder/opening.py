@@ -60,7 +60,7 @@ SIDE = 64  # pixels of the trial's image
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Says what became of a small image."""
+    """The outcome of encoding a small image."""
 
     n_rows: int
     seconds: float

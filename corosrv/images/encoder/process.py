@@ -132,7 +132,7 @@ class EncoderProcess:
         descriptors.close_all(spare)
 
     def _carry_out(self, actions: list[Action], fds: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Does what the side asks for, and returns the descriptors that nobody took."""
+        """Carries out the side's actions, and returns the descriptors that none of them took."""
         for action in actions:
             if isinstance(action, Write):
                 self._writer.write(action.grant, action.encoding, action.n)

@@ -203,7 +203,7 @@ class TransferCore:
         ledger.is_up = True
 
     def encoder_down(self, epoch: int) -> None:
-        """Records that the encoder process of this epoch was reaped: nobody writes any more."""
+        """Records that the encoder process of this epoch was reaped, and so writes no more."""
         ledger = self._ledger
         if not ledger.is_up or epoch != ledger.epoch:
             return

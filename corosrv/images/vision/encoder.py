@@ -190,7 +190,7 @@ class ImageEncoder:
         self._fail(task, EncodeTimedOut(f"the image was not encoded: {words}; {_SMALLER}"))
 
     def _look(self) -> None:
-        """Takes what transfers have ended in."""
+        """Takes the results of transfers that have ended."""
         for rid, task in list(self._running.items()):
             if self.is_degraded:
                 self._fail(task, EncoderUnavailable(_UNSTABLE, math.ceil(RECOVERY)))

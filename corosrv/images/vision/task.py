@@ -89,11 +89,11 @@ class ImageTask:
         return bool(self._waiters)
 
     def join(self, wake: Wake) -> None:
-        """Adds somebody who waits, to be woken at the end."""
+        """Adds a waiter, to be woken at the end."""
         self._waiters.append(wake)
 
     def leave(self, wake: Wake) -> None:
-        """Removes somebody who waits no more."""
+        """Removes a waiter."""
         if wake in self._waiters:
             self._waiters.remove(wake)
 

@@ -65,7 +65,7 @@ class ImageSizes:
             wake()
 
     def encoder_down(self) -> None:
-        """Answers what the encoder that has ended was asked: nobody can tell. It may have died of it."""
+        """Answers all open questions with 0, unknown: the encoder that was asked has ended, perhaps because of one."""
         for size in list(self._asked):
             self.answer(size, 0)
 
@@ -111,7 +111,7 @@ class EncodeOrder:
         return took
 
     def cancel(self, tid: int, now: float) -> None:
-        """Notes that an image is of no more use: the first may be encoded at this moment, later ones never are."""
+        """Cancels an image: the first one may be encoded at this moment, later ones never are."""
         if tid not in self._opened:
             return
         was_first = tid == self._first_live

@@ -81,7 +81,7 @@ class _ImageBatch:
         self._tasks: list[ImageTask] = []
 
     def advance(self) -> bool:
-        """Takes what has ended and begins what may be begun; returns whether all is there.
+        """Takes finished images and starts further ones; returns whether all are encoded.
 
         Raises what the check raises, and what an image has failed of.
         """

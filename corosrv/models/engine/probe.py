@@ -122,7 +122,7 @@ def _probe(options: Options) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _TrialReport:
-    """Tells what became of a child: the signal that it died of, or what own kernels computed otherwise; or neither."""
+    """The outcome of a trial: the signal that the child died of, or how own kernels differed; or neither."""
 
     death: str = ""
     difference: str = ""

@@ -223,7 +223,7 @@ class Rooms:
         return f"{words}: no slots and no context would fit, not even {ContextPair(1, PAD)}"
 
     def _advice_to_share(self, best: ContextPair, comfort: Comfort) -> str:
-        """Words how the slots that were asked for can share so much context that one may have what each was to have."""
+        """Advises to share one context between the requested slots, so that one may have what each was to have."""
         needs, least = self.needs, -(-best.context // best.slots)
         if needs.shares_context or not needs.may_share_context or not needs.facts.cache.layers:
             return ""

@@ -36,7 +36,7 @@ Report = Callable[[int], None]  # gets the bytes of the file that are there
 
 @dataclass(frozen=True, slots=True)
 class BlobSource:
-    """Says what a file must become: its ETag, which is its SHA-256 where the hub keeps it apart, and its bytes."""
+    """A file's expected ETag, which is its SHA-256 where the hub keeps it apart, and its size in bytes."""
 
     path: str
     etag: str

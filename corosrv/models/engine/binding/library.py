@@ -41,7 +41,7 @@ _FORKED = (
 
 
 def check(code: int, message: Any = None) -> None:
-    """Raises what a call's code stands for; `message` is the buffer that it has written its words into."""
+    """Raises the error that a call's code stands for; `message` is the buffer with the core's words."""
     if code != lib.COROSRV_OK:
         fail(code, "" if message is None else text_of(message))
 

@@ -182,7 +182,7 @@ class _AsyncUserCode:
             self._task = None
 
     async def throw_cancel(self, chunks: AsyncIterator[Any]) -> None:
-        """Tells a generator that waits at a `yield`, if it was not told; one that goes on is not listened to."""
+        """Throws the cancel into a generator that waits at a `yield`, once; what it yields after that is dropped."""
         if inspect.isasyncgen(chunks) and not self._run.is_told:
             self._run.is_told = True
             await chunks.athrow(asyncio.CancelledError())

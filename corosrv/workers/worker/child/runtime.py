@@ -97,7 +97,7 @@ class WorkerRuntime(Generic[Out, In]):
         os.register_at_fork(after_in_child=let_go_of_channels)
 
     def fail(self, error: BaseException, message: Out) -> NoReturn:
-        """Ends the process because it cannot start: the server hears why, and what was printed."""
+        """Ends the process because it cannot start, after reporting why, and what was printed, to the server."""
         self.capture.flush()
         self.server_log.write("stderr", trace(error).encode("utf-8", "replace"))
         self.control.outbox.post(message)

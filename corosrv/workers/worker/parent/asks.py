@@ -52,7 +52,7 @@ SendAnswer = Callable[[AskOutputs | AskEnd, Sequence[int]], None]  # raises what
 
 
 def submit_to(worker: InferWorker) -> Submit:
-    """Returns what submits a job to the worker, after a check of its inputs against the declarations."""
+    """Returns a function that submits a job to the worker, after checking its inputs against the declarations."""
 
     def submit(job: InferJob) -> InferReader:
         card = worker.find(job.target)

@@ -237,7 +237,7 @@ class CallLifecycle:
         return call
 
     def enter(self, call: HandlerCall) -> None:
-        """Makes what the current context prints a part of the call."""
+        """Attributes what the current context prints to the call."""
         place.set(call.printed)
 
     def end(self, call: HandlerCall, results: Sequence[Result]) -> None:
