@@ -18,6 +18,8 @@ from corosrv.dialects.predictions.prediction import Prediction
 from corosrv.dialects.predictions.run import Run
 from corosrv.dialects.predictions.webhooks import Webhooks
 
+log = logging.getLogger("corosrv.predictions")
+
 MAX_FINISHED = 1000
 MAX_BYTES = 256 << 20  # of all that ended; the latest is kept, however large
 
@@ -80,8 +82,6 @@ class Supervisor:
         _, (_, prediction) = self._finished.popitem(last=False)
         self._n_bytes -= prediction.n_bytes
 
-
-log = logging.getLogger("corosrv.predictions")
 
 SHUT_DOWN = "ShuttingDown: server shut down"
 STOP_SECONDS = 5.0  # that an idle worker has to end by itself

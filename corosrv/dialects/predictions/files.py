@@ -32,6 +32,8 @@ from corosrv.base.outgoing import KEEPING_METHOD, Redirects
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs.setup import FileOutput, FileRef, OutputChunk
 
+log = logging.getLogger("corosrv.predictions")
+
 TURN = 256 << 10  # bytes, about, that are encoded before others have a turn
 
 _MARK = b"\0"  # stands for a LargeJson in the text around it; JSON text has no such byte
@@ -115,8 +117,6 @@ def _list(members: list[Any], n_at_once: int) -> Iterator[bytes]:
         yield from pieces
     yield b"]"
 
-
-log = logging.getLogger("corosrv.predictions")
 
 PREFIX = "corosrv-server-"
 

@@ -23,6 +23,8 @@ from corosrv.dialects.predictions.files import weight
 from corosrv.dialects.predictions.prediction import Prediction, Status, utc_now
 from corosrv.web.http.reply import line
 
+log = logging.getLogger("corosrv.predictions")
+
 AT_ONCE = 8
 
 
@@ -114,8 +116,6 @@ def log_prediction(prediction: Prediction, predictor: str, as_json: bool) -> Non
     }
     _finished_log.log(level, "%s", json.dumps({"event": "prediction_ended", **members}) if as_json else _TEXT % members)
 
-
-log = logging.getLogger("corosrv.predictions")
 
 CANCEL_GRACE = 1.0  # seconds that outputs of a canceled prediction have to be uploaded or encoded
 

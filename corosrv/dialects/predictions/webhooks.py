@@ -21,6 +21,8 @@ from corosrv.base.retry_after import retry_after
 from corosrv.dialects.predictions.files import encode
 from corosrv.dialects.predictions.prediction import Change, Prediction
 
+log = logging.getLogger("corosrv.predictions")
+
 TRY_SECONDS = 30.0
 # At once, to one receiver; the next ones wait within their own time, so that a dead receiver keeps others' way free.
 CONNECTIONS = 64
@@ -159,8 +161,6 @@ class Poster:
             with gevent.Timeout(_LAST_SECONDS, False):
                 threads.kill()  # each ends with the post that it is at
 
-
-log = logging.getLogger("corosrv.predictions")
 
 RETRIES = 12
 FIRST_DELAY = 0.2  # seconds; doubled each time

@@ -25,6 +25,8 @@ from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.group_aborts import Subscription
 from corosrv.fleet.cluster.queue_names import KeyNames
 
+log = logging.getLogger("corosrv.cluster")
+
 
 def host_name() -> str:
     """Returns the machine's name in characters that stand in keys as they are."""
@@ -74,8 +76,6 @@ def decode(id: str, version: bytes, body: bytes) -> FrontRecord:
             pass
     return FrontRecord(id, version)
 
-
-log = logging.getLogger("corosrv.cluster")
 
 EXPIRY = 10.0  # seconds after which a front that says nothing is gone
 RENEWAL = 3.0  # seconds between two times at which a front says that it is there

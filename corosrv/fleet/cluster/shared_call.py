@@ -31,6 +31,8 @@ from corosrv.fleet.cluster.queue_names import QueueNames
 from corosrv.fleet.cluster.script_runner import ScriptRunner
 from corosrv.workers.dispatch.host import CallListener, RunningCall
 
+log = logging.getLogger("corosrv.cluster")
+
 
 class ReplyFate(Enum):
     """Lists what becomes of a reply."""
@@ -61,8 +63,6 @@ class ReplyOrder:
         """Judges an end, after which the queue has the call no more: no delivery can end it another time."""
         return ReplyFate.TAKE if self._delivery in (None, delivery) else ReplyFate.LOST
 
-
-log = logging.getLogger("corosrv.cluster")
 
 ACK_BYTES = 256 << 10  # of a streamed answer, after which the front that sends it hears how much was read
 RETRY_AFTER = 1  # seconds

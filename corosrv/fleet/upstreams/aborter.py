@@ -20,6 +20,8 @@ from corosrv.contracts.jobs.infer import ForwardRequest
 from corosrv.fleet.upstreams.connections import UpstreamConnections
 from corosrv.fleet.upstreams.exchange import Addressee, ask_shortly
 
+log = logging.getLogger("corosrv.upstreams")
+
 ABORT_PATH = "/abort_request"
 _TAGGED_PATHS = frozenset({"/generate", "/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"})
 
@@ -86,8 +88,6 @@ def _is_batch(prompt: Any) -> bool:
     """Tells whether a prompt is several: a list of anything but tokens."""
     return isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
 
-
-log = logging.getLogger("corosrv.upstreams")
 
 MAX_RUNNING = 256  # abort requests to one upstream at once; beyond that the closed connection has to suffice
 _HEADERS = (("Content-Type", "application/json"),)

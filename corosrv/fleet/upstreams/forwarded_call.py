@@ -24,6 +24,8 @@ from corosrv.fleet.upstreams.exchange import Exchange
 from corosrv.fleet.upstreams.failures import AnsweredError
 from corosrv.workers.dispatch.host import CallListener, HandedItem, Permit, RunningCall
 
+log = logging.getLogger("corosrv.upstreams")
+
 _LONGEST_LINE = 64  # bytes; no line that marks an end is longer
 _SPACED = re.compile(rb"\n\r?\n")
 
@@ -79,8 +81,6 @@ class UsageReader:
         counts = _COUNT.findall(self._tail)
         return int(counts[-1]) if counts else None
 
-
-log = logging.getLogger("corosrv.upstreams")
 
 LINGER = 0.25  # seconds in which the body of a stream whose last event has come must end, for its connection to be kept
 _TIMEOUT = "X-Request-Timeout-Ms"

@@ -18,6 +18,8 @@ from corosrv.fleet.upstreams.failures import UpstreamSilent
 from corosrv.fleet.upstreams.spec import MAX_CONCURRENCY
 from corosrv.fleet.upstreams.upstream import Upstream
 
+log = logging.getLogger("corosrv.upstreams")
+
 # Where servers tell it: llama-server and corosrv, SGLang, and vLLM where its VLLM_SERVER_DEV_MODE is set.
 ROOM_PATHS = ("/props", "/get_server_info", "/server_info?config_format=json")
 _IN_WORDS = re.compile(r"\bmax_num_seqs=([0-9]{1,6})\b")
@@ -62,8 +64,6 @@ def _number(value: Any) -> int | None:
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     return min(value, MAX_CONCURRENCY) if is_number else None
 
-
-log = logging.getLogger("corosrv.upstreams")
 
 MAX_MODELS = 1000
 MAX_NAME = 512  # characters

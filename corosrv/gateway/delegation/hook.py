@@ -27,6 +27,8 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import error_response, json_response, take_error
 
+log = logging.getLogger("corosrv.delegation")
+
 
 def peer_view(peer: PeerRecord, now: float) -> dict[str, Any]:
     """Shows a peer: its state, its last answer, and what it announces. `now`: of time.monotonic()."""
@@ -73,9 +75,6 @@ def with_peers(local: dict[str, Any] | None, models: dict[str, str], created: in
         if id(model) not in own and model["id"] in models:
             model["replica"] = models[model["id"]]
     return answer
-
-
-log = logging.getLogger("corosrv.delegation")
 
 
 class DelegationHook:

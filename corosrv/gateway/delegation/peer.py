@@ -24,6 +24,8 @@ from corosrv.gateway.delegation.announcement import MAX_BYTES, PATH, Announcemen
 from corosrv.gateway.delegation.roster import PeerRecord, PeerState, Roster
 from corosrv.gateway.delegation.trip import TOKEN
 
+log = logging.getLogger("corosrv.delegation")
+
 ASK_TIMEOUT = 4.0  # seconds that one announcement may take
 MAX_IDLE = 16  # connections
 
@@ -111,8 +113,6 @@ def parse_peer(text: str) -> Peer:
     except Refused as error:  # without the URL itself, which may hold a password
         raise SettingsError(f"COROSRV_PEERS: {error}") from None
 
-
-log = logging.getLogger("corosrv.delegation")
 
 INTERVAL = 5.0  # seconds between two questions to a peer that is ready
 FAST_INTERVAL = 1.0  # to one that is not known yet, or cannot be reached

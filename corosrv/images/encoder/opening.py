@@ -18,6 +18,8 @@ from corosrv.images.encoder.gguf_head import GgufHead
 from corosrv.images.encoder.mtmd import LogTail, Projector
 from corosrv.images.transfer.messages import MROPE, NON_CAUSAL
 
+log = logging.getLogger("corosrv.encoder")
+
 # Types of projectors that are made for models with M-RoPE alone. libmtmd asks the model, and not the projector.
 MROPE_KINDS = frozenset({"qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "qwen2.5o", "paddleocr"})
 _WORDS = {MROPE: "M-RoPE positions", NON_CAUSAL: "attention that is not causal"}
@@ -77,9 +79,6 @@ def try_projector(projector: Projector, path: str) -> Trial:
     if not math.isfinite(sum(encoding.rows.cast("f"))):  # in float64, where no sum of finite numbers overflows
         raise LoadError(f"the projector {path} makes numbers of an image that are not finite: the file is damaged")
     return Trial(encoding.total, time.monotonic() - began)
-
-
-log = logging.getLogger("corosrv.encoder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

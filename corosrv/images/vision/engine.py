@@ -49,6 +49,8 @@ from corosrv.models.engine.reader import Reader
 from corosrv.models.engine.vocabulary import EngineVocabulary
 from corosrv.models.loadable import Footprint
 
+log = logging.getLogger("corosrv.vision")
+
 ImagePrompt = Messages | MultimodalText
 
 
@@ -158,8 +160,6 @@ def _marked(turn: dict[str, Any]) -> dict[str, Any]:
         return turn
     return {**turn, "content": "".join(part if isinstance(part, str) else MEDIA_MARKER for part in content)}
 
-
-log = logging.getLogger("corosrv.vision")
 
 CAPABILITY = "images"
 FAREWELL = 10.0  # seconds in which the hub closes an encoder for another thread

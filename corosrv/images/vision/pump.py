@@ -34,6 +34,8 @@ from corosrv.images.vision.link import EncoderLink
 from corosrv.images.vision.turns import EncodeOrder, EncoderTurns, ImageSizes, Size
 from corosrv.workers.wire import descriptors
 
+log = logging.getLogger("corosrv.vision")
+
 WORKS = 0.02  # processor time for the time in which a process could run; one with less does not get on
 
 
@@ -98,8 +100,6 @@ class EncodeClock:
         """The time for which the process has not worked."""
         return self.now - self._worked_at
 
-
-log = logging.getLogger("corosrv.vision")
 
 MOST_MESSAGES = 64  # between two ticks
 _SHORTEST_WAIT = 0.001  # seconds

@@ -22,6 +22,8 @@ from corosrv.images.vision.pump import TransferPump
 from corosrv.workers.dispatch.estimates import Backoff
 from corosrv.workers.worker.parent.process import Restarts
 
+log = logging.getLogger("corosrv.vision")
+
 MOST_CRASHES = 2
 MEMORY = 600.0  # seconds
 MAX_SUSPECTS = 1024  # the oldest are forgotten
@@ -83,8 +85,6 @@ class StabilityRecord:
             self._is_unstable = False
         return self._is_unstable
 
-
-log = logging.getLogger("corosrv.vision")
 
 FIRST_PAUSE = 0.5  # seconds before a process follows one that died; doubled as long as none lives long
 LONGEST_PAUSE = 30.0

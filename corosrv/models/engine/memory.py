@@ -18,6 +18,8 @@ from corosrv.models.fitting.model_file import flaw_of
 from corosrv.models.fitting.plan import plan_memory, with_defaults, with_plan
 from corosrv.models.fitting.room import Room, read_room
 
+log = logging.getLogger("corosrv.engine")
+
 _log = logging.getLogger("corosrv")
 
 _INTERVAL = 60.0  # seconds between two lines
@@ -46,8 +48,6 @@ class DescriptorShortage:
             n,
         )
 
-
-log = logging.getLogger("corosrv.engine")
 
 _UNKNOWN = Room(1 << 62, "not known")  # bytes, where nothing tells how much memory there is
 

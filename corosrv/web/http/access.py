@@ -21,6 +21,8 @@ from corosrv.contracts.jobs.job import new_id
 from corosrv.web.http.keys import KeyRing
 from corosrv.web.http.reply import Flood
 
+log = logging.getLogger("corosrv.http")
+
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+))(?::\d*)?")
 # Names that only a machine's own resolver or its network's gives out.
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa")
@@ -170,8 +172,6 @@ def _answer_preflight(request: Request, response: Response) -> None:
     response.headers["Access-Control-Max-Age"] = "600"
     response.vary.add("Access-Control-Request-Headers")
 
-
-log = logging.getLogger("corosrv.http")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SECRET_ARGUMENT = re.compile(

@@ -26,6 +26,8 @@ from gevent.socket import wait
 from corosrv.base.waits import awake_clock
 from corosrv.web.http.reply import Flood
 
+log = logging.getLogger("corosrv.http")
+
 # Small enough that a turn in which thousands connect is short, large enough to see most of them in their first turn.
 _LOOKS = 512
 _URGENT = re.compile(rb"(?:GET|HEAD) [^ ?]*/health(?:-check)?[ ?]")
@@ -128,8 +130,6 @@ class PatientSocket(gevent.socket.socket):  # type: ignore[misc]
             if unsent and awake_clock.now() > end:
                 raise TimeoutError("timed out")
 
-
-log = logging.getLogger("corosrv.http")
 
 _AT_ONCE = 8  # connections that are begun in one turn of the hub: a first request takes about a millisecond
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -28,6 +28,8 @@ from corosrv.web.http.heap import BodyShare
 from corosrv.web.http.lean_flask import LeanFlask, current
 from corosrv.web.http.metrics import HttpStats
 
+log = logging.getLogger("corosrv.http")
+
 _INTERVAL = 1.0  # seconds
 _MOST_CHARACTERS = 200
 
@@ -75,7 +77,6 @@ class Flood:
         self._log.warning(self._words, n)
 
 
-log = logging.getLogger("corosrv.http")
 # Apart, for anybody can make many of the one kind, among which the other would be lost.
 _unavailable = Flood(log, "%d more requests could not be served")
 _failed = Flood(log, "%d more requests failed")

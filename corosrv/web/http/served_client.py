@@ -19,6 +19,8 @@ from corosrv.web.http.connection import Connection
 from corosrv.web.http.message import HttpResponse
 from corosrv.web.http.sse import EventStream
 
+log = logging.getLogger("corosrv.http")
+
 
 class ClientPool(Pool):  # type: ignore[misc]
     """gevent's pool, in which a client may keep its place while it has no greenlet.
@@ -58,9 +60,6 @@ class ClientPool(Pool):  # type: ignore[misc]
             Group._discard(self, greenlet)
         else:
             super()._discard(greenlet)
-
-
-log = logging.getLogger("corosrv.http")
 
 
 class ServedClient:

@@ -20,6 +20,8 @@ from corosrv.web.http.message import DirectSender, direct_sender
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import Flood, line
 
+log = logging.getLogger("corosrv.http")
+
 Item = TypeVar("Item")
 
 
@@ -83,7 +85,6 @@ class RecordedEncoder(Generic[Item]):
         self._encoder.close()
 
 
-log = logging.getLogger("corosrv.http")
 _failed = Flood(log, "%d more streams ended in an error")
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"

@@ -35,6 +35,8 @@ from corosrv.contracts.jobs.terms import (
 )
 from corosrv.web.http.lean_flask import caller, current
 
+log = logging.getLogger("corosrv.http")
+
 
 class QueueHeaders(msgspec.Struct):
     """Headers that say how long a request may wait, and who goes before it; see request_terms."""
@@ -115,8 +117,6 @@ def _filled(rule: str, path: str) -> str:
             segments[place] = given[place]
     return "/".join(segments)
 
-
-log = logging.getLogger("corosrv.http")
 
 HEADER = "X-Corosrv-Ignored"
 

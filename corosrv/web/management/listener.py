@@ -30,6 +30,8 @@ from corosrv.web.management.client import default_path, new_socket_path, open_ru
 from corosrv.web.management.routes import make_app
 from corosrv.web.management.upgrade import UpgradableHandler, check_own
 
+log = logging.getLogger("corosrv.management")
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # how every connection of a client begins
 MAX_FRAME = 16_384  # bytes of a frame's content, as HTTP/2 has it where nothing else was agreed
 WORDS = b"workers register by joining, not by an address: corosrv worker APP --join PATH"
@@ -128,8 +130,6 @@ class TokenGuard:
             raise Unauthorized("managing this server needs the token of its COROSRV_MGMT_TOKEN_FILE: "
                                "Authorization: Bearer TOKEN")  # fmt: skip
 
-
-log = logging.getLogger("corosrv.management")
 
 CONNECTIONS = 32  # at once
 LONGEST_CONNECTION = 60.0  # seconds

@@ -17,6 +17,8 @@ from corosrv.workers.dispatch.capability import parse_preferences, parse_query, 
 from corosrv.workers.dispatch.entries import LINGER, QUARANTINED, HandlerEntry, HostGroup, PoolStanding, differs
 from corosrv.workers.dispatch.host import HandlerHost
 
+log = logging.getLogger("corosrv.dispatch")
+
 _RUNS = re.compile(r"[0-9]+|[^0-9]+")
 MAX_DIGITS = 18  # of a run that is read as a number; a longer one is compared as text
 
@@ -32,9 +34,6 @@ def natural_order(version: str) -> tuple[tuple[int, int, str], ...]:
 def default_card(cards: Iterable[HandlerCard]) -> HandlerCard | None:
     """Returns what a call without a version gets: the unversioned card, one marked as default, or the highest."""
     return max(cards, key=lambda card: (not card.version, card.is_default, natural_order(card.version)), default=None)
-
-
-log = logging.getLogger("corosrv.dispatch")
 
 
 class Registry:

@@ -23,6 +23,8 @@ from corosrv.workers.manager.snapshot import HOLDING, Claim, GroupSnapshot, Plac
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_worker import LEASE_EXPIRED, AppWorker
 
+log = logging.getLogger("corosrv.manager")
+
 # Makes a process for a pool (None: it imports the application, and waits), a place in it, and an incarnation.
 MakeWorker = Callable[[str | None, str, int], AppWorker]
 
@@ -97,8 +99,6 @@ def _snapshot(handlers: Sequence[HandlerCard], stats: Mapping[str, KeyStats], in
         sum(key.services.sum for key in known),
     )
 
-
-log = logging.getLogger("corosrv.manager")
 
 _HAS_ENDED = (PlaceState.GONE, PlaceState.FAILED)
 

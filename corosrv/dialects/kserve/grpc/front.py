@@ -23,6 +23,8 @@ from corosrv.workers.dispatch.estimates import Backoff
 from corosrv.workers.worker.parent.asks import FindObject, no_object
 from corosrv.workers.worker.parent.process import Restarts
 
+log = logging.getLogger("corosrv.grpc")
+
 _NOT_HERE = ("binary_tensor_data", "generate")  # extensions of REST alone
 
 
@@ -69,8 +71,6 @@ class ServerInfo:
         standing = metadata.standing_of(card, self._worker.standings())
         return standing is not None and standing.state == metadata.READY
 
-
-log = logging.getLogger("corosrv.grpc")
 
 FIRST_PAUSE = 0.5  # seconds before a process follows one that died; doubled as long as none lives long
 LONGEST_PAUSE = 30.0

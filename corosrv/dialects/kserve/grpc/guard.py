@@ -25,6 +25,8 @@ from corosrv.dialects.kserve.grpc.messages import GrpcCounts
 from corosrv.web.http.keys import KeyRing
 from corosrv.workers.wire.calls import AskEnd
 
+log = logging.getLogger("corosrv.grpc")
+
 _CODES = {
     ErrorKind.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.CONTEXT_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
@@ -179,8 +181,6 @@ def _key(name: str, value: str | bytes) -> bytes | None:
         return key.encode() if scheme.lower() == "bearer" else None
     return value.encode() if name == "x-api-key" else None
 
-
-log = logging.getLogger("corosrv.grpc")
 
 Answer = Callable[[Any, str], Awaitable[Any]]  # of the context and the caller
 

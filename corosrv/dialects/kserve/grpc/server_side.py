@@ -42,6 +42,8 @@ from corosrv.workers.worker.parent.asks import Asks, FindObject, end_of, no_obje
 from corosrv.workers.worker.parent.linked_process import LinkedProcess
 from corosrv.workers.worker.parent.process import Exit
 
+log = logging.getLogger("corosrv.grpc")
+
 
 class GrpcStats:
     """Sums what all gRPC processes of a front have counted. Belongs to the hub's thread."""
@@ -76,8 +78,6 @@ class GrpcCollector(Collector):
         streams.add_metric([], self._stats.n_streams)
         yield streams
 
-
-log = logging.getLogger("corosrv.grpc")
 
 START = 60.0  # seconds that a process may take until it serves
 MISSED_BEATS = 8  # heartbeats in a row that did not come: the process hangs

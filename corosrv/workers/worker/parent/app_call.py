@@ -32,6 +32,8 @@ from corosrv.workers.wire.calls import CallEnd, CallFailure, CallOutputs, LaneFr
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.worker.parent.call_asks import CallAsks, HandlerServices, Lane
 
+log = logging.getLogger("corosrv.worker")
+
 MAX_WORDS = 4096  # characters of a handler's own words to a client
 
 HANDLER_FAILED = "the handler failed; the server's log says why"
@@ -56,8 +58,6 @@ def error_of(kind: str, message: str) -> CorosrvError:
         raise ProtocolError(f"a call failed with the unknown kind {kind[:80]!r}")
     return _ERRORS[kind](message[:MAX_WORDS])
 
-
-log = logging.getLogger("corosrv.worker")
 
 MAX_TRACEBACK = 16 << 10  # characters of it in the log
 

@@ -33,6 +33,8 @@ from corosrv.workers.wire.tensors import TensorPacking
 from corosrv.workers.worker.parent.app_call import AppCall, CallOwner
 from corosrv.workers.worker.parent.asks import LONG_COPY
 
+log = logging.getLogger("corosrv.worker")
+
 LaneOut = TypeVar("LaneOut")
 LaneIn = TypeVar("LaneIn")
 LaneIn_contra = TypeVar("LaneIn_contra", contravariant=True)
@@ -162,8 +164,6 @@ class Slots(Generic[LaneOut, LaneIn, Call]):
         for slot in self._slots:
             slot.poison(reason)
 
-
-log = logging.getLogger("corosrv.worker")
 
 AppSlot = Slot[LaneToAppWorker, LaneFromAppWorker, AppCall]
 AppSlots = Slots[LaneToAppWorker, LaneFromAppWorker, AppCall]

@@ -26,6 +26,8 @@ from corosrv.workers.worker.child.apps.lane_asks import AppLane, AppSlot, AskAns
 from corosrv.workers.worker.child.lifeline import Fork
 from corosrv.workers.worker.child.run import Poison
 
+log = logging.getLogger("corosrv.worker")
+
 
 class LoopExchange:
     """Asks the server over a lane, and waits for its answers. Belongs to the loop's thread."""
@@ -84,9 +86,6 @@ class LoopCaller:
                 yield response
         finally:
             self._exchange.close(ask)
-
-
-log = logging.getLogger("corosrv.worker")
 
 
 class LoopThread:
