@@ -71,10 +71,10 @@ class Server:
         self.on_unstartable: Callable[[str], None] = lambda reason: None  # if nothing of it can be started
         self.on_close_while_loading: Callable[[], None] = lambda: None  # before close() waits for a load
         self._closing = ExitStack()
-        self.models = self._models(settings)
         # Connections and the greenlets that serve them; None where the web server does not tell.
         self.count_clients: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
         self.live = LiveFeed(self._begin_live)
+        self.models = self._models(settings)
         self.predictor = self._predictor(settings)
         self.app = self._app(settings)
         self.upstreams = self._upstreams(settings)
@@ -99,7 +99,6 @@ class Server:
         self._has_warned = False
         self._started_at = int(time.time())
 
-    def _models(self, settings: Settings) -> ModelPart | None:
     def _begin_live(self) -> MakeFrame:
         sources = LiveSources(
             stats=self._stats,
@@ -114,6 +113,7 @@ class Server:
         )
         return LiveRecorder(sources).frame
 
+    def _models(self, settings: Settings) -> ModelPart | None:
         if not settings.models:
             return None
         from corosrv.serving.models import ModelPart
@@ -305,8 +305,8 @@ class Server:
 
     def stop(self) -> None:
         """Refuses new work and lets running work end in its time; a second call ends it at once."""
-        if self.sharing is not None:
         self.live.close()
+        if self.sharing is not None:
             self.sharing.stop()
         if self.cluster is not None:
             self.cluster.stop()
@@ -352,20 +352,20 @@ class Server:
     def _routes(self) -> Iterator[Blueprint]:
         yield health.blueprint(Readiness(self.parts), {"redis": self._redis_state, "images": self._images_state})
         yield docs.page()
-        if self.models is not None or self.upstreams is not None:
         yield live.blueprint(self.live, self._stats, self.settings.metrics, self.settings.write_timeout_s)
+        if self.models is not None:
+            yield self.models.ollama(self._is_mounted, self._names_of_upstreams)
+        elif self.upstreams is not None:
             yield ollama_refusals(self._is_mounted)
         if self.models is not None or self.upstreams is not None:
             elsewhere = None if self.cluster is None else self.cluster.groups.abort_elsewhere
             yield group_routes.blueprint(self._groups, elsewhere)
         for part in self.parts:
             yield from part.blueprints()
-        page = None
         if self.settings.page:
-            page = page_routes.show_page
             yield page_routes.blueprint(self._is_mounted)
         # Behind the parts: `/` is a predictor's index, as Cog's server has it.
-        home = Home(self._list_served, self._state_word, bool(self.settings.keys), page, self.models is not None)
+        home = Home(self._list_served, self._state_word, bool(self.settings.keys), self.models is not None)
         yield home.blueprint(self._is_mounted)
         if self.predictor is None or len(self.parts) > 1:  # a predictor alone has the document as Cog's server does
             documents = [part.document for part in self.parts]

@@ -31,6 +31,7 @@ from corosrv.web.http.keyed_answers import KeyedAnswers, keep_if
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.openapi import without_key
 from corosrv.web.http.reply import encoded_response, json_response, register_errors
+from corosrv.web.page.routes import page_for_people
 
 _FAILED = (409, 503)  # these say so in a member of their own
 
@@ -145,7 +146,7 @@ def blueprint(
     @routes.get("/")
     @without_key
     def index() -> Response:
-        return json_response(service_info.index(request))
+        return page_for_people() or json_response(service_info.index(request))
 
     @routes.get("/health-check")
     @without_key

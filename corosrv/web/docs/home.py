@@ -17,12 +17,13 @@ import msgspec
 from flask import Blueprint, Response, current_app, request
 from flask.blueprints import BlueprintSetupState
 
-import corosrv
+from corosrv.base import __version__
 from corosrv.base.errors import HttpError, NotFound
 from corosrv.base.waits import call_in_thread
 from corosrv.web.http import openapi
 from corosrv.web.http.openapi import operation, without_key
 from corosrv.web.http.reply import json_response, register_errors
+from corosrv.web.page.routes import page_for_people
 
 TITLE = "corosrv"
 TEXT = (
@@ -133,7 +134,7 @@ def _describe_routes(root: str, default_error: Any, needs_key: bool) -> dict[str
         default_error=default_error,
         title=TITLE,
         text=TEXT,
-        version=corosrv.__version__,
+        version=__version__,
         server=root or "/",
         needs_key=needs_key,
         tags=TAGS,
@@ -218,16 +219,13 @@ class Home:
         served: Callable[[], list[Served]],
         state: Callable[[], str],
         needs_key: bool,
-        page: Callable[[], Response] | None = None,
         speaks_ollama: bool = False,
     ) -> None:
         """`needs_key`: the server has API keys; then names are left out, and everybody may see the rest.
 
-        `page`: makes what browsers get; None: they get a list of what is served. `speaks_ollama`: Ollama's clients are
-        served, some of which look here first.
+        `speaks_ollama`: Ollama's clients are served, some of which look here first.
         """
         self._speaks_ollama = speaks_ollama
-        self._page_for_people = page
         self._served = served
         self._state = state
         self._needs_key = needs_key
@@ -253,19 +251,17 @@ class Home:
         return routes
 
     def _show(self) -> Response:
+        if page := page_for_people():
+            return page
+        served, state = self._served(), self._state()
         accepted = request.accept_mimetypes
         is_for_people = accepted["text/html"] > accepted["application/json"]
-        if is_for_people and self._page_for_people is not None:
-            answer = self._page_for_people()
-            answer.vary.add("Accept")
-            return answer
-        served, state = self._served(), self._state()
         if self._speaks_ollama and set(accepted.values()) <= {"*/*"}:
             answer = Response(OLLAMA_WORDS, mimetype="text/plain")
         elif is_for_people:
             answer = page_response(self._page(served, state).encode(), "text/html")
         else:
-            shown = {} if self._needs_key else {"version": corosrv.__version__, "served": served}
+            shown = {} if self._needs_key else {"version": __version__, "served": served}
             answer = json_response({"server": "corosrv", "state": state, **shown, "paths": list(_links())})
         answer.headers["Cache-Control"] = "no-store"
         answer.vary.add("Accept")
@@ -274,7 +270,7 @@ class Home:
     def _page(self, served: list[Served], state: str) -> str:
         base = request.root_url.rstrip("/") + _prefix()
         return _PAGE.format(
-            version="" if self._needs_key else corosrv.__version__,
+            version="" if self._needs_key else __version__,
             state=escape(state),
             served=self._list(served),
             curl=escape(_curl(served, base, self._needs_key)),

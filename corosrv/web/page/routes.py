@@ -11,7 +11,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, current_app, request
 from flask.blueprints import BlueprintSetupState
 
 from corosrv.base.errors import NotFound
@@ -35,6 +35,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _FOR_GOOD = "public, max-age=31536000, immutable"
+_RULE = "/page/<digest>/<path:name>"
 _ready: set[str] = set()  # names of files that are read and compressed
 
 
@@ -44,17 +45,27 @@ def blueprint(is_mounted: bool) -> Blueprint:
 
     def add(setup: BlueprintSetupState) -> None:
         if not is_mounted or setup.url_prefix:
-            setup.add_url_rule("/page/<digest>/<path:name>", "file", without_key(show_file))
+            setup.add_url_rule(_RULE, "file", without_key(show_file))
 
     routes.record(add)
     return routes
 
 
-def show_page() -> Response:
-    """Answers with the page itself, whose addresses are relative to where the server is mounted."""
+def page_for_people() -> Response | None:
+    """Answers a request for `/` with the page, if a browser asks and the page's files are served beside it."""
+    accepted = request.accept_mimetypes
+    if accepted["text/html"] <= accepted["application/json"] or not _is_served_here():
+        return None
     answer = _answer(_SHELL)
     answer.headers["Cache-Control"] = "no-cache"
+    answer.vary.add("Accept")
     return answer
+
+
+def _is_served_here() -> bool:
+    assert request.url_rule is not None
+    rule = request.url_rule.rule.rstrip("/") + _RULE
+    return any(one.rule == rule for one in current_app.url_map.iter_rules())
 
 
 def show_file(digest: str, name: str) -> Response:

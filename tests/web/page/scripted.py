@@ -89,7 +89,7 @@ def serve(script: Scripted) -> Iterator[Scripted]:
     for part in (
         script.blueprint(),
         routes.blueprint(True),
-        Home(list, lambda: "ready", False, routes.show_page).blueprint(True),
+        Home(list, lambda: "ready", False).blueprint(True),
     ):
         root.register_blueprint(part)
     app = Flask(__name__, static_folder=None)

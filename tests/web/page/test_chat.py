@@ -139,7 +139,7 @@ def test_a_picture_is_pasted_where_the_model_takes_some(chat, script):
 def test_a_key_is_asked_for_and_kept_in_this_tab_only(chat, script):
     script.key = "secret"
     chat.say("Hi")
-    chat.wait("!!document.getElementById('key')")
+    chat.wait("!!document.querySelector('dialog[open] #key')")
     chat.run("document.getElementById('key').focus()")
     chat.page.type("secret")
     chat.run("document.querySelector('dialog form').requestSubmit()")

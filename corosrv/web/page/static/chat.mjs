@@ -136,6 +136,7 @@ function NoModel({ error }) {
       <p class="soft">Start the server with one, for example from a hub:</p>
       <pre class="command">corosrv serve --model hf:OWNER/REPO:Q4_K_M</pre>
       <p class="soft">or from a file: <code>corosrv serve --model path/to/model.gguf</code>. This page finds it by itself.</p>
+      <p><a href="#/services">What else is served here</a></p>
     </div>`;
 }
 

@@ -101,8 +101,8 @@ function App() {
   }, []);
 
   return html`
-    <a class="skip" href="#message" onClick=${skip}>Skip to the message field</a>
     <header class="bar">
+      ${shown.tab === "chat" && html`<a class="skip" href="#message" onClick=${skip}>Skip to the message field</a>`}
       ${shown.tab === "chat" && html`<button type="button" class="icon only-phone" aria-label="Conversations" aria-expanded=${isOpen} onClick=${() => open(!isOpen)}><${Icon} name="list" /></button>`}
       <a class="brand" href="#/chat/"><img src=${new URL("./icon.svg", import.meta.url).href} alt="" width="24" height="24" /><span>corosrv</span></a>
       <nav class="tabs" aria-label="Views">

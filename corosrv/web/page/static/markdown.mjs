@@ -12,7 +12,8 @@ const LINK = /^(https?:|mailto:)/i;
 const MOST_FORMULA = 4000; // characters: longer ones stay text
 const MOST_COLOURED = 30_000;
 const MOST_ITEMS = 24; // of a list that grows, before it is cut
-const SLICE_MS = 12;
+const SLICE_MS = 8;
+const PART = 4000; // characters that are parsed at once, if they hold a block
 
 const purify = () => window.DOMPurify;
 const md = new MarkdownIt({ html: false, linkify: true, breaks: true, highlight: null, maxNesting: 40 });
@@ -108,7 +109,7 @@ function dress(pre) {
   head.append(Object.assign(document.createElement("span"), { textContent: language || "text" }), button);
   pre.replaceWith(frame);
   pre.tabIndex = 0;
-  pre.setAttribute("role", "region");
+  pre.setAttribute("role", "group");
   pre.setAttribute("aria-label", `Code, ${language || "text"}`);
   frame.append(head, pre);
 }
@@ -197,22 +198,37 @@ export class View {
 
   draw() {
     const began = performance.now();
-    const rest = this.text.slice(this.from);
-    const blocks = blocksOf(rest);
+    const { blocks, isCut } = this.blocks();
     this.last.forEach((node) => node.remove());
     this.last = [];
+    const begin = this.from;
     for (const [i, { tokens, env, end }] of blocks.entries()) {
-      const isLast = i === blocks.length - 1;
+      const isLast = !isCut && i === blocks.length - 1;
       const nodes = [...cleaned(md.renderer.render(tokens, md.options, env)).childNodes];
       this.place.append(...nodes);
       if (isLast && !this.isDone) this.last = nodes;
       else this.finish(nodes);
       if (!isLast) {
-        this.from = this.text.length - rest.length + end;
-        if (performance.now() - began > SLICE_MS) return void (this.timer = setTimeout(() => this.draw()));
+        this.from = begin + end;
+        if (performance.now() - began > SLICE_MS) return this.goOn();
       }
     }
+    if (isCut) return this.goOn();
     if (this.isDone) this.from = this.text.length;
+  }
+
+  goOn() {
+    this.timer = setTimeout(() => this.draw());
+  }
+
+  // The blocks that come next: of a long rest so many as are complete in its first part.
+  blocks() {
+    const rest = this.text.slice(this.from);
+    for (let size = PART; size < rest.length; size *= 4) {
+      const blocks = blocksOf(rest.slice(0, rest.lastIndexOf("\n", size) + 1));
+      if (blocks.length > 1) return { blocks: blocks.slice(0, -1), isCut: true };
+    }
+    return { blocks: blocksOf(rest), isCut: false };
   }
 
   finish(nodes) {
@@ -232,7 +248,7 @@ export class View {
 function wrapTable(table) {
   const frame = document.createElement("div");
   Object.assign(frame, { className: "wide", tabIndex: 0 });
-  frame.setAttribute("role", "region");
+  frame.setAttribute("role", "group");
   frame.setAttribute("aria-label", "Table");
   table.replaceWith(frame);
   frame.append(table);

@@ -6,7 +6,8 @@ import { CopyButton } from "./parts.mjs";
 import { seconds, visible } from "./text.mjs";
 
 const MOST_SERVICES = 300;
-const MOST_SHOWN = 200_000; // characters of an answer
+const MOST_READ = 50_000_000; // characters of an answer
+const MOST_SHOWN = 200_000;
 const NUMBERS = /^(U?INT|FP|BF)\d+$/;
 
 export default function Services({ server }) {
@@ -132,8 +133,8 @@ function Form({ path, fields, bodyOf }) {
       const body = bodyOf(Object.fromEntries(fields.flatMap((field) => valueOf(field, values[field.name]))));
       run(mine);
       tell(null);
-      const text = (await (await call(path, { body, signal: mine.signal })).text()).slice(0, MOST_SHOWN);
-      tell({ text: pretty(text), ms: performance.now() - began });
+      const text = (await (await call(path, { body, signal: mine.signal })).text()).slice(0, MOST_READ);
+      tell({ ...shown(text), ms: performance.now() - began });
     } catch (error) {
       tell({ error: mine.signal.aborted ? "Stopped." : visible(error.message) });
     }
@@ -143,15 +144,15 @@ function Form({ path, fields, bodyOf }) {
     <form onSubmit=${submit}>
       ${fields.map((field) => html`<${Field} key=${field.name} field=${field} value=${values[field.name]} change=${(value) => set({ ...values, [field.name]: value })} />`)}
       <div class="buttons"><button type="submit" class="main">${running ? "Stop" : "Run"}</button>${answer?.ms !== undefined && html`<span class="soft small">${seconds(answer.ms)}</span>`}<span class="gap"></span>${answer?.text && html`<${CopyButton} text=${() => answer.text} />`}</div>
-      <div role="status">${answer?.error && html`<p class="note bad">${answer.error}</p>`}${answer?.text !== undefined && html`<${Output} text=${answer.text} />`}</div>
+      <div role="status">${answer?.error && html`<p class="note bad">${answer.error}</p>`}${answer?.text !== undefined && html`<${Output} text=${answer.text} />`}${answer?.whole && html`<details class="fold"><summary>Whole answer</summary><pre tabindex="0">${visible(answer.whole.slice(0, MOST_SHOWN))}</pre></details>`}</div>
     </form>`;
 }
 
 // The answer, and the pictures that are in it.
 function Output({ text }) {
-  const pictures = [...text.matchAll(/"(data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+)"/g)].slice(0, 20).map(([, url]) => url);
-  const words = text.replace(/"data:([\w/+.-]+);base64,[^"]{200,}"/g, '"data:$1;base64,…"');
-  return html`${pictures.length > 0 && html`<div class="pictures">${pictures.map((url, i) => html`<img src=${url} alt=${`Picture ${i + 1} of the answer`} />`)}</div>`}<pre class="answer-text" tabindex="0" dir="ltr">${visible(words)}</pre>`;
+  const pictures = [...text.matchAll(/data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+/g)].slice(0, 20).map(([url]) => url);
+  const words = text.replace(/data:([\w/+.-]+);base64,[A-Za-z0-9+/=]{200,}/g, "data:$1;base64,…");
+  return html`${pictures.length > 0 && html`<div class="pictures">${pictures.map((url, i) => html`<img src=${url} alt=${`Picture ${i + 1} of the answer`} />`)}</div>`}<pre class="answer-text" tabindex="0" dir="ltr">${visible(words.slice(0, MOST_SHOWN))}</pre>`;
 }
 
 function Field({ field, value, change }) {
@@ -198,10 +199,15 @@ function valueOf({ name, kind }, value) {
   }
 }
 
-function pretty(text) {
+// The answer as people read it: of a prediction its output, with the rest below.
+function shown(text) {
+  let value;
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    value = JSON.parse(text);
   } catch {
-    return text;
+    return { text };
   }
+  const whole = JSON.stringify(value, null, 2);
+  if (value?.status !== "succeeded" || value.output === undefined) return { text: whole };
+  return { text: typeof value.output === "string" ? value.output : JSON.stringify(value.output, null, 2), whole };
 }
