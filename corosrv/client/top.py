@@ -89,7 +89,7 @@ def _ask(
 
 def _reason(body: bytes) -> str:
     try:
-        return plain(str(json.loads(body)["error"]["message"]))
+        return printable(str(json.loads(body)["error"]["message"]))
     except (ValueError, KeyError, TypeError):
         return ""
 
@@ -101,24 +101,24 @@ def _decode(data: bytes) -> dict[str, Any]:
         raise _no_frame() from None
     if not isinstance(frame, dict):
         raise _no_frame()
-    return {name: _plain_within(value) for name, value in frame.items()}
+    return {name: _printable_within(value) for name, value in frame.items()}
 
 
 def _no_frame() -> NoLivePicture:
     return NoLivePicture("what came is no frame: is this a corosrv server?", may_retry=False)
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """Returns a server's text without what would steer a terminal."""
     return "".join(char if char.isprintable() else "?" for char in text[:120])
 
 
-def _plain_within(value: Any) -> Any:
+def _printable_within(value: Any) -> Any:
     if isinstance(value, str):
-        return plain(value)
+        return printable(value)
     if isinstance(value, dict):
-        return {plain(name): _plain_within(member) for name, member in value.items()}
-    return [_plain_within(member) for member in value] if isinstance(value, list) else value
+        return {printable(name): _printable_within(member) for name, member in value.items()}
+    return [_printable_within(member) for member in value] if isinstance(value, list) else value
 
 
 def _short(value: float) -> str:
@@ -160,7 +160,7 @@ class LiveScreen:
         lines = [self._head(frame), *self._models(frame), ""]
         for engine in engines:
             lines += self._engine(engine, width)
-        lines += [*self._queues(frame), *self._others(frame), *self._process(frame, width)]
+        lines += [*self._queues(frame), *self._helpers(frame), *self._process(frame, width)]
         for engine in engines:  # last: they are what a small terminal has no room for
             lines += self._lanes_of(engine, width)
         return lines
@@ -245,7 +245,7 @@ class LiveScreen:
                 f"{classes and f' ({classes})'}{oldest}; {queue['in_flight']} of {queue['permits']} permits in use"
             )
 
-    def _others(self, frame: dict[str, Any]) -> Iterator[str]:
+    def _helpers(self, frame: dict[str, Any]) -> Iterator[str]:
         for pool in frame.get("pools", ()):
             yield f"{'pool':{_LABELS}}{pool['name']}: {_counts(pool['workers'])}; {pool['restarts']} restarts"
         for one in frame.get("upstreams", ()):

@@ -126,8 +126,7 @@ class Vocabulary(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class SlotState:
+class SlotState(msgspec.Struct, frozen=True):
     """State of a slot as of the last step: what it does, or did last. It holds no text of a request."""
 
     id: int

@@ -1,11 +1,11 @@
 """What llama-server tells of itself: tokens, slots, files of slots, and properties."""
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import Any
 
 import gevent
+import msgspec
 import pytest
 
 from corosrv.base.errors import NotFound, Refused
@@ -107,7 +107,7 @@ def test_a_slot_that_was_never_used_tells_no_more_than_its_size():
 
 
 def test_a_slot_tells_nothing_of_another_callers_task():
-    theirs = dataclasses.replace(USED, caller="them")
+    theirs = msgspec.structs.replace(USED, caller="them")
 
     assert slots.describe(theirs, CARD, "us") == {"id": 1, "n_ctx": 100, "speculative": False, "is_processing": True}
     assert slots.describe(theirs, CARD, "them")["params"]["seed"]
@@ -115,7 +115,7 @@ def test_a_slot_tells_nothing_of_another_callers_task():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_slot_tells_whether_its_answer_is_streamed(stream):
-    assert slots.describe(dataclasses.replace(USED, stream=stream), CARD)["params"]["stream"] is stream
+    assert slots.describe(msgspec.structs.replace(USED, stream=stream), CARD)["params"]["stream"] is stream
 
 
 def test_a_busy_slot_tells_how_far_it_is():
