@@ -17,6 +17,8 @@ PLACE = re.compile(r"`((?:corosrv|native|tests|docs|deploy|benchmarks)/[\w./-]*)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 ROW = re.compile(r"^\| \*\*(I\d+)\*\* .*`([\w./-]+)`: \"([^\"]+)\" \|$", re.MULTILINE)
 
+PROOF = re.compile(r"`(tests/[\w./-]+)`: \"([^\"]+)\"")
+
 
 def read(document: str) -> str:
     return (ROOT / document).read_text()
@@ -68,6 +70,17 @@ def test_every_command_behind_a_figure_is_there(document: str):
 def test_every_invariant_names_a_test_that_is_there(invariant: str, file: str, title: str):
     assert title in (ROOT / file).read_text()
     assert re.search(rf"\b{invariant}\b", title, re.IGNORECASE) or title.endswith(invariant.lower())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_test_that_a_table_of_invariants_names_is_there(document: str):
+    named = PROOF.findall(read(document))
+
+    assert [(file, title) for file, title in named if title not in (ROOT / file).read_text()] == []
+
+
+def test_the_wings_name_the_tests_of_their_invariants():
+    assert sum(len(PROOF.findall(read(document))) for document in DOCUMENTS if "wings/" in document) >= 50
 
 
 def test_all_ten_invariants_are_listed():
