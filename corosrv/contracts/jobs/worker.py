@@ -111,7 +111,7 @@ class Vocabulary(Protocol):
         """Returns what a token prints, control tokens spelled out. Raises Refused for an unknown id."""
 
     def spell(self, tokens: Iterable[int]) -> bytes:
-        """Returns what tokens print in a row. Raises as `piece` does; gives way to others where they are many."""
+        """Returns the text of tokens in a row. Raises as `piece` does; lets others run where they are many."""
 
     def render(self, prompt: Messages) -> str:
         """Renders a conversation by the model's chat template."""
@@ -152,7 +152,7 @@ class SlotFile:
 
 
 class HasSlots(Protocol):
-    """A worker whose lanes can be looked at, and their computed prompts be kept in files."""
+    """A worker whose slots can be listed, and their computed prompts saved in files."""
 
     def slots(self, model: str | None) -> tuple[SlotState, ...]:
         """Lists every slot, by its number. Never waits for a step."""
