@@ -62,7 +62,7 @@ class ChatServer:
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def models(self) -> list[str]:
-        with self._asked("GET", "/v1/models") as answer:
+        with self._request("GET", "/v1/models") as answer:
             listed = _object(answer.read(_MAX_BODY)).get("data")
         names = [model.get("id") for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
         return [name for name in names if isinstance(name, str)]
@@ -81,7 +81,7 @@ class ChatServer:
     def _why_not(self) -> str:
         """Returns why the server takes no requests yet; empty where it does, or does not tell."""
         try:
-            with self._asked("GET", "/health"):
+            with self._request("GET", "/health"):
                 return ""
         except _Answered as error:
             if error.status == 503 and error.code != "model_failed":
@@ -91,13 +91,13 @@ class ChatServer:
             return ""
 
     def answer(self, body: dict[str, Any]) -> Generator[Delta, None, None]:
-        with self._asked("POST", CHAT, json.dumps({**body, "stream": True}).encode()) as answer:
+        with self._request("POST", CHAT, json.dumps({**body, "stream": True}).encode()) as answer:
             while line := answer.readline(_MAX_LINE):
                 if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
                     yield _delta(_object(line[6:]))
 
     @contextlib.contextmanager
-    def _asked(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
+    def _request(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
         """Sends a request; the connection ends with the block. Raises ChatFailed."""
         address = self._address
         if address.is_tls:
