@@ -52,6 +52,11 @@ class Chat:
         n = self.count(".turn")
         self.say(words)
         self.wait(f"document.querySelectorAll('.turn').length > {n} && !document.querySelector('.is-running')")
+        self.run("new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 60)))")  # it is drawn
+
+    def reload(self) -> None:
+        self.run("window.isOld = true; location.reload()")
+        self.wait("!window.isOld && !!document.getElementById('message')")
 
     def click(self, words: str, within: str = "document") -> None:
         """Clicks the last button with these words, or of this name."""
@@ -64,7 +69,7 @@ class Chat:
         return int(self.run(f"document.querySelectorAll({json.dumps(selector)}).length"))
 
     def text(self, selector: str) -> str:
-        return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+        return str(self.run(f"document.querySelector({json.dumps(selector)})?.textContent.trim() ?? ''"))
 
     def texts(self, selector: str) -> list[str]:
         return list(self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)"))

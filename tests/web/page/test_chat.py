@@ -166,7 +166,7 @@ def test_a_download_shows_how_far_it_is(chat, script):
     progress = {"bytes": 250_000_000, "total": 1_000_000_000}
     script.models = [{**model("big"), "status": {"value": "downloading", "progress": progress}}]
     chat.page.open(script.url + "#/chat/again")
-    chat.run("location.reload()")
+    chat.reload()
     chat.wait("document.querySelector('.empty')?.innerText.includes('250 MB of 1.0 GB')")
 
     assert "25 %" in chat.text(".state")
@@ -174,7 +174,7 @@ def test_a_download_shows_how_far_it_is(chat, script):
 
 def test_without_a_model_the_page_says_how_to_get_one(chat, script):
     script.models = []
-    chat.run("location.reload()")
+    chat.reload()
     chat.wait("document.querySelector('.empty')?.innerText.includes('corosrv serve --model')")
 
     assert chat.run("document.querySelector('.send').disabled")
@@ -201,7 +201,7 @@ def test_conversations_are_kept_found_and_deleted(chat, script):
     chat.click("New chat")
     chat.wait("document.querySelectorAll('.turn').length === 0")
     chat.say_and_wait("About a mountain")
-    chat.run("location.reload()")
+    chat.reload()
     chat.wait("document.querySelectorAll('.chats li').length === 2")
     chat.run("document.getElementById('search').focus()")
     chat.page.type("SEA")

@@ -68,7 +68,7 @@ def test_thoughts_and_calls_of_tools_are_text(chat, script):
 
 def test_names_of_models_and_errors_are_text(chat, script):
     script.models = [model(f"{ODD} {payload}") for payload in PAYLOADS]
-    chat.run("location.reload()")
+    chat.reload()
     chat.wait("document.querySelectorAll('.head option').length > 10")
     chat.page.logged.clear()
     script.statuses = [(400, {"message": "\n".join([ODD, *PAYLOADS])})]
@@ -97,7 +97,7 @@ def test_an_imported_conversation_is_text(chat):
     store = "import(document.querySelector('script[type=module]').src.replace('main', 'store'))"
     text = json.dumps(json.dumps({"conversations": [kept]}))
     chat.run(f"{store}.then(({{ Store }}) => new Store('/llm').imported({text}))")
-    chat.run("location.reload()")
+    chat.reload()
     chat.wait("document.querySelectorAll('.chats li').length === 1")
     chat.run("document.querySelector('.chats .open').click()")
     chat.wait("document.querySelectorAll('.turn').length === 1")
@@ -138,7 +138,7 @@ def test_a_broken_entry_of_the_storage_is_left_alone(chat):
     chat.run(
         "localStorage.setItem('corosrv.chat./llm.x', '{\"turns\": 5}');localStorage.setItem('corosrv.chat./llm.y', '{')"
     )
-    chat.run("location.reload()")
+    chat.reload()
     chat.wait("!!document.querySelector('.ideas')")
     chat.say_and_wait("Hi")
 

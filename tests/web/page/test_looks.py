@@ -133,7 +133,7 @@ def test_all_is_reached_by_keys(chat):
 def test_a_theme_is_chosen_and_kept(chat):
     chat.click("Theme: as the system. Change it")
     chat.click("Theme: light. Change it")
-    chat.run("location.reload()")
+    chat.reload()
     chat.wait("!!document.querySelector('.ideas')")
 
     assert chat.run("document.documentElement.dataset.theme") == "dark"
