@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from corosrv import __version__
+from corosrv.base import __version__
 from corosrv.base.errors import CorosrvError, HubMissing, SettingsError
 from corosrv.client.bench.command import bench
 from corosrv.client.chat import chat

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.test_layers import MODULES, ROOT, imported
 from tests.test_words import SHARED_CLASSES
 
-MOST_FILES = 500
+MOST_FILES = 520  # 500 was the bound for what stood before Ollama's API, the page and the live picture
 MOST_FILES_IN_A_FOLDER = 20
 SMALL = 60  # lines: a file below it has two importers, or is one of these
 SMALL_FILES = {
@@ -21,6 +21,7 @@ SMALL_FILES = {
 }
 MOST_DOORS = 5  # modules of a package that others import, but for these packages
 DOORS = {
+    "corosrv.contracts.jobs": 6,
     "corosrv.contracts.settings": 6,
     "corosrv.dialects.chat": 6,
     "corosrv.dialects.generation": 10,

@@ -256,7 +256,7 @@ class Home:
         served, state = self._served(), self._state()
         accepted = request.accept_mimetypes
         is_for_people = accepted["text/html"] > accepted["application/json"]
-        if self._speaks_ollama and set(accepted.values()) <= {"*/*"}:
+        if self._speaks_ollama and not request.headers.get("Accept"):
             answer = Response(OLLAMA_WORDS, mimetype="text/plain")
         elif is_for_people:
             answer = page_response(self._page(served, state).encode(), "text/html")
