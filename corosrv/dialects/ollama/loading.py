@@ -67,7 +67,7 @@ class KeepAlive:
         if seconds == math.inf:
             return FOREVER
         idle_s = time.monotonic() - standing.idle_since if standing.is_idle else 0.0
-        return min(time.time() + max(seconds - idle_s, 0.0), FOREVER)
+        return min(int(time.time()) + max(seconds - idle_s, 0.0), FOREVER)
 
     def _look(self) -> None:
         for name, seconds in list(self._seconds.items()):
