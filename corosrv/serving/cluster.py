@@ -1,7 +1,4 @@
-"""The part of a server that shares with other servers through Redis: its link, and who serves what.
-
-The part of a server by which several fronts share the calls that wait, through Redis.
-"""
+"""The part of a server that shares with other fronts through Redis: its link, who serves what, and calls that wait."""
 
 from __future__ import annotations
 

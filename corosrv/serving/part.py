@@ -1,7 +1,4 @@
-"""The contract of a server's parts: models, a predictor, and others to come.
-
-A server's parts, seen as one by its health.
-"""
+"""The contract of a server's parts, such as its models or its predictor, and their readiness seen as one."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class UpstreamPool:
 
     def _end(self) -> None:
         if not self.dispatcher.drain(self._settings.drain):
-            log.warning("calls to upstreams did not end within %g s, and are ended", self._settings.drain)
+            log.warning("cancelling upstream calls that did not finish within %g s", self._settings.drain)
         self.dispatcher.close()
         gevent.idle()  # their greenlets end, and send what aborts them
         for upstream in self.upstreams:

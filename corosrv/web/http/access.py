@@ -56,8 +56,7 @@ class Hosts:
         if not self._is_strict and not came_by_loopback(request):
             return
         raise Forbidden(
-            f"this server, which asks for no API key, may not be called as {host[:200]}: its operator can allow the "
-            "name in COROSRV_ALLOWED_HOSTS",
+            f"host {host[:200]} is not allowed on a server without API keys; add it to COROSRV_ALLOWED_HOSTS",
             "host_not_allowed",
         )
 
@@ -120,8 +119,7 @@ class Origins:
         if not origin or self._is_allowed(origin) or _is_own(request, origin):
             return
         raise Forbidden(
-            f"pages of {origin[:200]} may not call this server, which asks for no API key: "
-            "its operator can name them in COROSRV_CORS_ORIGINS",
+            f"origin {origin[:200]} is not allowed on a server without API keys; add it to COROSRV_CORS_ORIGINS",
             "origin_not_allowed",
         )
 
