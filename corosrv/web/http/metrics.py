@@ -267,7 +267,7 @@ class EngineCollector(Collector):
         self._worker = worker
 
     def collect(self) -> Iterable[Metric]:
-        states = GaugeMetricFamily("corosrv_model_state", "1 for the state that the model is in", labels=["model", "state"])
+        states = GaugeMetricFamily("corosrv_model_state", "1 for the state of the model", labels=["model", "state"])
         for model, state in self._worker.model_states().items():
             states.add_metric([model, state], 1)
         yield states
