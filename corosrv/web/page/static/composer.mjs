@@ -15,7 +15,7 @@ export function Composer({ conversation, server, isRunning, send, stop }) {
   const field = useRef();
   const chosen = (server.models ?? []).filter(({ id }) => conversation.models.includes(id));
   const takesImages = chosen.length > 0 && chosen.every((model) => model.takesImages);
-  const canSend = !isRunning && (text.trim() || images.length) && conversation.models[0];
+  const canSend = (words) => !isRunning && (words.trim() || images.length) && conversation.models[0];
 
   useEffect(() => grow(field.current), [text]);
   useEffect(() => {
@@ -40,8 +40,10 @@ export function Composer({ conversation, server, isRunning, send, stop }) {
   const submit = (event) => {
     event.preventDefault();
     if (isRunning) return stop();
-    if (!canSend) return undefined;
-    send({ text, images });
+    const words = field.current.value; // `text` may be that of the last drawing
+    if (!canSend(words)) return undefined;
+    send({ text: words, images });
+    field.current.value = "";
     setText("");
     setImages([]);
     return tell("");
@@ -71,7 +73,7 @@ export function Composer({ conversation, server, isRunning, send, stop }) {
           <span class="soft small not-phone">${isRunning ? "Esc stops" : "Enter sends, Shift+Enter breaks the line"}</span>
           ${isRunning
             ? html`<button type="submit" class="send" aria-label="Stop"><${Icon} name="stop" /></button>`
-            : html`<button type="submit" class="send" aria-label="Send" disabled=${!canSend}><${Icon} name="send" /></button>`}
+            : html`<button type="submit" class="send" aria-label="Send" disabled=${!canSend(text)}><${Icon} name="send" /></button>`}
         </div>
       </div>
     </form>`;

@@ -73,8 +73,9 @@ function App() {
     };
   }, []);
 
-  const conversation = store.get(shown.id) ?? draft;
   const first = server.models?.[0]?.id ?? "";
+  const begun = draft.models[0] || !first ? draft : { ...draft, models: [remembered(server.models) ?? first, ""] };
+  const conversation = store.get(shown.id) ?? begun;
   useEffect(() => {
     if (first && !draft.models[0]) setDraft((one) => ({ ...one, models: [remembered(server.models) ?? first, ""] }));
   }, [first, draft]);
