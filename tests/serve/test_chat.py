@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import subprocess
 import termios
 from collections.abc import Iterator
@@ -64,6 +65,12 @@ def test_a_key_is_sent_and_a_wrong_one_told(slow: Server) -> None:
     assert "API key" in refused.stderr
 
 
+def _own_terminal() -> None:
+    """Makes the terminal that of this process, and has Ctrl-C heard, which tests in the background ignore."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A program on a terminal of its own."""
 
@@ -76,7 +83,7 @@ class Terminal:
             stdout=inner,
             stderr=inner,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_own_terminal,
             env=os.environ | {"TERM": "xterm", "COROSRV_API_KEY": "secret"},
         )
         os.close(inner)

@@ -52,7 +52,10 @@ def test_it_goes_on_until_ctrl_c(server: Server, is_terminal: bool) -> None:
     ours, theirs = pty.openpty() if is_terminal else os.pipe()
     command = [BIN / "corosrv", "top", "--url", f"http://127.0.0.1:{server.port}"]
     environ = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE, env=environ)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE, env=environ,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+    )  # fmt: skip
     os.close(theirs)
     seen = b""
 
