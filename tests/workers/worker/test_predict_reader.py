@@ -7,8 +7,9 @@ import pytest
 
 from corosrv.base.errors import ReadTimeout
 from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, LogLine
+from corosrv.workers.dispatch.reader import MAX_UNREAD
 from corosrv.workers.wire.messages import SlotToServer
-from corosrv.workers.worker.parent.predict_call import MAX_UNREAD, PredictReader
+from corosrv.workers.worker.parent.predict_call import PredictReader
 
 LINE = LogLine("stdout", "hello\n")
 DONE = Done("x", 0.5)
