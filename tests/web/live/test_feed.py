@@ -43,6 +43,7 @@ def frames() -> Frames:
 
 @pytest.fixture
 def feed(frames: Frames) -> Iterator[LiveFeed]:
+    gevent.get_hub().loop.update_now()  # tests before it may have computed for long: waits would end at once
     feed = LiveFeed(frames.begin)
     yield feed
     feed.close()
