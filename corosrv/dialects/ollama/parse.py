@@ -14,14 +14,21 @@ import msgspec
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Image, Job, Messages, ModelCard, MultimodalText, Prompt, Text, Vocabulary
 from corosrv.dialects.chat import conversation
-from corosrv.dialects.chat.conversation import Content, Conversation, Turn, check_count, misplaced_image
+from corosrv.dialects.chat.conversation import (
+    Content,
+    ContextRoom,
+    Conversation,
+    Turn,
+    check_count,
+    misplaced_image,
+    newest_turns,
+)
 from corosrv.dialects.chat.parser import Parser, TextParser
 from corosrv.dialects.chat.prepare import prepare
 from corosrv.dialects.generation import fields, prompts
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.ollama import schema
 from corosrv.dialects.ollama.answers import OllamaChatAnswer, OllamaTextAnswer, Stopwatch
-from corosrv.dialects.openai.responses.parse import ContextRoom, newest_turns
 from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake
 

@@ -6,7 +6,7 @@ import pytest
 
 from corosrv.base.errors import PromptTooLong
 from corosrv.contracts.jobs import Text
-from corosrv.dialects.openai.responses.parse import ContextRoom, newest_turns
+from corosrv.dialects.chat.conversation import ContextRoom, newest_turns
 
 
 def said(role: str, *texts: str) -> list[dict[str, Any]]:
