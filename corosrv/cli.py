@@ -30,7 +30,6 @@ from corosrv.contracts.settings import (
     model_list,
     sources,
 )
-from corosrv.contracts.settings import model_list as hub
 from corosrv.contracts.settings.effective import EffectiveSetting, SettingGroup
 from corosrv.contracts.settings.fleet import new_replica_id
 from corosrv.fleet.upstreams.spec import parse_all
@@ -111,10 +110,10 @@ def _hub_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _hub_model(repo: str, file: str | None) -> str:
     if file is None:
-        return hub.HUB + repo.removeprefix(hub.HUB)
-    name = hub.parse_hub_name(repo)
+        return model_list.HUB + repo.removeprefix(model_list.HUB)
+    name = model_list.parse_hub_name(repo)
     revision = "" if name.revision == "main" else f"@{name.revision.replace('/', '%2F')}"
-    return f"{hub.HUB}{name.repo}{revision}/{file}"
+    return f"{model_list.HUB}{name.repo}{revision}/{file}"
 
 
 def _option(field: Field[Any], kind: type) -> Callable[..., Any]:

@@ -24,7 +24,6 @@ import PIL.WebPImagePlugin  # the one of our four formats that Pillow would look
 from corosrv.base.errors import InvalidImage, ProtocolError
 from corosrv.images.decoding import DecodeImage, DecodingRefused, ImageDecoded, ImageFormat, decode
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.messages import ProcessMessage
 from corosrv.workers.worker.child import lifeline
@@ -67,7 +66,7 @@ def answer(message: DecodeImage, fds: tuple[int, ...]) -> ToServer:
     source, room = fds
     limit_resources(PIXEL_BYTES * message.n_pixels + 2 * message.n_bytes + SPARE_BYTES, CPU_SECONDS)
     try:
-        data = bytes(attached.map_value(source, message.n_bytes))
+        data = bytes(descriptors.map_value(source, message.n_bytes))
         image_format = ImageFormat(message.image_format)
         width, height, pixels = decode(data, image_format, message.n_pixels, message.param, message.max_side)
     except InvalidImage as error:

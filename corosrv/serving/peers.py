@@ -18,7 +18,6 @@ from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.settings import PeerSettings, ServerSettings
 from corosrv.contracts.settings.fleet import new_replica_id
 from corosrv.gateway.delegation import announcement
-from corosrv.gateway.delegation import announcement as routes
 from corosrv.gateway.delegation.announcement import Announcement, OfferedHandler
 from corosrv.gateway.delegation.delegator import DelegationOptions, Delegator
 from corosrv.gateway.delegation.guard import PeerGuard
@@ -164,7 +163,7 @@ class PeerPart:
         return [peer_view(peer, now) for peer in self.roster.peers]
 
     def blueprints(self) -> tuple[Blueprint, ...]:
-        return (routes.blueprint(self.announce),)
+        return (announcement.blueprint(self.announce),)
 
     def add_hook(self, scaffold: Scaffold) -> None:
         """Has every answer looked at before those hooks that were added earlier."""

@@ -17,7 +17,6 @@ from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import PredictionSettings, ServerSettings, child_environment
 from corosrv.dialects.predictions import routes
-from corosrv.dialects.predictions import routes as errors
 from corosrv.dialects.predictions.routes import PredictionCollector
 from corosrv.dialects.predictions.service import PredictionService
 from corosrv.web.http import metrics
@@ -127,7 +126,7 @@ class PredictorPart:
         return self._is_alone or path.split("/")[1:2] in (["predictions"], ["health-check"], ["shutdown"])
 
     def error_body(self, error: CorosrvError, path: str) -> Any:
-        return errors.error_body(error)
+        return routes.error_body(error)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
         """Cog's endpoints; GET /openapi.json is among them where nothing else is served."""

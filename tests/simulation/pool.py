@@ -16,7 +16,6 @@ from corosrv.base.waits import waiters
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferEnd
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.upstreams import connections
-from corosrv.fleet.upstreams import connections as connection
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.fleet.upstreams.spec import UpstreamSpec
@@ -304,7 +303,7 @@ class PoolWorld(World):
 
     def start(self) -> None:
         module = SocketModule(self.net)
-        setattr(connection, "_socket", module)  # noqa: B010 - a stand-in for a module
+        setattr(connections, "_socket", module)  # noqa: B010 - a stand-in for a module
         setattr(connections, "_connected", self.net.connect)  # noqa: B010
         setattr(waiters, "_epoll", lambda: SimEpoll(self.loop))  # noqa: B010
         setattr(connections, "socket", SimpleNamespace())  # noqa: B010

@@ -10,7 +10,6 @@ import msgspec
 
 from corosrv.base.errors import BenchError
 from corosrv.client.bench import figures as figures
-from corosrv.client.bench import figures as stats
 from corosrv.client.bench.load import processes as spread
 from corosrv.client.bench.load.client import Client
 from corosrv.client.bench.load.plan import BenchPlan, Mix, Point, in_turn
@@ -102,8 +101,8 @@ class Comparison:
     def _keep(self, load_round: spread.Round, server: ServerFigures, outcomes: list[list[RequestOutcome]]) -> None:
         outcomes.append(load_round.outcomes)
         server.rounds.append(figures.figures(load_round.outcomes, load_round.cpu, n_cores(), self._plan.tokens))
-        server.ttft_curve = stats.curve(_ttfts(outcomes))
-        server.itl_curve = stats.curve(chain.from_iterable(map(figures.gaps, outcomes)))
+        server.ttft_curve = figures.curve(_ttfts(outcomes))
+        server.itl_curve = figures.curve(chain.from_iterable(map(figures.gaps, outcomes)))
 
     def _run_round(self, target: Target, point: Point, number: int) -> spread.Round:
         is_warmup = number < self._plan.warmup

@@ -9,7 +9,6 @@ from typing import Any
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import model_list, sources
-from corosrv.contracts.settings import model_list as hub
 from corosrv.contracts.settings.model_list import SYNTHETIC
 from corosrv.contracts.settings.placement import PlacementSettings
 from corosrv.contracts.settings.sources import (
@@ -211,7 +210,7 @@ class ModelSettings(PlacementSettings):
             words = "must be 0 where COROSRV_DETERMINISTIC is 1: sums over shared cells depend on who else has some"
             raise sources.bad_value("kv_unified", words, "1")
         if self.is_hub:
-            hub.parse_hub_name(self.model)
+            model_list.parse_hub_name(self.model)
         if self.is_synthetic:
             model_list.synthetic_options(self.model)
             if self.mmproj:
@@ -224,7 +223,7 @@ class ModelSettings(PlacementSettings):
     @property
     def is_hub(self) -> bool:
         """Returns whether the model is a name on a hub, whose files have to be found first."""
-        return hub.is_hub(self.model)
+        return model_list.is_hub(self.model)
 
     @property
     def adapters(self) -> tuple[tuple[str, float], ...]:
@@ -245,7 +244,7 @@ class ModelSettings(PlacementSettings):
     def names(self) -> tuple[str, ...]:
         """The model's id, then its aliases."""
         if self.is_hub and not self.aliases:
-            return (hub.parse_hub_name(self.model).id,)
+            return (model_list.parse_hub_name(self.model).id,)
         return self.aliases or (model_list.stem(self.model),)
 
     @property

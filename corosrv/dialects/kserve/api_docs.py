@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from corosrv.dialects.kserve import metadata, schema
-from corosrv.dialects.kserve import metadata as health
-from corosrv.dialects.kserve import schema as infer_types
 from corosrv.dialects.kserve.parameters import CallHeaders
 from corosrv.dialects.kserve.schema import KserveError
 from corosrv.web.http import openapi as operations
@@ -31,12 +29,12 @@ _TEXT = {"text_input": "Once upon a time", "parameters": {"max_tokens": 32}}
 server = _operation(
     "Describe the server", "Its version, and the extensions that it offers.", answer=metadata.ServerMetadata
 )
-live = _operation("Say that the server answers", answer=health.LiveAnswer)
-ready = _operation("Say whether calls are taken", answer=health.ReadyAnswer, statuses=(503,))
+live = _operation("Say that the server answers", answer=metadata.LiveAnswer)
+ready = _operation("Say whether calls are taken", answer=metadata.ReadyAnswer, statuses=(503,))
 models = _operation("List the models", answer=metadata.ModelNames)
 model = _operation("Describe a model", answer=metadata.ModelMetadata, statuses=(404,), parameters=_PARAMETERS)
 model_ready = _operation(
-    "Say whether a model takes calls", answer=health.ModelReadyAnswer, statuses=(404, 503), parameters=_PARAMETERS
+    "Say whether a model takes calls", answer=metadata.ModelReadyAnswer, statuses=(404, 503), parameters=_PARAMETERS
 )
 infer = _call(
     "Call a model",
@@ -45,7 +43,7 @@ infer = _call(
     "so where `parameters.binary_data` asks for it. `parameters.timeout` (microseconds) and "
     "`parameters.priority` (1 to 9) are for the server, all others for the model.",
     body=schema.InferBody,
-    answer=infer_types.InferAnswer,
+    answer=schema.InferAnswer,
     statuses=_CALLS,
     parameters=_PARAMETERS,
     examples={"Two inputs": _ADD},
@@ -54,7 +52,7 @@ generate = _call(
     "Generate text with a model",
     "Members beside those named here are inputs of that name where the model has one, and parameters elsewhere.",
     body=schema.GenerateBody,
-    answer=infer_types.GenerateAnswer,
+    answer=schema.GenerateAnswer,
     statuses=_CALLS,
     parameters=_PARAMETERS,
     examples={"A text": _TEXT},
@@ -64,7 +62,7 @@ generate_stream = _call(
     "Each event has a piece of the text; the last one says `done: true`, or is an error. The status waits for the "
     "first piece. Lines that begin with a colon say that there will be more.",
     body=schema.GenerateBody,
-    events=infer_types.GenerateEvent,
+    events=schema.GenerateEvent,
     media_type="text/event-stream",
     statuses=_CALLS,
     parameters=_PARAMETERS,
@@ -77,7 +75,7 @@ infer_capability = _call(
     "`X-Prefer` (a JSON object) and `X-Fuzzy` what `prefer` and `fuzzy` do. The answer's parameter "
     "`capability` has all attributes of the handler that was chosen.",
     body=schema.CapabilityBody,
-    answer=infer_types.InferAnswer,
+    answer=schema.InferAnswer,
     statuses=(*_CALLS, 409),
     examples={"A small embedder": {"capability": {"type": "embed", "ctx": {"gte": 4096}}, "inputs": []}},
 )

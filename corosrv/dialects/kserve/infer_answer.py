@@ -15,7 +15,6 @@ from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs
 from corosrv.dialects.kserve.infer_request import SIZE
 from corosrv.dialects.kserve.json_data import BINARY_ONLY
 from corosrv.formats.tensors import DATATYPES, Parameter, Tensor, elements
-from corosrv.formats.tensors import elements as byte_elements
 
 _PIECE = 65_536  # bytes of content that are encoded together
 _BATCH = 2048  # elements of BYTES
@@ -129,7 +128,7 @@ def _parts(tensor: Tensor) -> Iterator[list[Any]]:
     """Yields the elements in lists that are short enough to be encoded at once."""
     view = memoryview(tensor.raw)
     if tensor.datatype == "BYTES":
-        yield from byte_elements.batches(view, _BATCH, _PIECE)
+        yield from elements.batches(view, _BATCH, _PIECE)
         return
     n_bytes = _PIECE // 8 * DATATYPES[tensor.datatype].size  # as many elements, whatever their size
     for begin in range(0, len(view), n_bytes):

@@ -8,7 +8,6 @@ from typing import Any
 from corosrv.base.errors import InvalidTensor, Refused
 from corosrv.dialects.kserve.long_data import LongData
 from corosrv.formats.tensors import Tensor, elements
-from corosrv.formats.tensors import elements as shapes
 
 BINARY_ONLY = ("FP16", "BF16")  # JSON has no elements for them
 
@@ -60,11 +59,11 @@ def _pack(empty_tensor: Tensor, pieces: Iterable[tuple[list[Any], int]]) -> byte
 
 def flat(data: list[Any]) -> list[Any]:
     """Returns the elements of lists that may be nested. Raises Refused where they are nested too deep."""
-    for _ in range(shapes.MAX_DIMENSIONS):
+    for _ in range(elements.MAX_DIMENSIONS):
         if not any(isinstance(member, list) for member in data):
             return data
         data = [element for member in data for element in (member if isinstance(member, list) else [member])]
-    raise Refused(f"data are nested deeper than {shapes.MAX_DIMENSIONS} levels")
+    raise Refused(f"data are nested deeper than {elements.MAX_DIMENSIONS} levels")
 
 
 class _NestedRows:

@@ -10,7 +10,6 @@ from flask import Blueprint, Response, request
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferWorker, ModelTarget
 from corosrv.dialects.kserve import api_docs, metadata, schema
-from corosrv.dialects.kserve import metadata as health
 from corosrv.dialects.kserve.capability_headers import parse_capability
 from corosrv.dialects.kserve.endpoint import EndpointLimits, InferEndpoint
 from corosrv.dialects.kserve.infer_request import CAPABILITY_DECODER, INFER_DECODER
@@ -56,7 +55,7 @@ def blueprint(
     @api_docs.live
     @without_key
     def live() -> Response:
-        return json_response(health.LiveAnswer(live=True))
+        return json_response(metadata.LiveAnswer(live=True))
 
     @routes.get("/v2/health/ready")
     @api_docs.ready
@@ -65,8 +64,8 @@ def blueprint(
         try:
             check_ready()
         except CorosrvError as error:
-            return health.not_ready(error)
-        return health.ready()
+            return metadata.not_ready(error)
+        return metadata.ready()
 
     @routes.get("/v2/models")
     @api_docs.models
@@ -91,7 +90,7 @@ def blueprint(
     @api_docs.model_ready
     def model_ready(name: str, version: str = "") -> Response:
         card = worker.find(ModelTarget(name, version))
-        return health.model_ready(name, metadata.standing_of(card, worker.standings()))
+        return metadata.model_ready(name, metadata.standing_of(card, worker.standings()))
 
     @routes.post(f"{_MODEL}/infer")
     @routes.post(f"{_VERSION}/infer", endpoint="infer_version")

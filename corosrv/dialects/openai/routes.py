@@ -17,7 +17,6 @@ from corosrv.dialects.openai import api_docs, events
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
-from corosrv.dialects.openai.completions import parse as completion_schema
 from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.reply import json_response, register_errors
 
@@ -141,7 +140,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     @flow.once
     @api_docs.completion
     def complete() -> Response:
-        body = flow.receive(completion_schema.decoder)
+        body = flow.receive(completion_parse.decoder)
         find_vocabulary = partial(flow.worker.vocabulary, body.model)
         card = flow.worker.card(body.model)
         images = flow.images.intake(card)

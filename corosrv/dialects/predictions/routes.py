@@ -19,7 +19,6 @@ from werkzeug.exceptions import MethodNotAllowed
 from corosrv.base.errors import BodyTooLarge, ClientGone, CorosrvError, InvalidInput, NotFound, UnsupportedMedia
 from corosrv.dialects.predictions import events, parse
 from corosrv.dialects.predictions import health as service_info
-from corosrv.dialects.predictions import parse as headers
 from corosrv.dialects.predictions.health import PredictorHealth
 from corosrv.dialects.predictions.prediction import Change, Prediction, Status
 from corosrv.dialects.predictions.service import CallOutcome, PredictionService
@@ -68,7 +67,7 @@ class PredictionEndpoint:
         )
         prediction, outcome = service.admit(call)
         is_new = outcome is CallOutcome.NEW
-        if call.is_stream and (reader := service.follow(prediction, headers.last_event_id(request.headers))):
+        if call.is_stream and (reader := service.follow(prediction, parse.last_event_id(request.headers))):
             keep_if(lambda: is_new and not reader.is_lost and prediction.status is Status.SUCCEEDED)
             return self._stream(reader)
         keep_if(lambda: is_new and prediction.status not in (Status.FAILED, Status.CANCELED))
@@ -83,7 +82,7 @@ class PredictionEndpoint:
         kind, limit = request.headers.get("Content-Type", ""), self.service.settings.max_body
         if (request.content_length or 0) > limit:
             raise BodyTooLarge(limit)
-        if kind and not headers.is_json(kind):
+        if kind and not parse.is_json(kind):
             raise UnsupportedMedia("the body must be JSON: its Content-Type has to be application/json")
         data = self.bodies.read(request, limit)
         return (body_reader.decode(request, data, _JSON) if data or kind else {}), len(data)

@@ -9,8 +9,6 @@ from typing import Any
 
 from corosrv.base.errors import InvalidTensor
 from corosrv.formats.tensors import elements
-from corosrv.formats.tensors import elements as bfloat16
-from corosrv.formats.tensors import elements as byte_elements
 from corosrv.formats.tensors.elements import DATATYPES, Datatype
 
 
@@ -26,10 +24,10 @@ def as_array(datatype: str, shape: Sequence[int], raw: bytes | memoryview) -> An
 
     if datatype == "BYTES":
         objects = numpy.empty(math.prod(shape), dtype=object)
-        objects[:] = byte_elements.unpack_bytes(raw)
+        objects[:] = elements.unpack_bytes(raw)
         return objects.reshape(shape)
     if datatype == "BF16":
-        return numpy.frombuffer(bfloat16.widen(raw), dtype="<f4").reshape(shape)
+        return numpy.frombuffer(elements.widen(raw), dtype="<f4").reshape(shape)
     return numpy.frombuffer(raw, dtype=_dtype(DATATYPES[datatype])).reshape(shape)
 
 

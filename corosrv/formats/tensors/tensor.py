@@ -13,7 +13,6 @@ import msgspec
 
 from corosrv.base.errors import InvalidTensor
 from corosrv.formats.tensors import arrays, elements
-from corosrv.formats.tensors import elements as shapes
 from corosrv.formats.tensors.elements import DATATYPES
 
 Parameter = str | int | float | bool
@@ -87,8 +86,8 @@ class Tensor:
             raise InvalidTensor(name, f"has the unknown datatype {datatype[:40]!r}")
         self.name = name
         self.datatype = datatype
-        self.shape = shapes.sizes(name, shape)
-        self.n_elements = shapes.count(name, self.shape)
+        self.shape = elements.sizes(name, shape)
+        self.n_elements = elements.count(name, self.shape)
         self.parameters = parameters or {}
         self._data: list[Any] | None = None
 

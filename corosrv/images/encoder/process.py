@@ -28,7 +28,6 @@ from corosrv.images.transfer.messages import (
     ToLanguage,
 )
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.messages import Fatal, ProcessMessage
 from corosrv.workers.worker.child.control import Control, Ferry
@@ -166,7 +165,7 @@ class EncoderProcess:
                 if self._side is None or not self._side.is_live(task.message.tid):
                     return None
             image = task.message.image
-            pixels = attached.map_value(task.pixels, 3 * image.width * image.height)
+            pixels = descriptors.map_value(task.pixels, 3 * image.width * image.height)
             return source.encode(image.width, image.height, pixels)
         except ProtocolError as error:
             return EncodingFailed("bad_image", str(error))

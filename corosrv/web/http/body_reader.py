@@ -30,7 +30,6 @@ from corosrv.base.errors import (
 from corosrv.base.processor import Turns
 from corosrv.base.waits import call_in_thread, own_hub
 from corosrv.formats import bodies
-from corosrv.formats import bodies as json_body
 from corosrv.web.http.heap import BodyBudget, BodyShare
 
 # Types that clients send JSON under: curl calls everything form data unless told otherwise.
@@ -45,7 +44,7 @@ T = TypeVar("T")
 def decode(request: Request, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decodes the request's body. Raises Refused, which names the field at fault, and UnsupportedMedia."""
     try:
-        return json_body.decode(body, decoder)
+        return bodies.decode(body, decoder)
     except InvalidJson:
         content_type = request.mimetype
         if content_type not in _PLAUSIBLE_TYPES and "json" not in content_type:

@@ -14,7 +14,6 @@ from types import TracebackType
 from corosrv.base.errors import ProtocolError
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.calls import WireTensor
 from corosrv.workers.wire.descriptors import MIN_ATTACHED
 
@@ -63,7 +62,7 @@ class TensorPacking:
         May run in another thread, as it takes a while for many megabytes. Raises OSError.
         """
         if self._pieces and not self._fds:
-            self._fds.append(attached.make(self._pieces))
+            self._fds.append(descriptors.make(self._pieces))
             if self._is_closed:  # whoever waited for this thread has given up
                 self.close()
         return tuple(self._fds)
@@ -140,7 +139,7 @@ def _map(groups: Sequence[Sequence[WireTensor]], fds: Sequence[int]) -> memoryvi
                 n_tensors += 1
     if len(fds) != min(n_tensors, 1):
         raise ProtocolError(f"{len(fds)} descriptors came with a message of {n_tensors} attached tensors")
-    return attached.map_value(fds[0], size) if fds else memoryview(b"")
+    return descriptors.map_value(fds[0], size) if fds else memoryview(b"")
 
 
 def _aligned(n_bytes: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 
 from corosrv.client.bench import figures as figures
-from corosrv.client.bench import figures as stats
 from corosrv.client.bench.load.target import Failure, FailureKind, RequestOutcome
 from corosrv.client.bench.report.document import PointFigures, Report, Section, ServerFigures, look
 
@@ -24,8 +23,8 @@ def server(name: str, *speeds: float, n: int = 8) -> ServerFigures:
         f"http://{name}/v1",
         "model",
         [figures.figures(one, (0.1,), 2, 10) for one in rounds],
-        stats.curve(ttft for one in rounds for ttft in figures.ttfts(one)),
-        stats.curve(gap for one in rounds for gap in figures.gaps(one)),
+        figures.curve(ttft for one in rounds for ttft in figures.ttfts(one)),
+        figures.curve(gap for one in rounds for gap in figures.gaps(one)),
     )
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import ModelSettings, model_list
-from corosrv.contracts.settings import model_list as hub
 from corosrv.contracts.settings.model import models_of
 from corosrv.contracts.settings.model_list import HubName
 
@@ -22,7 +21,7 @@ from corosrv.contracts.settings.model_list import HubName
     ],
 )
 def test_a_name_says_repository_revision_and_file(text, name):
-    assert hub.parse_hub_name(text) == name
+    assert model_list.parse_hub_name(text) == name
 
 
 @pytest.mark.parametrize(

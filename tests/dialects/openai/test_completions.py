@@ -12,7 +12,6 @@ from corosrv.contracts.jobs import Candidate, Chunk, Finish, Job, ModelCard, Tok
 from corosrv.dialects.generation.call import Answer, Call
 from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.openai.completions import parse
-from corosrv.dialects.openai.completions import parse as schema
 from corosrv.web.http import body_reader
 from tests.support.answers import complete_json
 from tests.support.vocabularies import INFILL, MIDDLE, PREFIX, SUFFIX, ByteVocabulary
@@ -24,7 +23,7 @@ CARD = ModelCard("tiny", created=1)
 
 def call(vocabulary: ByteVocabulary | None = None, **sent: Any) -> Call:
     raw = json.dumps({"prompt": "Hi", **sent}).encode()
-    fields = body_reader.decode(REQUEST, raw, schema.decoder)
+    fields = body_reader.decode(REQUEST, raw, parse.decoder)
     return parse.call(fields, DEFAULTS, CARD, lambda: vocabulary or ByteVocabulary())
 
 

@@ -14,7 +14,6 @@ from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
-from corosrv.dialects.openai.completions import parse as text_schema
 from corosrv.web.http import body_reader
 from tests.support.answers import complete_json
 from tests.support.vocabularies import ByteVocabulary
@@ -31,7 +30,7 @@ def chat(**sent: Any) -> Call:
 
 
 def text(**sent: Any) -> Call:
-    return made(completion_parse.call, text_schema, {"prompt": "Hi", **sent})
+    return made(completion_parse.call, completion_parse, {"prompt": "Hi", **sent})
 
 
 def made(making: Any, schema: Any, sent: dict[str, Any]) -> Call:

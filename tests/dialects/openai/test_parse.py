@@ -17,7 +17,6 @@ from corosrv.dialects.generation.fields import EVERYWHERE, Defaults
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
-from corosrv.dialects.openai.completions import parse as completion_schema
 from corosrv.dialects.openai.structured_fields import CompletionFields, includes_usage
 from corosrv.formats.callformats.description import AnswerFormat
 from corosrv.web.http import body_reader
@@ -52,7 +51,7 @@ def chat(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
 
 
 def completion(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
-    return parse(completion_parse.call, completion_schema, {"prompt": "Hello", **sent}, defaults)
+    return parse(completion_parse.call, completion_parse, {"prompt": "Hello", **sent}, defaults)
 
 
 @pytest.fixture(params=[chat, completion])
@@ -165,7 +164,7 @@ def test_what_chat_does_not_support_is_refused_by_name(name):
     assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
 
 
-@pytest.mark.parametrize("name", sorted(completion_schema.UNSUPPORTED))
+@pytest.mark.parametrize("name", sorted(completion_parse.UNSUPPORTED))
 def test_what_completions_do_not_support_is_refused_by_name(name):
     with pytest.raises(NotSupported, match=name) as refused:
         completion(**{name: {"some": "thing"}})
@@ -716,7 +715,7 @@ def test_whether_to_think_is_true_or_false(value):
 NAMES = sorted(
     {
         *chat_schema.ChatBody.__struct_fields__,
-        *completion_schema.CompletionBody.__struct_fields__,
+        *completion_parse.CompletionBody.__struct_fields__,
         *chat_schema.UNSUPPORTED,
     }
 )
@@ -744,7 +743,7 @@ def outcome(make, schema, sent: Any) -> Asked | Refused:
 
 @given(sent=st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5), messages=MESSAGES | JSON)
 def test_any_object_gives_a_call_or_a_refusal(sent, messages):
-    for make, schema in ((chat_parse.call, chat_schema), (completion_parse.call, completion_schema)):
+    for make, schema in ((chat_parse.call, chat_schema), (completion_parse.call, completion_parse)):
         made = outcome(make, schema, {"messages": messages, "prompt": "x", **sent})
 
         assert str(made) if isinstance(made, Refused) else made.job.n_tasks >= 1
@@ -752,7 +751,7 @@ def test_any_object_gives_a_call_or_a_refusal(sent, messages):
 
 @given(sent=JSON.filter(lambda value: not isinstance(value, dict)))
 def test_what_is_no_object_is_no_body(sent):
-    assert isinstance(outcome(completion_parse.call, completion_schema, sent), Refused)
+    assert isinstance(outcome(completion_parse.call, completion_parse, sent), Refused)
 
 
 def test_a_schema_at_the_top_holds_for_the_whole_answer(call):

@@ -10,7 +10,6 @@ import pytest
 
 from corosrv.base.errors import Refused
 from corosrv.images.vision import supervisor
-from corosrv.images.vision import supervisor as stability
 from corosrv.images.vision.encoder import ImageEncoder
 from tests.images.vision.encoders import N_EMBD, encode, image, measure, options
 from tests.support import gguf, projector
@@ -23,7 +22,7 @@ N_IMAGES, N_KILLS = 200, 4
 @pytest.fixture
 def encoder(tmp_path, monkeypatch):
     """An encoder of a pool of 8 blocks, which may die often and comes back soon."""
-    monkeypatch.setattr(stability, "MOST_RESTARTS", 1000)
+    monkeypatch.setattr(supervisor, "MOST_RESTARTS", 1000)
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(supervisor, "LONGEST_PAUSE", 0.01)
     model, mmproj = gguf.write_llama(tmp_path / "tiny.gguf"), projector.write_mlp(tmp_path / "mmproj.gguf", N_EMBD)

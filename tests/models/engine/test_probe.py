@@ -12,7 +12,6 @@ import pytest
 from corosrv.base.errors import ModelFailed
 from corosrv.contracts.jobs import Candidate, TokenInfo
 from corosrv.models.engine import libllama, probe, trial, verdicts
-from corosrv.models.engine import verdicts as model_files
 from corosrv.models.engine.binding import Options
 from corosrv.models.engine.probe import Verdict
 from tests.support.engines import packaged_model
@@ -296,11 +295,11 @@ def test_the_head_is_hashed_up_to_the_last_tensor_and_no_further(tmp_path):
     model = write_llama(tmp_path / "model.gguf", special=["x" * 3_000_000])
     content = model.read_bytes()
     end = content.rindex(b".weight") + len(".weight") + 4 + 8 + 4 + 8  # of a norm: its extent, kind and offset
-    hashes = [model_files.identity(str(model)).split()[-1]]
+    hashes = [verdicts.identity(str(model)).split()[-1]]
 
     for place in (end - 1, end):
         change(model, place)
-        hashes.append(model_files.identity(str(model)).split()[-1])
+        hashes.append(verdicts.identity(str(model)).split()[-1])
 
     assert hashes[0] != hashes[1] == hashes[2]
 

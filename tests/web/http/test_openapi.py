@@ -10,7 +10,6 @@ from flask import Flask
 from msgspec import Meta
 
 from corosrv.web.http import openapi
-from corosrv.web.http import openapi as operation
 
 
 class Error(msgspec.Struct):
@@ -38,7 +37,7 @@ class Query(msgspec.Struct):
 
 
 def view(**said: Any) -> Any:
-    return operation.operation("Things", "Do it", **{"statuses": operation.READS, **said})(lambda **_: "")
+    return openapi.operation("Things", "Do it", **{"statuses": openapi.READS, **said})(lambda **_: "")
 
 
 def described(*rules: tuple[str, str, Any], prefix: str = "") -> dict[str, Any]:
@@ -121,7 +120,7 @@ def test_another_name_of_a_route_says_so():
 
 
 def test_a_view_without_key_asks_for_none():
-    done = described(("GET", "/open", operation.without_key(view())), ("GET", "/closed", view()))
+    done = described(("GET", "/open", openapi.without_key(view())), ("GET", "/closed", view()))
 
     assert done["paths"]["/open"]["get"]["security"] == []
     assert "401" not in done["paths"]["/open"]["get"]["responses"]

@@ -13,7 +13,6 @@ import pytest
 from corosrv.base.errors import ChannelClosed, FrameTooLarge, ProtocolError
 from corosrv.contracts.jobs.setup import LogLine
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.aio_channel import AioChannel
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.frame import Frames, encode
@@ -89,7 +88,7 @@ def test_sending_never_waits_keeps_the_order_and_all_of_it_arrives() -> None:
 @pytest.mark.own_process
 def test_descriptors_come_with_their_messages() -> None:
     async def scenario(ends: Ends) -> None:
-        fd = attached.make([b"content"])
+        fd = descriptors.make([b"content"])
         frame = encode(CODEC.encode(LogLine("a", "b")))
         ends.raw.sendall(frame)
         descriptors.send(ends.raw, frame, [fd])
@@ -99,7 +98,7 @@ def test_descriptors_come_with_their_messages() -> None:
         received = [(await ends.received.get())[1] for _ in range(3)]
 
         assert [len(fds) for fds in received] == [0, 1, 0]
-        assert bytes(attached.map_value(received[1][0], 7)) == b"content"
+        assert bytes(descriptors.map_value(received[1][0], 7)) == b"content"
         os.close(received[1][0])
 
     before = n_descriptors("memfd:")
@@ -110,7 +109,7 @@ def test_descriptors_come_with_their_messages() -> None:
 @pytest.mark.own_process
 def test_descriptors_of_unsent_messages_go_later_or_are_closed() -> None:
     async def scenario(ends: Ends) -> None:
-        fd = attached.make([b"content"])
+        fd = descriptors.make([b"content"])
         for _ in range(40):  # more than the socket takes
             ends.channel.send(LogLine("a", "x" * 100_000))
         ends.channel.send(LogLine("a", "b"), [fd])
@@ -188,7 +187,7 @@ def test_a_message_over_the_limit_is_not_sent_and_the_next_one_is() -> None:
 @pytest.mark.own_process
 def test_an_unknown_message_is_skipped_and_its_descriptors_closed() -> None:
     async def scenario(ends: Ends) -> None:
-        fd = attached.make([b"x"])
+        fd = descriptors.make([b"x"])
         descriptors.send(ends.raw, encode(b'{"type":"new"}'), [fd])
         os.close(fd)
         ends.raw.sendall(encode(CODEC.encode(LogLine("c", "d"))))

@@ -15,7 +15,6 @@ import pytest
 from corosrv.base.errors import BadFrame
 from corosrv.contracts.jobs import setup
 from corosrv.workers.wire import descriptors, messages
-from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.gevent_channel import GeventChannel
 from corosrv.workers.wire.thread_channel import ThreadChannel
@@ -66,7 +65,7 @@ def content(fd: int) -> bytes:
 
 
 def send(channel: Server | Worker, message: Any, *contents: bytes) -> None:
-    fds = [attached.make([content]) for content in contents]
+    fds = [descriptors.make([content]) for content in contents]
     channel.send(message, fds)
     descriptors.close_all(fds)  # the channel needs them no more
 

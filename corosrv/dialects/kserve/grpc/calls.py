@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from corosrv.base.errors import AnswerTooLarge, FrameTooLarge, HandlerFailed, NotFound, Refused
 from corosrv.dialects.kserve.grpc import conversions, guard, incoming
-from corosrv.dialects.kserve.grpc import incoming as raw_contents
 from corosrv.dialects.kserve.grpc.asking import LONG_COPY, Asker, Outputs, RunningAsk
 from corosrv.dialects.kserve.grpc.budget import MessageShare
 from corosrv.dialects.kserve.grpc.conversions import GrpcCall
@@ -49,7 +48,7 @@ async def read_message(data: bytes, max_message: int, share: MessageShare) -> tu
     # Unless it inflates it, protobuf takes a few milliseconds at the worst; to a thread and back is longer than most.
     is_quick = len(data) < LONG_COPY and not incoming.is_compressed(data)
     n_bytes = 0 if is_quick else incoming.most_bytes(data)
-    return await convert(n_bytes, raw_contents.parse_request, data, max_message)
+    return await convert(n_bytes, incoming.parse_request, data, max_message)
 
 
 async def read_request(data: bytes, request: Any, cut: list[memoryview], share: MessageShare) -> GrpcCall:

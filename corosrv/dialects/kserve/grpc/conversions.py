@@ -11,7 +11,6 @@ from typing import Any
 
 from corosrv.base.errors import InvalidTensor, NotOffered, Refused
 from corosrv.dialects.kserve.grpc import contents, incoming, protocol
-from corosrv.dialects.kserve.grpc import contents as parameters
 from corosrv.dialects.kserve.parameters import OBJECT_REF, FrontParameters, object_id, split_parameters
 from corosrv.formats.tensors import Parameter, Tensor
 from corosrv.workers.wire.calls import AskEnd, AskOutputs, ObjectInput
@@ -53,7 +52,7 @@ def read(request: Any, cut: RawContents = ()) -> GrpcCall:
     for tensor in (*request.inputs, *request.outputs):
         if any(name.startswith("shared_memory_") for name in tensor.parameters):
             raise NotOffered(f"tensor {tensor.name!r:.120}: shared memory is not offered; send the content")
-    front, of_handler = split_parameters(parameters.read(request.parameters))
+    front, of_handler = split_parameters(contents.read(request.parameters))
     object_inputs = _object_inputs(request.inputs)
     sent = _inputs_without(request.inputs, object_inputs)
     is_raw = bool(raw_contents) or not sent
@@ -78,7 +77,7 @@ def _object_inputs(inputs: Sequence[Any]) -> list[ObjectInput]:
             continue
         if contents.has_typed(tensor):
             raise InvalidTensor(tensor.name, f"has both contents and {OBJECT_REF}")
-        own = parameters.read(tensor.parameters)
+        own = contents.read(tensor.parameters)
         reference = object_id(tensor.name, own.pop(OBJECT_REF))
         object_inputs.append(ObjectInput(position, reference, tensor.name, tensor.datatype, list(tensor.shape), own))
     return object_inputs
@@ -108,7 +107,7 @@ def _raw_inputs(raw_contents: RawContents, inputs: Sequence[Any]) -> tuple[Tenso
 
 
 def _tensor(tensor: Any, raw: bytes | memoryview) -> Tensor:
-    own = parameters.read(tensor.parameters)
+    own = contents.read(tensor.parameters)
     return Tensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw=raw, parameters=own)
 
 
@@ -146,14 +145,14 @@ def response(call_id: str, answer: AskOutputs, tensors: Sequence[Tensor], *, is_
 
 def _head(call_id: str, answer: AskOutputs) -> Any:
     message = protocol.ModelInferResponse(model_name=answer.model, model_version=answer.version, id=call_id)
-    parameters.write(message.parameters, answer.parameters)
+    contents.write(message.parameters, answer.parameters)
     return message
 
 
 def _add_output(message: Any, tensor: Tensor) -> Any:
     """Adds a tensor without its content."""
     output = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    parameters.write(output.parameters, tensor.parameters)
+    contents.write(output.parameters, tensor.parameters)
     return output
 
 

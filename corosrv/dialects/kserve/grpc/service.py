@@ -12,8 +12,6 @@ import grpc
 
 from corosrv.base.errors import CorosrvError
 from corosrv.dialects.kserve.grpc import conversions, guard, protocol
-from corosrv.dialects.kserve.grpc import guard as metadata
-from corosrv.dialects.kserve.grpc import guard as statuses
 from corosrv.dialects.kserve.grpc.asking import Asker, Outputs, RunningAsk
 from corosrv.dialects.kserve.grpc.budget import LARGE, MessageBudget, MessageShare
 from corosrv.dialects.kserve.grpc.calls import (
@@ -156,7 +154,7 @@ class InferenceService:
     # Calls.
 
     async def _model_infer(self, context: Any, caller: str) -> bytes:
-        own = metadata.read(_pairs(context), caller)
+        own = guard.read(_pairs(context), caller)
         with self._budget.share() as share:
             call = await read_call(await share.read(context), self._max_message, share)
             async with running(self._asker, call, own, context.time_remaining(), is_stream=False) as ask:
@@ -164,12 +162,12 @@ class InferenceService:
         if len(answer) >= LARGE:
             self._budget.trim_soon()
         if end.is_replayed:
-            context.set_trailing_metadata(statuses.REPLAYED)
+            context.set_trailing_metadata(guard.REPLAYED)
         return answer
 
     async def _model_stream_infer(self, context: Any, caller: str) -> None:
         with self._counts.open_stream():
-            own = metadata.read(_pairs(context), caller)
+            own = guard.read(_pairs(context), caller)
             await InferStream(context, self._asker, own, self._max_message, self._budget).serve()
 
     # Questions.
@@ -194,7 +192,7 @@ class InferenceService:
     async def _info(self, subject: str, model: str = "", version: str = "") -> dict[str, Any]:
         answer = await self._asker.info(subject, model, version)
         if isinstance(answer, AskEnd):
-            raise statuses.StatusError(statuses.of_end(answer))
+            raise guard.StatusError(guard.of_end(answer))
         return answer
 
     # Requests of these two say nothing, and anybody may send one of any length: they are not read.
@@ -225,6 +223,6 @@ class InferenceService:
         return protocol.RepositoryIndexResponse(models=rows)
 
 
-def _pairs(context: Any) -> metadata.Pairs:
-    pairs: metadata.Pairs = context.invocation_metadata()
+def _pairs(context: Any) -> guard.Pairs:
+    pairs: guard.Pairs = context.invocation_metadata()
     return pairs

@@ -13,7 +13,6 @@ from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
 from corosrv.dialects.openai.chat import messages, schema
-from corosrv.dialects.openai.chat import messages as forms
 from corosrv.dialects.openai.chat.answers import ChatAnswer
 from corosrv.dialects.openai.llama_extras import native_form
 from corosrv.dialects.openai.structured_fields import answer_format, includes_usage, with_grammar
@@ -60,7 +59,7 @@ def conversation(
     job, form = with_grammar(job, answer_format(body), card)
     return Conversation(
         job,
-        tool_choice=forms.tool_choice(body),
+        tool_choice=messages.tool_choice(body),
         parallel_calls=body.parallel_tool_calls is not False,
         answer_format=form,
         echo=bool(body.echo),
@@ -100,7 +99,7 @@ def prompt(body: schema.ChatBody, images: ImageIntake | None = None) -> Messages
         arguments = {"reasoning_effort": check_text(body.reasoning_effort, "reasoning_effort"), **arguments}
     return Messages(
         turns,
-        forms.tools(body),
+        messages.tools(body),
         add_generation_prompt=not continue_final and body.add_generation_prompt is not False,
         continue_final=continue_final,
         template_arguments=arguments,

@@ -18,7 +18,6 @@ from corosrv.contracts.jobs.infer import ObjRef
 from corosrv.formats.tensors import Tensor
 from corosrv.formats.tensors.arrays import is_array
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.calls import ObjectAnswer, ObjectAsk, ObjectCreate, ObjectDelete, ObjectGet, ObjectLookup
 from corosrv.workers.wire.descriptors import MIN_ATTACHED
 from corosrv.workers.worker.app.signal import error_of
@@ -148,7 +147,7 @@ def _creation(
     if len(content) < MIN_ATTACHED:
         yield functools.partial(ObjectCreate, **options, data=bytes(content)), ()
         return
-    fd = attached.make([content])
+    fd = descriptors.make([content])
     try:
         yield functools.partial(ObjectCreate, **options, n_attached=len(content)), (fd,)
     finally:
@@ -179,7 +178,7 @@ def _value(reply: ObjectReply) -> Any:
     content: bytes | memoryview = answer.data
     try:
         if not answer.status and answer.n_attached >= 0 and fds:
-            content = attached.map_value(fds[0], answer.n_attached)
+            content = descriptors.map_value(fds[0], answer.n_attached)
     finally:
         _answer(reply)
     assert answer.ref is not None, "what is stored has one"

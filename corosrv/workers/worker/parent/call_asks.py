@@ -12,7 +12,6 @@ from corosrv.contracts.jobs.infer import InferJob, InferReader
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.objects import ObjectContent, ObjectStore
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire import descriptors as attached
 from corosrv.workers.wire.calls import (
     Ask,
     AskCancel,
@@ -106,7 +105,7 @@ def _content(message: ObjectAsk, fds: Sequence[int]) -> ObjectContent:
     if message.n_attached < 0:
         return ObjectContent.copy([message.data])
     try:
-        attached.check(fds[0], message.n_attached)
+        descriptors.check(fds[0], message.n_attached)
     except ProtocolError:
         descriptors.close_all(fds)
         raise

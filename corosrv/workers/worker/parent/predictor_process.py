@@ -20,7 +20,6 @@ from corosrv.contracts.jobs.setup import Setup, WorkerState
 from corosrv.workers.dispatch.estimates import Backoff
 from corosrv.workers.dispatch.host import PermitPool
 from corosrv.workers.wire import messages
-from corosrv.workers.wire import messages as process_messages
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.worker.parent.predict_call import (
     HealthChecks,
@@ -168,27 +167,27 @@ class PredictorProcess(
         match message:
             case messages.Ready():
                 self._on_ready(message)
-            case process_messages.Log():
+            case messages.Log():
                 self._on_log(message)
             case messages.HealthCheckResult():
                 is_well = message.status == "healthy"
                 self._health.answer(message.id, None if is_well else message.error or "the health check failed")
-            case process_messages.SlotFailed():
+            case messages.SlotFailed():
                 self._on_slot_failed(message)
-            case process_messages.Fatal():
+            case messages.Fatal():
                 self._on_abort(message.reason)
-            case process_messages.DroppedLogs():
+            case messages.DroppedLogs():
                 log.warning("the worker dropped %d logs in %d ms", message.count, message.interval_millis)
             case messages.WorkerLeaving():
                 log.debug("the worker shuts down")
 
-    def _on_log(self, message: process_messages.Log) -> None:
+    def _on_log(self, message: messages.Log) -> None:
         if self.state is WorkerState.STARTING:
             self.setup.add_logs(message.data)
         else:
             printed.info("%s: %s", message.source, message.data.rstrip("\n"))
 
-    def _on_slot_failed(self, message: process_messages.SlotFailed) -> None:
+    def _on_slot_failed(self, message: messages.SlotFailed) -> None:
         if self._slots is None:
             self.is_unloadable = message.is_unloadable
             self._fail_setup(message.error)

@@ -14,7 +14,6 @@ from corosrv.base.errors import BenchError
 from corosrv.client.bench.load.processes import Progress, line
 from corosrv.client.bench.load.round import Counts
 from corosrv.client.bench.report import page, words
-from corosrv.client.bench.report import words as table
 from corosrv.client.bench.report.document import look, read, write
 from tests.client.bench.reports import failing, pair, report, section, server
 
@@ -43,7 +42,7 @@ def test_what_is_no_report_is_refused(tmp_path, content):
 
 
 def test_a_table_has_medians_spreads_and_ratios():
-    text = table.text(pair())
+    text = words.text(pair())
 
     assert row(text, "1 clients (8 requests)") == ["corosrv", "other", "ratio"]
     assert row(text, "tokens/s") == ["145", "72.7", "2.00"]
@@ -52,14 +51,14 @@ def test_a_table_has_medians_spreads_and_ratios():
 
 
 def test_one_server_has_no_ratio():
-    text = table.text(section(server("corosrv", 20.0)))
+    text = words.text(section(server("corosrv", 20.0)))
 
     assert row(text, "tokens/s") == ["145"]
     assert "ratio" not in text.split("\n\n")[1]
 
 
 def test_a_table_tells_what_failed_and_in_which_words():
-    text = table.text(section(failing()))
+    text = words.text(section(failing()))
 
     assert "failed, broken: 2 (2 HTTP 500: out of <memory>)" in text
 
