@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import ssl
 import sys
 import time
 import unicodedata
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 
 import click
 
-from corosrv.client.http import CHAT, ServerAddress
+from corosrv.client.http import CHAT, ServerAddress, blocking_connection, event_data
 
 URL = "http://127.0.0.1:8080"
 PROMPT = ">>> "
@@ -92,20 +91,15 @@ class ChatServer:
 
     def answer(self, body: dict[str, Any]) -> Generator[Delta, None, None]:
         with self._request("POST", CHAT, json.dumps({**body, "stream": True}).encode()) as answer:
-            while line := answer.readline(_MAX_LINE):
-                if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
-                    yield _delta(_object(line[6:]))
+            for data in event_data(answer, _MAX_LINE):
+                if data.strip() != b"[DONE]":
+                    yield _delta(_object(data))
 
     @contextlib.contextmanager
     def _request(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
         """Sends a request; the connection ends with the block. Raises ChatFailed."""
         address = self._address
-        if address.is_tls:
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                address.host, address.port, timeout=_TIMEOUT, context=ssl.create_default_context()
-            )
-        else:
-            connection = http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT)
+        connection = blocking_connection(address, _TIMEOUT)
         with contextlib.closing(connection):
             try:
                 connection.request(method, address.prefix + path, body, self._headers)

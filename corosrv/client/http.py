@@ -1,11 +1,15 @@
-"""Makes the requests of a rollout, and sends them over HTTP/1.1 with asyncio, on connections that are used again."""
+"""Makes the requests of a rollout, and sends them over HTTP/1.1 with asyncio, on connections that are used again.
+
+The programs of the terminal, which block, have a connection of the standard library for each request.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +120,21 @@ class ServerAddress:
         self.port = port or (443 if self.is_tls else 80)
         self.prefix = parts.path.rstrip("/").removesuffix("/v1")
         self.netloc = parts.netloc
+
+
+def blocking_connection(address: ServerAddress, timeout: float) -> http.client.HTTPConnection:
+    """Makes a connection that is not open yet. `timeout`: seconds without a byte."""
+    if address.is_tls:
+        context = ssl.create_default_context()
+        return http.client.HTTPSConnection(address.host, address.port, timeout=timeout, context=context)
+    return http.client.HTTPConnection(address.host, address.port, timeout=timeout)
+
+
+def event_data(answer: http.client.HTTPResponse, max_line: int) -> Iterator[bytes]:
+    """Yields the data of server-sent events that have one line each. Waits."""
+    while line := answer.readline(max_line):
+        if line.startswith(b"data: "):
+            yield line.removeprefix(b"data: ")
 
 
 class HttpConnections:

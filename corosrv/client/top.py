@@ -9,7 +9,6 @@ import http.client
 import json
 import os
 import shutil
-import ssl
 import sys
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from corosrv.base.errors import CorosrvError
-from corosrv.client.http import ServerAddress
+from corosrv.client.http import ServerAddress, blocking_connection, event_data
 
 PATH = "/v1/live"
 TIMEOUT = 15.0  # seconds without a frame
@@ -42,12 +41,10 @@ class NoLivePicture(CorosrvError):
 def frames(address: ServerAddress, key: str) -> Iterator[dict[str, Any]]:
     """Yields the frames of one connection, until the server ends it. Raises NoLivePicture."""
     try:
-        connection = _connect(address)
+        connection = blocking_connection(address, TIMEOUT)
         try:
             answer = _ask(connection, address, key)
-            while line := answer.readline(MAX_LINE):
-                if line.startswith(b"data: "):
-                    yield _decode(line.removeprefix(b"data: "))
+            yield from map(_decode, event_data(answer, MAX_LINE))
         finally:
             connection.close()
     except (OSError, http.client.HTTPException) as error:
@@ -57,20 +54,13 @@ def frames(address: ServerAddress, key: str) -> Iterator[dict[str, Any]]:
 def single_frame(address: ServerAddress, key: str) -> dict[str, Any]:
     """Returns one frame. Raises NoLivePicture."""
     try:
-        connection = _connect(address)
+        connection = blocking_connection(address, TIMEOUT)
         try:
             return _decode(_ask(connection, address, key, "?frames=1").read(MAX_LINE))
         finally:
             connection.close()
     except (OSError, http.client.HTTPException) as error:
         raise NoLivePicture(f"no answer from {address.netloc}: {error or type(error).__name__}") from None
-
-
-def _connect(address: ServerAddress) -> http.client.HTTPConnection:
-    if address.is_tls:
-        context = ssl.create_default_context()
-        return http.client.HTTPSConnection(address.host, address.port, timeout=TIMEOUT, context=context)
-    return http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT)
 
 
 def _ask(

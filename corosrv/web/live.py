@@ -14,14 +14,11 @@ from typing import Annotated, Literal
 import gevent
 import msgspec
 from flask import Blueprint, Response, request
-from gevent import get_hub
-from gevent.event import Event
 from msgspec import Meta
 
-from corosrv.base.errors import CorosrvError, NotOffered, ReadTimeout, Refused, ShuttingDown, Unavailable
+from corosrv.base.errors import CorosrvError, NotOffered, Refused, ShuttingDown, Unavailable
 from corosrv.base.waits import own_hub
-from corosrv.contracts.jobs import Reader
-from corosrv.contracts.jobs.reader import Sink, take_first
+from corosrv.contracts.jobs.buffered import BufferedReader
 from corosrv.web.http import sse
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.metrics import HttpStats
@@ -41,82 +38,20 @@ _RETRY = b"retry: 2000\n\n"  # milliseconds after which a browser comes back
 MakeFrame = Callable[[int], LiveFrame]  # of a number of watchers
 
 
-class FrameReader(Reader[bytes]):
-    """Holds the last frame that one watcher has not been sent; a newer one takes its place.
-
-    Belongs to the hub's thread.
-    """
-
-    __slots__ = ("_error", "_frame", "_is_over", "_leave", "_news", "_sink")
-
-    def __init__(self, leave: Callable[[FrameReader], None]) -> None:
-        """`leave`: told once, when nobody reads any more."""
-        self._leave = leave
-        self._frame = b""
-        self._is_over = False
-        self._sink: Sink[bytes] | None = None
-        self._news = Event()  # the pump is over
-        self._error: BaseException | None = None  # of the sink
-
-    @property
-    def is_finished(self) -> bool:
-        return self._is_over and not self._frame
-
-    def take(self, timeout: float | None = None) -> list[bytes]:
-        """Returns the frame that is unread; an empty list after the last. Waits; raises ReadTimeout."""
-        return take_first(self.pump, timeout)
-
-    def pump(self, sink: Sink[bytes], timeout: float | None = None) -> None:
-        """Hands each frame to `sink`, in the hub, until it returns False or the feed has ended.
-
-        Waits; raises what the sink raises, and ReadTimeout after `timeout` seconds in all.
-        """
-        if self.is_finished:
-            return
-        self._sink = sink
-        self._news.clear()
-        self._schedule()
-        try:
-            if not self._news.wait(timeout):
-                raise ReadTimeout(f"no frame for {timeout:g} s")
-        finally:
-            self._sink = None
-        if (error := self._error) is not None:
-            self._error = None
-            raise error
-
-    def _schedule(self) -> None:
-        get_hub().loop.run_callback(self._hand_over)
-
-    def _hand_over(self) -> None:
-        if (sink := self._sink) is None:
-            return
-        frame, self._frame = self._frame, b""
-        try:
-            wants_more = not frame or sink([frame])
-        except BaseException as error:  # belongs to the greenlet that waits, not to the hub
-            self._error, wants_more = error, False
-        if not wants_more or self.is_finished:
-            self._sink = None
-            self._news.set()
+class FrameReader(BufferedReader[bytes]):
+    """Holds the last frame that one watcher has not been sent; a newer one takes its place."""
 
     def put(self, frame: bytes) -> None:
         """Replaces the frame that is unread. Never waits."""
-        self._frame = frame
-        if self._sink is not None:
-            self._schedule()
+        self.take_nowait()
+        self.add_item(frame, 0)
 
     def cancel(self) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        self._leave(self)
-        if self._sink is not None:
-            self._schedule()
-
-    def close(self) -> None:
-        self.cancel()
-        self._frame = b""
+        """Ends the watcher; a frame that is unread may still be taken. Never waits."""
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
+            self.finish()
 
 
 class LiveFeed:
@@ -145,7 +80,7 @@ class LiveFeed:
             raise ShuttingDown("the server is shutting down")
         if len(self._watchers) >= MOST_WATCHERS:
             raise Unavailable(f"{MOST_WATCHERS} clients watch already, which is the most; try again later")
-        reader = FrameReader(self._drop)
+        reader = FrameReader(lambda: self._drop(reader))
         self._watchers[reader] = is_stream
         if self._maker is None:
             self._maker = gevent.spawn(self._run)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from corosrv.base.errors import CorosrvError, Misuse
 from corosrv.contracts.jobs import Reader, Sink
+from corosrv.contracts.jobs.buffered import ItemPump
 from corosrv.contracts.jobs.reader import take_first
 from corosrv.dialects.predictions.history import Cursor, Event, EventPiece, Gap, History
-from corosrv.workers.dispatch.reader import ItemPump
 
 MAX_READERS = 1024  # of one prediction
 PING_SECONDS = 15.0

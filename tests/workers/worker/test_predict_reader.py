@@ -6,8 +6,8 @@ import gevent
 import pytest
 
 from corosrv.base.errors import ReadTimeout
+from corosrv.contracts.jobs.buffered import MAX_UNREAD
 from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, LogLine
-from corosrv.workers.dispatch.reader import MAX_UNREAD
 from corosrv.workers.wire.messages import SlotToServer
 from corosrv.workers.worker.parent.predict_call import PredictReader
 

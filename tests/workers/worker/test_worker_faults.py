@@ -11,8 +11,8 @@ from gevent.event import Event
 
 from corosrv.base.errors import NoCapacity
 from corosrv.contracts.jobs import PredictJob
+from corosrv.contracts.jobs.buffered import MAX_UNREAD
 from corosrv.contracts.jobs.setup import Done, Failed, LogLine, OutputChunk, WorkerState
-from corosrv.workers.dispatch.reader import MAX_UNREAD
 from tests.workers.worker.predicting import TIMEOUT, counters, is_alive, read, ready, submit, wait_for, wait_for_death
 
 pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]

@@ -20,9 +20,9 @@ from gevent.hub import get_hub
 
 from corosrv.base.errors import ProtocolError
 from corosrv.contracts.jobs import PredictJob
+from corosrv.contracts.jobs.buffered import BufferedReader
 from corosrv.contracts.jobs.setup import TERMINAL, Answer, Failed
 from corosrv.workers.dispatch.host import Permit
-from corosrv.workers.dispatch.reader import BufferedReader
 from corosrv.workers.wire.messages import MAX_VALUE, Predict
 from corosrv.workers.worker.values.addresses import make_private
 
