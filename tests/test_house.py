@@ -1,4 +1,4 @@
-"""How large the house may be: folders, files, small files, doors of a package. Numbers here only fall."""
+"""Limits of the house: folders, files, small files, doors of a package. Numbers here only fall."""
 
 import ast
 from collections import defaultdict

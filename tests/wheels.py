@@ -37,7 +37,7 @@ def find_python(version: str) -> str | None:
 
 
 def libllama_wheel(folder: Path) -> Path:
-    """Puts the wheel of libllama, as the build made it, into a folder."""
+    """Makes the wheel of libllama in a folder, from pip's cache."""
     sys.path.insert(0, str(REPOSITORY / "native"))
     import libllama
 
@@ -77,7 +77,7 @@ def address_in(log: Path, server: subprocess.Popen[bytes]) -> str:
 
 
 def chat(address: str) -> str:
-    """Asks for one chat, again while the model is loaded. Raises OSError."""
+    """Sends one chat, again while the model is loaded. Raises OSError."""
     body = json.dumps(CHAT).encode()
     request = urllib.request.Request(f"{address}/v1/chat/completions", body, {"Content-Type": "application/json"})
     ends_at = time.monotonic() + START

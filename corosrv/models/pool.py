@@ -295,7 +295,7 @@ class ModelPool:
         return self._by_name[name]
 
     def standing(self, name: str) -> Standing:
-        """Tells how a model stands: its state, whether it is used, and since when it is not. Raises ModelNotFound."""
+        """Returns a model's state, whether it is used, and since when it is idle. Raises ModelNotFound."""
         with self._lock:
             return self._model_named(name).standing
 

@@ -179,7 +179,7 @@ class ServedModel:
     # Waiters
 
     def want(self) -> None:
-        """Asks for the model to be loaded as soon as there is room."""
+        """Requests that the model is loaded as soon as there is room."""
         if self.wanted_since is not None or self.state is ModelState.READY:
             return
         self.wanted_since = time.monotonic()
@@ -203,12 +203,12 @@ class ServedModel:
         return replace(settings, memory_bytes=plan.share(self._limit, self._facts.size, self._other_files))
 
     def ask(self) -> None:
-        """Asks for the model on behalf of the operator, who does not wait for it."""
+        """Requests the model for the operator, who does not wait for it."""
         self._is_asked = self.state is not ModelState.READY
         self.want()
 
     def join(self) -> Wakeup:
-        """Asks for the model for a request; returns its wake-up for changes of state, to be given to leave()."""
+        """Requests the model for a call; returns its wake-up for changes of state, to be given to leave()."""
         wakeup = Wakeup()
         self._wakeups.append(wakeup)
         self.want()

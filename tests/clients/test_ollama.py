@@ -1,4 +1,4 @@
-"""ollama, the client of Ollama's API, in a process of its own: the tests' environment has no need of it."""
+"""The client of Ollama's API, in a process of its own: the tests' environment has no need of it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_answer_by_a_schema(ollama: Asked) -> None:
 
 
 def test_a_conversation_with_a_call_goes_on(ollama: Asked) -> None:
-    """As Home Assistant sends it: tools, a stream, keep_alive and a context's size."""
+    """Chats as Home Assistant does: tools, a stream, keep_alive and a context's size."""
     tool = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": WEATHER}}
     calls, text = ollama(
         """

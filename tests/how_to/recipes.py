@@ -44,7 +44,7 @@ class Recipe:
         return set(re.findall(r"`([\w/]+\.\w+)`", self.text))
 
     def change(self, path: str, *edits: tuple[str, str]) -> None:
-        """Puts other texts in place of those that stand once in a file. An empty first text stands for its end."""
+        """Replaces texts by others, those that stand once in a file. An empty first text stands for its end."""
         assert path in self.named, f"the recipe does not name {path}"
         text = (self.copy / path).read_text()
         for old, new in edits:

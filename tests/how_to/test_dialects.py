@@ -154,7 +154,7 @@ def test_a_route_is_served_documented_and_refuses_by_name(tmp_path):
         (
             "    register_errors(routes, events.body)\n",
             '    @routes.post("/v1/weigh")\n    @api_docs.weigh\n    def weigh() -> Response:\n'
-            "        body = flow.receive(completion_schema.weigh_decoder)\n"
+            "        body = flow.receive(completion_parse.weigh_decoder)\n"
             "        n_tokens = flow.worker.vocabulary(body.model).count(Text(body.text))\n"
             "        return json_response(answer_types.Weight(n_tokens))\n\n"
             "    register_errors(routes, events.body)\n",

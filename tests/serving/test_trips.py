@@ -1,4 +1,4 @@
-"""How far a request travels: own functions called, the modules that they are in, and how often the module changes.
+"""Measures a request's trip: own functions called, the modules that they are in, and how often the module changes.
 
 Numbers here only fall. `python -m tests.serving.test_trips` prints them.
 """

@@ -22,7 +22,7 @@ MAX_UNREAD = 1 << 20  # bytes; an item that goes beyond is kept, and its sender 
 
 
 class ItemSource(Protocol[Pumped_co]):
-    """Stands for the reader whose items are handed over."""
+    """The reader whose items a pump hands over."""
 
     @property
     def is_finished(self) -> bool: ...
@@ -91,7 +91,7 @@ class ItemPump(Generic[Item]):
 
 
 class BufferedReader(Reader[Item]):
-    """Gives one greenlet what a sender adds. Belongs to the hub's thread.
+    """A buffer of items between one sender and one taker. Belongs to the hub's thread.
 
     Nothing but memory is held while nobody takes.
     """
@@ -188,7 +188,7 @@ class BufferedReader(Reader[Item]):
         self.finish()
 
     def finish(self) -> None:
-        """Says that no item follows. Never waits."""
+        """Ends the reader after the items that it has. Never waits."""
         self._has_ended = True
         self._cancel = None
         self._wake()

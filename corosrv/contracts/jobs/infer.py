@@ -43,7 +43,7 @@ class ModelTarget:
 
 @dataclass(frozen=True, slots=True)
 class CapabilityTarget:
-    """Asks for a handler that satisfies a query; corosrv.workers.dispatch.capability says how one is written."""
+    """A query for handlers by their capabilities; corosrv.workers.dispatch.capability says how one is written."""
 
     query: Mapping[str, object]
     prefer: Mapping[str, float] = field(default_factory=dict)  # weights of predicates, as `tier=small`, by attribute

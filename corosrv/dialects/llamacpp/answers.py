@@ -1,4 +1,4 @@
-"""llama-server's completions, the way out: chunks to answers, and the types of all its answers.
+"""Completions of llama-server, the way out: chunks to answers, and the types of all its answers.
 
 The type of a completion is in `corosrv.dialects.generation.answer_types`: other dialects show it in addition to theirs.
 """

@@ -1,4 +1,4 @@
-"""llama-server's own endpoints: parse, submit, answer. Texts become tokens and back as llama-server does it."""
+"""Endpoints of llama-server's own: parse, submit, answer. Texts become tokens and back as llama-server does it."""
 
 from __future__ import annotations
 

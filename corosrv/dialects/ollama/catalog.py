@@ -34,7 +34,7 @@ class OllamaPool(Worker, Protocol):
         """Begins to unload a model; returns at once. Raises Refused for one that is in use or not loaded."""
 
     def standing(self, name: str) -> Standing:
-        """Tells how a model stands."""
+        """Returns a model's state, and since when it is idle."""
 
     def facts(self, name: str) -> Facts | None:
         """Returns what the head of a model's file says."""
@@ -84,7 +84,7 @@ class RunningList(msgspec.Struct):
 
 
 class ShownModel(msgspec.Struct):
-    """All that is known of a model."""
+    """The full description of a model."""
 
     license: str
     modelfile: str

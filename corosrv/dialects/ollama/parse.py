@@ -193,7 +193,10 @@ def _result(message: schema.OllamaTurn, param: str, number: int, pending: list[t
 def _with_images(
     text: str, images: Sequence[str] | None, param: str, model: AskedModel, *, is_counted: bool = False
 ) -> Content:
-    """Puts images, as base64, before a text. Waits for them. `is_counted`: the request's images have been counted."""
+    """Returns a text with images, which come as base64, before it. Waits for them.
+
+    `is_counted`: the request's images have been counted.
+    """
     content = check_text(text, f"{param}content" if param else "prompt")
     if not images:
         return content

@@ -32,8 +32,9 @@ class EventEncoder:
 
 
 class EventReader(Reader[Item]):
-    """Gives a prediction's events up to the last one, in a corosrv.web.http.sse.EventStream. Belongs to the hub's
-    thread.
+    """A client's place among a prediction's events, read by a corosrv.web.http.sse.EventStream.
+
+    Belongs to the hub's thread.
 
     A reader that falls behind the kept history gets one `error` event and then the stream ends. `on_leave` is called
     once, when the reader is closed, with whether it left by itself: one that fell behind did not.

@@ -1,4 +1,4 @@
-"""Tells an upstream, by its abort endpoint, that a request is of no use any more.
+"""Calls an upstream's abort endpoint for a request that is of no use any more.
 
 SGLang takes POST /abort_request with the id of a request, which may be chosen in the request's body. vLLM and corosrv
 end what a closed connection asked for, and need no such path. llama-server has none either; it ends streams in this

@@ -292,7 +292,7 @@ class Upstream:
             self.breaker.forget_trial(call.is_trial)
 
     def _doubt(self, call: ForwardedCall) -> None:
-        """Asks for a probe: an answer of 500 says nothing by itself, for the request may have caused it."""
+        """Requests a probe: an answer of 500 says nothing by itself, for the request may have caused it."""
         self.breaker.forget_trial(call.is_trial)
         self._n_doubts = min(self._n_doubts + 1, MAX_FAULTS)
         self.has_doubt.set()

@@ -1,4 +1,4 @@
-"""Asks for a stream where an answer as a whole was asked for, so that an abort finds what there is of it so far.
+"""Turns a request for a whole answer into one for a stream, so that an abort finds what there is of it so far.
 
 The events of chats and text completions are joined here to the answer that would have come without a stream.
 """

@@ -1,4 +1,4 @@
-"""Tells how much memory this process may still take, and how much a model's memory of earlier tokens takes.
+"""Computes how much memory this process may still take, and how much a model's memory of earlier tokens takes.
 
 The room is what the machine has and what its cgroups leave. The cache is computed as libllama allocates it.
 """

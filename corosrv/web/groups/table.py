@@ -1,4 +1,4 @@
-"""Knows which requests run in which group, and aborts a group's. A group is its caller's own."""
+"""Keeps which requests run in which group, and aborts those of a group. A group is its caller's own."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MakeWorker = Callable[[str | None, str, int], AppWorker]
 
 
 class HostDispatcher(Protocol):
-    """Stands for the dispatcher as the manager sees it; see corosrv.workers.dispatch.dispatcher."""
+    """The dispatcher as the manager sees it; see corosrv.workers.dispatch.dispatcher."""
 
     def add_host(self, host: HandlerHost) -> bool: ...
 

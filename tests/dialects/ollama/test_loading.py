@@ -156,11 +156,11 @@ def test_parameters_are_written_as_ollama_does(number: int, words: str):
 def test_a_model_that_nobody_uses_goes_when_its_time_is_over(pool: ModelPool):
     clock = HandClock()
     keep_alive = KeepAlive(pool, later=clock.later)
-    keep_alive.note("a", 0.05)
+    keep_alive.note("a", 3600.0)
     clock.tick()
     assert status(pool, "a") == "loaded"
 
-    gevent.sleep(0.06)
+    keep_alive.note("a", 0.0)  # that time is over
     clock.tick()
 
     wait_until(lambda: status(pool, "a") == "unloaded")
@@ -253,7 +253,7 @@ def hub() -> Iterator[tuple[ModelPool, list[StandingDownload]]]:
 
 
 def begin(lines: Iterator[Any]) -> None:
-    """Has a download begun, and how far it is told."""
+    """Begins a download, and says how far it is."""
     next(lines)
     next(lines)
 

@@ -1,4 +1,4 @@
-"""What corosrv replaces of gunicorn and gevent is there under these names, and docs/gunicorn.md lists it."""
+"""Names of gunicorn and gevent that corosrv replaces are there, and docs/gunicorn.md lists them."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from corosrv.base.errors import ReadTimeout, ShuttingDown, Unavailable
 from corosrv.web import live
 from corosrv.web.live import FrameReader, LiveFeed
 from corosrv.web.live_frame import LiveFrame, LiveHttp, LiveHub
+from tests.support.waiting import wait_until
 
 TIMEOUT = 30.0
 
@@ -105,7 +106,7 @@ def test_who_watches_again_begins_anew(feed, frames):
     for _ in range(2):
         with feed.watch() as reader:
             read(reader, 1)
-        gevent.sleep(0.3)
+        wait_until(lambda: feed._maker is None, what="the end of the frames' greenlet")
 
     assert frames.n_begun == 2
 
@@ -146,7 +147,7 @@ def test_what_a_sink_raises_is_its_greenlets_and_no_others(feed):
 def test_a_feed_that_closes_ends_its_readers_and_takes_no_other(feed):
     with feed.watch() as reader:
         reading = gevent.spawn(list, reader)
-        gevent.sleep(0.05)
+        gevent.sleep(0)  # it reads
         feed.close()
 
         assert len(reading.get(timeout=TIMEOUT)) <= 1

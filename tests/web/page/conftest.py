@@ -36,7 +36,7 @@ def chat(script: Scripted, chromium: Page) -> Iterator[Chat]:
 
 
 class Chat:
-    """What a person does on the page."""
+    """A person at the page."""
 
     def __init__(self, page: Page) -> None:
         self.page = page

@@ -21,7 +21,7 @@ BREAK = object()  # an answer that breaks off here
 
 @dataclass
 class Scripted:
-    """What the model says, and what it was asked."""
+    """A script of what the model says, and a record of what it was asked."""
 
     pieces: list[Any] = field(default_factory=lambda: ["Hello", " there"])
     pause_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Whatever a model, a server or a file says, the page shows it as text and stays what it is."""
+"""Hostile texts of models, servers and files are shown as text, and the page stays what it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands before the methods of all services: checks the key of every call, counts it, and turns errors into statuses.
+"""Guards the methods of all services: checks the key of every call, counts it, and converts errors to statuses.
 
 `CallMetadata` holds what a call says beside its message: who calls, under which id, for how long, and which capability
 it asks for. The counts go to the server, which shows them to Prometheus.

@@ -1,4 +1,4 @@
-"""Tells a running request of its end, a cancel or its deadline, and turns errors of its calls into an author's."""
+"""Signals a running request that it is cancelled or late, and converts errors of its calls to an author's."""
 
 from __future__ import annotations
 
