@@ -124,7 +124,7 @@ def test_the_page_of_a_wing_says_what_it_may_import(wing: str):
 
 @pytest.fixture(scope="module")
 def doors() -> dict[str, set[str]]:
-    """Returns by wing the packages, and modules of the wing itself, that something outside of it imports."""
+    """Returns by wing its packages and own modules that something outside of it imports."""
     found: dict[str, set[str]] = defaultdict(set)
     for module, users in importers().items():
         wing = part_of(module)
