@@ -88,7 +88,7 @@ def _event(message: str) -> dict[str, Any] | None:
 
 
 class JsonLogger(Logger):  # type: ignore[misc]
-    """Logger of gunicorn that writes lines of JSON: `gunicorn --logger-class corosrv.web.http.worker_watch.JsonLogger`."""
+    """A logger for gunicorn in JSON: `gunicorn --logger-class corosrv.web.http.worker_watch.JsonLogger`."""
 
     def setup(self, cfg: Any) -> None:
         """Sets the handlers up as gunicorn does, and then their form."""
