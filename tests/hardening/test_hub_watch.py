@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import signal
 import time
 from pathlib import Path
 
@@ -51,6 +53,33 @@ def test_a_request_that_holds_the_hub_is_found(seconds: float, is_found: bool) -
     found = hub_watch.findings()
     assert bool(found) is is_found
     assert all("in use_the_processor" in finding for finding in found)
+
+
+def test_one_call_of_c_that_holds_the_hub_is_found() -> None:
+    app = flask.Flask("derives")
+    app.get("/")(lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 600_000).hex())
+
+    assert app.test_client().get("/").status_code == 200
+
+    assert hub_watch.findings()
+
+
+def test_a_jump_of_the_clock_of_processor_time_is_not_found() -> None:
+    """All ticks of such a jump come as one, as they do when the signal is held up."""
+
+    def jump() -> str:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
+        try:
+            return use_the_processor(0.15)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+
+    app = flask.Flask("jumps")
+    app.get("/")(jump)
+
+    assert app.test_client().get("/").text == "done"
+
+    assert hub_watch.findings() == []
 
 
 def test_a_request_that_waits_does_not_hold_the_hub() -> None:

@@ -91,7 +91,7 @@ BUGS = {
         "        pass",
     ),
     "a handler waits on once its client has read": Bug(
-        "pool", "corosrv.workers.dispatch.reader",
+        "pool", "corosrv.contracts.jobs.buffered",
         "        self._n_bytes = 0\n        if self._room is not None:",
         "        self._n_bytes = 0\n        if False:",
     ),

@@ -79,6 +79,7 @@ def unused_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.own_process  # greenlets that other tests left behind write their ends to stderr as well
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
