@@ -101,7 +101,7 @@ def create_app(settings: Settings) -> Flask:
 def _http_error(error: HTTPException) -> Response:
     server: Server = current_app.extensions["corosrv"]
     http_error = HttpError(error.code or 500, _words(error))
-    answer = reply.error_response(http_error, server.error_body(http_error))
+    answer = reply.error_response(http_error, server.context.error_body(http_error, request.path))
     for name, value in error.get_headers():
         if name not in ("Content-Type", "Content-Length"):
             answer.headers[name] = value
@@ -163,7 +163,7 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
             check_several(settings)
         app = create_app(settings)
         if worker is not None:
-            app.extensions["corosrv"].count_clients = worker.count_clients
+            app.extensions["corosrv"].context.count_clients = worker.count_clients
             _end_with(worker, app.extensions["corosrv"], predictor)
             if ends_with_bad_code:
                 _end_with_bad_code(app.extensions["corosrv"])
@@ -196,27 +196,27 @@ def check_several(settings: Settings) -> None:
 
 def _end_with(worker: Front, server: Server, predictor: PredictionSettings | None) -> None:
     """Makes gunicorn wait for worker processes to end but for no load, and POST /shutdown end gunicorn."""
-    worker.endings += [
-        part
-        for part in (server.predictor, server.app, server.upstreams, server.kserve, server.sharing, server.peers)
-        if part is not None
-    ]
-    if (server.app is not None or server.models is not None) and len(server.parts) <= _PARTS_OF_ONE:
-        server.on_unstartable = functools.partial(_give_up, server)
+    context, parts = server.context, server.parts
+    worker.endings += context.parts
+    if server.sharing is not None:
+        worker.endings.append(server.sharing)
+    if (parts.app is not None or parts.models is not None) and len(context.parts) <= _PARTS_OF_ONE:
+        context.on_unstartable = functools.partial(_give_up, server)
     server.on_close_while_loading = _leave
     if predictor is None:
         return
     # A terminal interrupts everybody; the master passes on what this process is to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     number = signal.SIGINT if predictor.await_explicit_shutdown else signal.SIGTERM
-    server.on_shutdown = lambda: os.kill(worker.ppid, number)
+    context.on_shutdown = lambda: os.kill(worker.ppid, number)
 
 
 def _end_with_bad_code(server: Server) -> None:
-    if server.predictor is not None:
-        server.predictor.on_unloadable = functools.partial(_give_up, server)
-    if server.app is not None:
-        server.app.manager.on_unimportable = lambda reason: _give_up(
+    parts = server.parts
+    if parts.predictor is not None:
+        parts.predictor.on_unloadable = functools.partial(_give_up, server)
+    if parts.app is not None:
+        parts.app.manager.on_unimportable = lambda reason: _give_up(
             server, f"the application could not be imported: {reason}"
         )
 

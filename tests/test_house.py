@@ -15,8 +15,6 @@ SMALL_FILES = {
     "corosrv.dialects.kserve.several",
     "corosrv.dialects.openai.responses.api_docs",
     "corosrv.images.encoder.check",
-    "corosrv.serving.management",
-    "corosrv.serving.offers",
     "corosrv.workers.manager.collector",
 }
 MOST_DOORS = 5  # modules of a package that others import, but for these packages

@@ -12,14 +12,14 @@ from typing import Any
 
 import gevent
 from flask import Blueprint
-from gevent import monkey
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, ModelFailed
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferJob, InferReader
-from corosrv.contracts.settings import AppSettings, ServerSettings, child_environment
+from corosrv.contracts.settings import AppSettings, child_environment
 from corosrv.dialects.kserve import schema
+from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.management import join_routes, routes, worker_routes
 from corosrv.web.management.join_routes import MakeJoinedWorker
 from corosrv.workers.dispatch.dispatcher import Dispatcher
@@ -32,6 +32,7 @@ from corosrv.workers.manager.snapshot import Claim
 from corosrv.workers.objects import ObjectCollector, ObjectStore
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
+from corosrv.workers.worker.parent.asks import submit_to
 from corosrv.workers.worker.parent.call_asks import HandlerServices
 from corosrv.workers.worker.parent.joined_process import JoinedProcess
 
@@ -40,40 +41,27 @@ log = logging.getLogger("corosrv")
 _SWEEP = 10.0  # seconds between two looks for objects whose time is over
 
 
-class AppPart:
+class AppPart(Part):
     """Serves the handlers of an application, which worker processes run once the part is started."""
 
-    def __init__(
-        self,
-        app: AppSettings,
-        settings: ServerSettings,
-        *,
-        submit: Callable[[InferJob], InferReader],
-        memory_elsewhere: Callable[[], int],
-        on_unstartable: Callable[[str], None],
-        queue_per_key: int = 0,
-    ) -> None:
-        """`submit`: runs what handlers call. `memory_elsewhere`: bytes that loaded models take of the common budget.
-
-        `on_unstartable`: called with the reason if no worker has started in time. `queue_per_key`: calls that one API
-        key may have, 0 for any number.
-        """
+    def __init__(self, context: ServerContext, app: AppSettings) -> None:
+        settings = context.settings.server
+        self._context = context
         self._failure = ""  # why no worker has started
-        self._on_unstartable = on_unstartable
         self._sweeper: gevent.Greenlet | None = None
         self.objects = ObjectStore()
         self.dispatcher = Dispatcher(
             DispatchSettings(
                 max_calls=app.max_queue,
                 max_bytes=app.queue_bytes,
-                calls_per_caller=queue_per_key,
+                calls_per_caller=context.settings.queue_per_key,
                 idempotency_bytes=settings.idempotency_bytes,
                 idempotency_s=settings.idempotency_s,
                 n_callers=len(settings.keys),
                 logs_json=settings.log_format == "json",
             )
         )
-        services = HandlerServices(submit, self.objects)
+        services = HandlerServices(self._submit, self.objects)
         self._make_joined = _joined_maker(app, services)
         self.manager = Manager(
             ManagerSettings(
@@ -85,17 +73,26 @@ class AppPart:
             _maker(app, services),
             self.dispatcher,
             has_app=bool(app.worker_app),
-            memory_elsewhere=memory_elsewhere,
+            memory_elsewhere=lambda: sum(part.held_bytes for part in context.other_parts(self)),
             on_unstartable=self._on_failure,
         )
 
+    def _submit(self, job: InferJob) -> InferReader:
+        """Runs what handlers call."""
+        assert self._context.calls is not None
+        return submit_to(self._context.calls)(job)
+
     def _on_failure(self, reason: str) -> None:
         self._failure = reason
-        self._on_unstartable(reason)
+        self._context.on_unstartable(f"no worker of the application could be started: {reason}")
+
+    @property
+    def held_bytes(self) -> int:
+        return self.manager.held_memory
 
     def start(self) -> None:
-        if not monkey.is_module_patched("socket"):  # each request has a thread and a hub of its own, or none
-            self._failure = "handlers need a server that waits through gevent: gunicorn -k gevent"
+        self._failure = why_not_served("handlers")
+        if self._failure:
             return
         self.manager.start()
         self._sweeper = gevent.spawn(self._sweep)
@@ -116,20 +113,14 @@ class AppPart:
             raise ModelFailed(f"the application could not be started: {self._failure}", retry_after=5)
         self.manager.check()
 
-    def stats(self) -> None:
-        """Returns None: an application has no decode loop."""
-
     def stop(self) -> None:
-        """Refuses new calls, and lets those that were taken end in their time; a second call ends them at once."""
         self.manager.stop()
 
     @property
     def is_ending(self) -> bool:
-        """Tells whether stop() was called and something still runs."""
         return self.manager.is_ending
 
     def hurry(self) -> None:
-        """Ends what still runs. Returns at once."""
         self.manager.hurry()
 
     def close(self) -> None:
@@ -153,18 +144,8 @@ class AppPart:
             ObjectCollector(self.objects),
         )
 
-    def document(self) -> None:
-        """Returns None: the part has no routes of its own."""
-
-    def has_path(self, path: str) -> bool:
-        return False
-
     def error_body(self, error: CorosrvError, path: str) -> Any:
-        return schema.error_body(error)
-
-    def blueprints(self) -> tuple[Blueprint, ...]:
-        """Returns nothing: handlers are called through KServe's routes."""
-        return ()
+        return schema.error_body(error)  # handlers are called through KServe's routes
 
 
 def _n_gpus() -> int:

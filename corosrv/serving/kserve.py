@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -14,15 +13,13 @@ from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown, Startin
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.contracts.settings import KserveSettings, ServerSettings
 from corosrv.dialects.kserve import model_docs, object_routes, routes, schema
 from corosrv.dialects.kserve.endpoint import EndpointLimits
 from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.server_side import GrpcCollector, GrpcConfig
 from corosrv.dialects.kserve.parameters import no_objects
-from corosrv.web.http.body_reader import BodyReader
+from corosrv.serving.part import Part, ServerContext
 from corosrv.web.http.lean_flask import caller
-from corosrv.web.http.metrics import HttpStats
 from corosrv.workers.objects import ObjectStore
 from corosrv.workers.worker.parent.asks import no_object
 
@@ -36,37 +33,23 @@ _STATES = {
 }
 
 
-class KservePart:
+class KservePart(Part):
     """Serves handlers and language models to clients of the v2 protocol. It starts nothing of its own but gRPC."""
 
-    def __init__(
-        self,
-        settings: KserveSettings,
-        server: ServerSettings,
-        worker: InferWorker,
-        objects: ObjectStore | None,
-        stats: HttpStats,
-        bodies: BodyReader,
-        check_ready: Callable[[], None],
-    ) -> None:
-        """`worker`: runs the calls. `check_ready`: raises the Unavailable that calls would meet now.
+    formats = ("v2",)
 
-        Raises SettingsError where gRPC is asked for and grpcio is not installed.
-        """
-        self._settings = settings
-        self._drain_s = server.drain_s
-        self._takes_keys = server.idempotency_bytes > 0
-        self._worker = worker
+    def __init__(self, context: ServerContext, calls: InferWorker, objects: ObjectStore | None) -> None:
+        """`calls`: runs them. Raises SettingsError where gRPC is asked for and grpcio is not installed."""
+        self._context = context
+        self._settings = context.settings.server
+        self._takes_keys = self._settings.idempotency_bytes > 0
+        self._calls = calls
         self._objects = objects
-        self._bodies = bodies
-        self._stats = stats
-        self._limits = EndpointLimits(settings.v2_max_body_bytes, server.sse_ping_interval, server.write_timeout_s)
-        self._check_ready = check_ready
         self._ending: gevent.Greenlet | None = None
-        self.grpc = self._grpc(server)
+        self.grpc = self._grpc()
 
-    def _grpc(self, server: ServerSettings) -> GrpcFront | None:
-        settings = self._settings
+    def _grpc(self) -> GrpcFront | None:
+        settings, server = self._context.settings.kserve, self._settings
         if settings.grpc_port is None:
             return None
         config = GrpcConfig(
@@ -77,7 +60,7 @@ class KservePart:
             max_bytes=server.bodies_bytes,
         )
         find_object = no_object if self._objects is None else self._object_of
-        return GrpcFront(config, self._worker, self._check_ready, find_object)
+        return GrpcFront(config, self._calls, self._context.check, find_object)
 
     def start(self) -> None:
         if self.grpc is not None:
@@ -100,25 +83,20 @@ class KservePart:
         if state is State.DRAINING:
             raise ShuttingDown("the server is shutting down")
 
-    def stats(self) -> None:
-        """Returns None: nothing is decoded here."""
-
     def stop(self) -> None:
         """Lets calls over gRPC end in their time, then ends its process; a second call ends it at once."""
         if self.grpc is None:
             return
         if self._ending is None:
-            self._ending = gevent.spawn(self.grpc.stop, self._drain_s)
+            self._ending = gevent.spawn(self.grpc.stop, self._settings.drain_s)
         else:
             self.hurry()
 
     @property
     def is_ending(self) -> bool:
-        """Tells whether stop() was called and the gRPC process still runs."""
         return self._ending is not None and not self._ending.ready()
 
     def hurry(self) -> None:
-        """Ends the gRPC process now. Returns at once."""
         self.close()
 
     def close(self) -> None:
@@ -130,7 +108,7 @@ class KservePart:
 
     def document(self) -> dict[str, Any]:
         """Returns a document of the models that declare their inputs; the routes describe themselves."""
-        return model_docs.document(self._worker.standings, self._takes_keys)
+        return model_docs.document(self._calls.standings, self._takes_keys)
 
     def has_path(self, path: str) -> bool:
         return schema.has_path(path)
@@ -139,19 +117,21 @@ class KservePart:
         return schema.error_body(error)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
+        context, server = self._context, self._settings
+        max_body_bytes = context.settings.kserve.v2_max_body_bytes
         blueprints = [
             routes.blueprint(
-                self._worker,
-                self._bodies,
-                self._stats,
-                self._limits,
-                check_ready=self._check_ready,
+                self._calls,
+                context.bodies,
+                context.http_stats,
+                EndpointLimits(max_body_bytes, server.sse_ping_interval, server.write_timeout_s),
+                check_ready=context.check,
                 find_object=no_objects if self._objects is None else self._find_object,
                 takes_keys=self._takes_keys,
             )
         ]
         if self._objects is not None:
-            blueprints.append(object_routes.blueprint(self._objects, self._bodies))
+            blueprints.append(object_routes.blueprint(self._objects, context.bodies))
         return tuple(blueprints)
 
     def _find_object(self, object_id: str) -> memoryview:

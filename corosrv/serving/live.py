@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from corosrv.base.processor import garbage_times
 from corosrv.contracts.jobs import SlotState
 from corosrv.contracts.jobs.worker import DecodeStats, Histogram
+from corosrv.serving.part import ServerContext
+from corosrv.serving.parts import Parts
 from corosrv.web.live_frame import (
     LiveCache,
     LiveEncoder,
@@ -35,12 +37,8 @@ if TYPE_CHECKING:
     from corosrv.fleet.upstreams.upstream import Upstream
     from corosrv.images.vision.encoder import EncoderStats
     from corosrv.models.pool import ModelPool
-    from corosrv.serving.apps import AppPart
     from corosrv.serving.kserve import KservePart
-    from corosrv.serving.models import ModelPart
     from corosrv.serving.predictor import PredictorPart
-    from corosrv.serving.upstreams import UpstreamPart
-    from corosrv.web.http.metrics import HttpStats
     from corosrv.workers.dispatch.stats import KeyStats
     from corosrv.workers.manager.manager import Manager
 
@@ -59,65 +57,48 @@ class LoopRecord:
     states: Sequence[SlotWord] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveSources:
-    """The parts of a server that frames are collected from; None for those that it has not got.
-
-    `count_clients` tells connections and the greenlets that serve them, where the web server does.
-    """
-
-    stats: HttpStats
-    find_state: Callable[[], str]
-    count_clients: Callable[[], tuple[int | None, int | None]]
-    shows_slots: bool
-    models: ModelPart | None
-    app: AppPart | None
-    upstreams: UpstreamPart | None
-    kserve: KservePart | None
-    predictor: PredictorPart | None
-
-
 @dataclass(slots=True)
 class LiveRecorder:
     """Makes frames, and knows the one before."""
 
-    sources: LiveSources
+    context: ServerContext
+    parts: Parts
     _loops: dict[str, LoopRecord] = field(default_factory=dict)
 
     def frame(self, n_watchers: int) -> LiveFrame:
         """Makes the frame of this moment. Never waits."""
-        sources = self.sources
-        frame = LiveFrame(time.time(), sources.find_state(), self._hub(), self._http(n_watchers))
-        if sources.models is not None:
-            frame.models = _models(sources.models.pool)
-            frame.engines = self._engines(sources.models.pool)
-            if encoders := sources.models.encoder_stats():
+        parts = self.parts
+        frame = LiveFrame(time.time(), self.context.state.value, self._hub(), self._http(n_watchers))
+        if parts.models is not None:
+            frame.models = _models(parts.models.pool)
+            frame.engines = self._engines(parts.models.pool)
+            if encoders := parts.models.encoder_stats():
                 frame.encoders = [_encoder(name, stats) for name, stats in encoders.items()]
         frame.queues = self._queues()
-        if sources.app is not None:
-            frame.pools = _pools(sources.app.manager, sources.app.dispatcher.stats().keys)
-        if sources.upstreams is not None:
-            frame.upstreams = [_upstream(upstream) for upstream in sources.upstreams.pool.upstreams[:MOST_LISTED]]
-        frame.grpc = None if sources.kserve is None else _grpc(sources.kserve)
-        frame.predictor = None if sources.predictor is None else _predictor(sources.predictor)
+        if parts.app is not None:
+            frame.pools = _pools(parts.app.manager, parts.app.dispatcher.stats().keys)
+        if parts.upstreams is not None:
+            frame.upstreams = [_upstream(upstream) for upstream in parts.upstreams.pool.upstreams[:MOST_LISTED]]
+        frame.grpc = None if parts.kserve is None else _grpc(parts.kserve)
+        frame.predictor = None if parts.predictor is None else _predictor(parts.predictor)
         return frame
 
     def _hub(self) -> LiveHub:
         totals = garbage_times.totals.values()
         return LiveHub(
-            lag=self.sources.stats.take_worst_lag(),
+            lag=self.context.http_stats.take_worst_lag(),
             collections=sum(one.n for one in totals),
             collection_s=sum(one.seconds for one in totals),
             longest_collection=max(one.longest for one in totals),
         )
 
     def _http(self, n_watchers: int) -> LiveHttp:
-        stats = self.sources.stats
-        connections, greenlets = self.sources.count_clients()
+        stats = self.context.http_stats
+        connections, greenlets = self.context.count_clients()
         return LiveHttp(stats.n_answers, stats.n_streams - n_watchers, n_watchers, connections, greenlets)
 
     def _engines(self, pool: ModelPool) -> list[LiveEngine]:
-        slots = pool.slots_now() if self.sources.shows_slots else {}
+        slots = pool.slots_now() if self.context.settings.server.slots_endpoint else {}
         now, before, self._loops = time.monotonic(), self._loops, {}
         engines = []
         for model, stats in list(pool.model_stats().items())[:MOST_LISTED]:
@@ -126,12 +107,12 @@ class LiveRecorder:
         return engines
 
     def _queues(self) -> list[LiveQueue] | None:
-        sources, queues = self.sources, list[LiveQueue]()
-        if sources.app is not None:
-            queues += [_queue("handlers", key) for key in sources.app.dispatcher.stats().keys]
-        if sources.upstreams is not None:
-            queues += [_queue("upstreams", key) for key in sources.upstreams.pool.dispatcher.stats().keys]
-        if sources.app is None and sources.upstreams is None:
+        parts, queues = self.parts, list[LiveQueue]()
+        if parts.app is not None:
+            queues += [_queue("handlers", key) for key in parts.app.dispatcher.stats().keys]
+        if parts.upstreams is not None:
+            queues += [_queue("upstreams", key) for key in parts.upstreams.pool.dispatcher.stats().keys]
+        if parts.app is None and parts.upstreams is None:
             return None
         queues.sort(key=lambda queue: -queue.depth - queue.in_flight)
         return queues[:MOST_LISTED]

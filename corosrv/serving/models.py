@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, has_app_context, has_request_context, request
@@ -40,12 +41,10 @@ from corosrv.models.hub import library
 from corosrv.models.hub.download import HubDownload
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.pool import ModelPool
-from corosrv.web.groups.table import GroupTable
-from corosrv.web.http import metrics
-from corosrv.web.http.body_reader import BodyReader
+from corosrv.serving.part import Part, ServerContext
 from corosrv.web.http.client import ClientWatch
-from corosrv.web.http.keyed_answers import KeyedAnswers
 from corosrv.web.http.lean_flask import caller
+from corosrv.web.http.metrics import EngineCollector
 from corosrv.workers.dispatch.answers import CallRecords
 
 if TYPE_CHECKING:
@@ -55,40 +54,40 @@ if TYPE_CHECKING:
 log = logging.getLogger("corosrv")
 
 
-class ModelPart:
+class ModelPart(Part):
     """Serves models in every dialect; the first model begins to load when the part is started."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        stats: metrics.HttpStats,
-        bodies: BodyReader,
-        memory_elsewhere: Callable[[], int] = lambda: 0,
-        answers: KeyedAnswers | None = None,
-        groups: GroupTable | None = None,
-        waits_for_first: bool = False,
-    ) -> None:
-        """`memory_elsewhere`: bytes of the common budget that worker processes claim. `answers`: those that are kept
-        under idempotency keys. `groups`: those that requests are in. `waits_for_first`: see ModelPool.
+    formats = ("openai", "anthropic", "llamacpp", "ollama")
 
-        Raises SettingsError for a chat template that is none, and HubMissing.
-        """
+    def __init__(self, context: ServerContext) -> None:
+        """Raises SettingsError for a chat template that is none, and HubMissing."""
+        settings = context.settings
         if any(model.is_hub for model in settings.models):
             library.check_installed()
         for model in settings.models:
             _check_template(model)
+        self._context = context
         self._settings = settings.server
         self._hub = settings.hub
         self._images = ImageReader(settings.images, find_caller=_caller)
-        self._stats = stats
-        self._bodies = bodies
-        self._answers = answers or KeyedAnswers(bodies)
-        self._groups = GroupTable() if groups is None else groups
         self._vision = _vision(settings)
-        self.on_unloadable: Callable[[str], None] = lambda reason: None  # if none of the models could be loaded
         self.pool = ModelPool(
-            settings, self._make, _watch, memory_elsewhere, waits_for_first, self._download, self._on_failed_load
+            settings,
+            self._make,
+            _watch,
+            memory_elsewhere=lambda: sum(part.held_bytes for part in context.other_parts(self)),
+            # No balancer asks for health before it sends requests, so these wait while the first model is loaded.
+            waits_for_first=context.is_mounted,
+            make_download=self._download,
+            on_failed_load=self._on_failed_load,
         )
+
+    def model_names(self) -> list[str]:
+        return sorted(self.pool.names())
+
+    @property
+    def held_bytes(self) -> int:
+        return self.pool.held_bytes
 
     def _make(self, model: ModelSettings) -> Loadable:
         return self._vision.make(model) if self._vision is not None and model.mmproj else Engine(model)
@@ -122,7 +121,7 @@ class ModelPart:
 
     def _give_up(self) -> None:
         if (reason := self.pool.unloadable) and self.pool.state is not State.DRAINING:
-            self.on_unloadable(reason)
+            self._context.on_unstartable(f"no model could be loaded: {reason}")
 
     def stop(self) -> None:
         """Refuses new jobs; gives running ones `drain_s` to finish, then ends them with an error event.
@@ -149,9 +148,6 @@ class ModelPart:
             return ollama_errors.error_body(error)
         return anthropic.error_body(error) if anthropic.has_path(path) else openai_errors.body(error)
 
-    def document(self) -> None:
-        """Returns None: each route describes itself."""
-
     @property
     def state(self) -> State:
         return self.pool.state
@@ -163,7 +159,7 @@ class ModelPart:
         return self.pool.stats()
 
     def collectors(self) -> tuple[Collector, ...]:
-        collectors = (metrics.EngineCollector(self.pool), LlamaCollector(self.pool))
+        collectors = (EngineCollector(self.pool), LlamaCollector(self.pool))
         return collectors if self._vision is None else (*collectors, self._vision.collector())
 
     def blueprints(self) -> tuple[Blueprint, ...]:
@@ -182,35 +178,35 @@ class ModelPart:
             embedding_routes.blueprint(flow, settings.embeddings),
             rerank_routes.blueprint(flow),
             llamacpp_routes.blueprint(flow, self.pool, switches),
-            loading.blueprint(self.pool, self._bodies, settings.max_body_bytes),
+            loading.blueprint(self.pool, self._context.bodies, settings.max_body_bytes),
         )
 
-    def ollama(self, is_mounted: bool, names_elsewhere: Callable[[], Iterable[str]]) -> Blueprint:
-        """Makes the routes of Ollama's API. `names_elsewhere`: of models that upstreams serve."""
-        settings = self._settings
+    def ollama(self) -> Blueprint:
+        """Makes the routes of Ollama's API."""
+        settings, context = self._settings, self._context
         routes = OllamaRoutes(
             self._request_flow(),
             self.pool,
             embeds=settings.embeddings,
             idle_s=settings.model_idle_s,
-            names_elsewhere=names_elsewhere,
+            names_elsewhere=lambda: chain.from_iterable(part.model_names() for part in context.other_parts(self)),
         )
-        return routes.blueprint(is_mounted)
+        return routes.blueprint(context.is_mounted)
 
     def _request_flow(self) -> RequestFlow:
-        settings = self._settings
+        settings, context = self._settings, self._context
         return RequestFlow(
             worker=self.pool,
             defaults=self._defaults(),
             limits=Limits(
-                bodies=self._bodies,
+                bodies=context.bodies,
                 max_body_bytes=settings.max_body_bytes,
                 ping_interval=settings.sse_ping_interval,
                 write_timeout=settings.write_timeout_s,
             ),
-            stats=self._stats,
-            answers=self._answers,
-            groups=self._groups,
+            stats=context.http_stats,
+            answers=context.answers,
+            groups=context.groups,
             images=self._images,
             takes_embeds=settings.prompt_embeds,
             logs_json=settings.log_format == "json",

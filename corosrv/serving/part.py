@@ -1,53 +1,52 @@
-"""The contract of a server's parts, such as its models or its predictor, and their readiness seen as one."""
+"""The base of a server's parts, such as its models or its predictor, and what the parts of one server share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from flask import Blueprint
+from gevent import monkey
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import State
+from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.jobs.worker import DecodeStats
+from corosrv.contracts.settings import Settings
+from corosrv.web.groups.table import GroupTable
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.web.http.metrics import HttpStats
+
+Format = Literal["openai", "anthropic", "llamacpp", "ollama", "upstream", "v2", "predictions"]
 
 
-class HasReadiness(Protocol):
-    """Something that takes work, or says why not."""
+class Part:
+    """One kind of work that a server takes, with its endpoints. A part overrides what it has."""
+
+    formats: Iterable[Format] = ()  # that it speaks, as peers name them; see corosrv.gateway.delegation.announcement
+
+    def model_names(self) -> Iterable[str]:
+        """Returns the names of the models that it serves in generating dialects."""
+        return ()
 
     @property
-    def state(self) -> State: ...
+    def held_bytes(self) -> int:
+        """Bytes that it claims of the memory which models and workers share."""
+        return 0
+
+    @property
+    def state(self) -> State:
+        return State.READY
 
     def check(self) -> None:
         """Raises the Unavailable that work would meet now."""
 
-    def stats(self) -> DecodeStats | None: ...
-
-
-class Readiness:
-    """READY if every part is ready, otherwise the state of the first part that is not."""
-
-    def __init__(self, parts: Iterable[HasReadiness]) -> None:
-        self._parts = tuple(parts)
-
-    @property
-    def state(self) -> State:
-        """READY, or the state of the first part that is in another."""
-        states = [part.state for part in self._parts]
-        return next((state for state in states if state is not State.READY), State.READY)
-
-    def check(self) -> None:
-        for part in self._parts:
-            part.check()
-
     def stats(self) -> DecodeStats | None:
-        """Counters of the first part's decode loop; None where no part has one."""
-        return next((stats for part in self._parts if (stats := part.stats()) is not None), None)
-
-
-class Part(HasReadiness, Protocol):
-    """One kind of work that a server takes, with its endpoints."""
+        """Returns the counters of the part's decode loop; None without one."""
+        return None
 
     def start(self) -> None:
         """Begins to load what the part needs, in the process that will serve; returns at once."""
@@ -55,23 +54,93 @@ class Part(HasReadiness, Protocol):
     def stop(self) -> None:
         """Refuses new work and lets running work end in its time; a second call ends it at once. Never waits."""
 
+    @property
+    def is_ending(self) -> bool:
+        """True after stop() while something still runs that is no request."""
+        return False
+
+    def hurry(self) -> None:
+        """Ends what still runs. Returns at once."""
+
     def close(self) -> None:
         """Ends everything; may wait for the step in progress. Twice is harmless."""
 
     def collectors(self) -> Iterable[Collector]:
         """Returns the part's counters, for /metrics."""
+        return ()
+
+    def apis(self) -> Iterable[Blueprint]:
+        """Returns the part's routes for operators."""
+        return ()
 
     def blueprints(self) -> Iterable[Blueprint]:
         """Returns the part's routes."""
+        return ()
 
     def document(self) -> dict[str, Any] | None:
         """Returns the part's own OpenAPI document; None where its routes say everything.
 
         Raises Unavailable until it is known.
         """
+        return None
 
     def has_path(self, path: str) -> bool:
         """Tells whether errors at this path have the part's shape, whether or not there is such a route."""
+        return False
 
     def error_body(self, error: CorosrvError, path: str) -> Any:
         """Makes the body of an error of a request to this path, in the shape that its clients expect."""
+        raise NotImplementedError
+
+
+def why_not_served(work: str) -> str:
+    """Returns why this web server cannot serve a kind of work that needs a hub for all requests; "" if it can."""
+    if monkey.is_module_patched("socket"):
+        return ""
+    return f"{work} need a server that waits through gevent: gunicorn -k gevent"  # each request has a thread, or none
+
+
+@dataclass(eq=False, kw_only=True)
+class ServerContext:
+    """The state that the parts of one server share, and the parts themselves once all are made."""
+
+    settings: Settings
+    is_mounted: bool = False  # in somebody's own app
+    http_stats: HttpStats
+    bodies: BodyReader
+    answers: KeyedAnswers  # those that are kept under idempotency keys
+    groups: GroupTable  # those that requests are in
+    parts: list[Part] = field(default_factory=list)  # the first one's form has an error at a path that is no part's
+    calls: InferWorker | None = None  # runs what handlers call, and calls of the v2 protocol
+    on_shutdown: Callable[[], None] = lambda: None  # what POST /shutdown does
+    on_unstartable: Callable[[str], None] = lambda reason: None  # called if nothing can be started
+    # Connections and the greenlets that serve them; None where the web server does not tell.
+    count_clients: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
+
+    def other_parts(self, part: Part) -> list[Part]:
+        """Returns the parts beside this one."""
+        return [one for one in self.parts if one is not part]
+
+    @property
+    def state(self) -> State:
+        """READY if every part is ready, otherwise the state of the first part that is not."""
+        states = [part.state for part in self.parts]
+        return next((state for state in states if state is not State.READY), State.READY)
+
+    def check(self) -> None:
+        """Raises the Unavailable that work would meet now."""
+        for part in self.parts:
+            part.check()
+
+    def stats(self) -> DecodeStats | None:
+        """Returns the counters of the first decode loop; None where no part has one."""
+        return next((stats for part in self.parts if (stats := part.stats()) is not None), None)
+
+    def part_of(self, path: str) -> Part:
+        """Returns the part whose form of errors a client expects at this path."""
+        # The first part takes what no other has.
+        return next((part for part in reversed(self.parts) if part.has_path(path)), self.parts[0])
+
+    def error_body(self, error: CorosrvError, path: str) -> Any:
+        """Makes the body of an error of a request to this path, in the shape that the path asks for."""
+        return self.part_of(path).error_body(error, path)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
 
 import gevent
 from flask import Blueprint
 from flask.sansio.scaffold import Scaffold
-from gevent import monkey
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, ModelFailed, SettingsError, ShuttingDown
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.infer import InferWorker
-from corosrv.contracts.settings import PeerSettings, ServerSettings
+from corosrv.contracts.settings import PeerSettings
 from corosrv.contracts.settings.fleet import new_replica_id
 from corosrv.gateway.delegation import announcement
-from corosrv.gateway.delegation.announcement import Announcement, OfferedHandler
+from corosrv.gateway.delegation.announcement import MAX_OFFERS, Announcement, OfferedHandler
 from corosrv.gateway.delegation.delegator import DelegationOptions, Delegator
 from corosrv.gateway.delegation.guard import PeerGuard
 from corosrv.gateway.delegation.hook import DelegationHook, peer_view
@@ -26,42 +25,17 @@ from corosrv.gateway.delegation.peer import PeerAsker, parse_peer
 from corosrv.gateway.delegation.roster import Roster
 from corosrv.gateway.delegation.trip import DelegationCollector, DelegationStats
 from corosrv.gateway.forwarding.forwarder import error_body
-from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.metrics import HttpStats
+from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.management import routes as peer_routes
 
 
-class ServedHere(Protocol):
-    """Lists the things that a server serves itself."""
-
-    def formats(self) -> Iterable[str]:
-        """Returns the formats that it speaks; see corosrv.gateway.delegation.announcement."""
-
-    def models(self) -> Iterable[str]:
-        """Returns the names of the models of generating dialects."""
-
-    def calls(self) -> InferWorker | None:
-        """Returns what runs calls of the v2 protocol; None if nothing does."""
-
-
-class PeerPart:
+class PeerPart(Part):
     """Delegates what this server cannot serve, once it is started, and announces what it can."""
 
-    def __init__(
-        self,
-        settings: PeerSettings,
-        server: ServerSettings,
-        max_body_bytes: int,
-        stats: HttpStats,
-        bodies: BodyReader,
-        served: ServedHere,
-        body_of_error: Callable[[CorosrvError, str], Any],
-    ) -> None:
-        """`served`: what this server serves itself. `body_of_error`: makes an error's body in the form of a path.
-
-        Raises SettingsError for a wrong peer.
-        """
-        self._served = served
+    def __init__(self, context: ServerContext, settings: PeerSettings) -> None:
+        """Raises SettingsError for a wrong peer."""
+        server = context.settings.server
+        self._context = context
         self._drain_s = server.drain_s
         self._failure = ""
         self._is_stopping = False
@@ -75,35 +49,46 @@ class PeerPart:
         self.guard = PeerGuard(self.roster.own_id, settings.peer_token, self._stats)
         options = DelegationOptions(
             token=settings.peer_token,
-            max_body_bytes=max_body_bytes,
+            max_body_bytes=max(server.max_body_bytes, context.settings.kserve.v2_max_body_bytes),
             write_timeout=server.write_timeout_s,
             passes_keys=not server.keys,
             delegate_max=settings.delegate_max,
             delegate_on_full=settings.delegate_on_full,
         )
         delegator = Delegator(
-            self.roster, self._peers, bodies, stats, self._stats, options, body_of_error, served.models
+            self.roster,
+            self._peers,
+            context.bodies,
+            context.http_stats,
+            self._stats,
+            options,
+            context.error_body,
+            self._models_here,
         )
-        self._hook = DelegationHook(self.roster, delegator, bodies, body_of_error)
+        self._hook = DelegationHook(self.roster, delegator, context.bodies, context.error_body)
 
     def start(self) -> None:
-        if monkey.is_module_patched("socket"):
+        self._failure = why_not_served("peers")
+        if not self._failure:
             self._asker.start()
-        else:  # each request has a thread and a hub of its own, or none
-            self._failure = "peers need a server that waits through gevent: gunicorn -k gevent"
 
     def announce(self) -> Announcement:
         """Says what this replica serves now: nothing while it stops."""
         if self._is_stopping:
             return Announcement(self.roster.own_id)
-        calls = self._served.calls()
+        formats = dict.fromkeys(chain.from_iterable(part.formats for part in self._context.parts))
+        calls = self._context.calls if "v2" in formats else None
         cards = [] if calls is None else [standing.card for standing in calls.standings()]
         return Announcement(
             self.roster.own_id,
-            list(self._served.formats()),
-            list(self._served.models())[: announcement.MAX_OFFERS],
-            [OfferedHandler(card.name, card.version, card.capability) for card in cards[: announcement.MAX_OFFERS]],
+            list(formats),
+            list(islice(self._models_here(), MAX_OFFERS)),
+            [OfferedHandler(card.name, card.version, card.capability) for card in cards[:MAX_OFFERS]],
         )
+
+    def _models_here(self) -> Iterator[str]:
+        """Yields the names of the models that this server itself serves in generating dialects."""
+        return chain.from_iterable(part.model_names() for part in self._context.parts)
 
     @property
     def state(self) -> State:
@@ -117,9 +102,6 @@ class PeerPart:
             raise ModelFailed(self._failure)
         if self._is_stopping:
             raise ShuttingDown("the server is shutting down")
-
-    def stats(self) -> None:
-        """Returns None: nothing is decoded here."""
 
     def stop(self) -> None:
         """Lets answers of peers end in `drain_s`; a second call ends them at once. Never waits."""
@@ -137,11 +119,9 @@ class PeerPart:
 
     @property
     def is_ending(self) -> bool:
-        """Tells whether stop() was called and a peer still answers."""
         return self._ending is not None and not self._ending.ready()
 
     def hurry(self) -> None:
-        """Ends what peers still answer. Returns at once."""
         for peer in self._peers:
             peer.abort(ShuttingDown("the server is shutting down"))
 
@@ -155,7 +135,6 @@ class PeerPart:
         return (DelegationCollector(self._stats, lambda: len(self.roster.ready(time.monotonic()))),)
 
     def apis(self) -> tuple[Blueprint, ...]:
-        """Returns what operators can see of peers."""
         return (peer_routes.peer_blueprint(self.roster.own_id, self._views),)
 
     def _views(self) -> list[dict[str, Any]]:
@@ -168,9 +147,6 @@ class PeerPart:
     def add_hook(self, scaffold: Scaffold) -> None:
         """Has every answer looked at before those hooks that were added earlier."""
         self._hook.add(scaffold)
-
-    def document(self) -> None:
-        """Returns None: the route describes itself."""
 
     def has_path(self, path: str) -> bool:
         return path == announcement.PATH

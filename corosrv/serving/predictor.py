@@ -9,19 +9,16 @@ from typing import Any
 
 import gevent
 from flask import Blueprint
-from gevent import monkey
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.contracts.settings import PredictionSettings, ServerSettings, child_environment
+from corosrv.contracts.settings import PredictionSettings, child_environment
 from corosrv.dialects.predictions import routes
 from corosrv.dialects.predictions.routes import PredictionCollector
 from corosrv.dialects.predictions.service import PredictionService
-from corosrv.web.http import metrics
-from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess, RestartingWorker, WorkerConfig
 
 log = logging.getLogger("corosrv")
@@ -37,42 +34,30 @@ _STATES = {
 }
 
 
-class PredictorPart:
+class PredictorPart(Part):
     """Serves a predictor, which is set up in a process of its own when the part is started."""
 
-    def __init__(
-        self,
-        predictor: PredictionSettings,
-        settings: ServerSettings,
-        stats: metrics.HttpStats,
-        bodies: BodyReader,
-        answers: KeyedAnswers,
-        *,
-        stop_server: Callable[[], None],
-        is_alone: bool,
-    ) -> None:
-        """`answers`: those that are kept under idempotency keys. `stop_server`: what POST /shutdown does.
+    formats = ("predictions",)
 
-        `is_alone`: nothing else is served, so every path is the part's.
-        """
-        self._settings = settings
-        self._stats = stats
-        self._bodies = bodies
-        self._answers = answers
-        self._stop_server = stop_server
-        self._is_alone = is_alone
+    def __init__(self, context: ServerContext, predictor: PredictionSettings) -> None:
+        self._context = context
         self._ending: gevent.Greenlet | None = None
         self.on_unloadable: Callable[[str], None] = lambda reason: None  # if the predictor's code cannot be loaded
         self.worker = RestartingWorker(_maker(predictor), is_wanted=predictor.restart_worker)
-        self.service = PredictionService(self.worker, predictor, logs_json=settings.log_format == "json")
+        self.service = PredictionService(self.worker, predictor, logs_json=context.settings.server.log_format == "json")
+
+    @property
+    def is_alone(self) -> bool:
+        """True where nothing else is served, and every path is the part's."""
+        return self._context.parts == [self]
 
     def start(self) -> None:
-        if monkey.is_module_patched("socket"):
-            self.service.start()
-            self.worker.on_change(self._on_worker_change)
-            self.worker.start()
-        else:  # each request has a thread and a hub of its own, or none
-            self.worker.refuse("predictions need a server that waits through gevent: gunicorn -k gevent")
+        if reason := why_not_served("predictions"):
+            self.worker.refuse(reason)
+            return
+        self.service.start()
+        self.worker.on_change(self._on_worker_change)
+        self.worker.start()
 
     def _on_worker_change(self) -> None:
         if self.worker.state is WorkerState.SETUP_FAILED and self.worker.is_unloadable:
@@ -85,9 +70,6 @@ class PredictorPart:
     def check(self) -> None:
         """Raises the Unavailable that a call would meet now."""
         self.service.check()
-
-    def stats(self) -> None:
-        """Returns None: a predictor has no decode loop."""
 
     def stop(self) -> None:
         """Refuses new predictions, lets running ones end and their webhooks be delivered, then stops the worker.
@@ -102,7 +84,6 @@ class PredictorPart:
 
     @property
     def is_ending(self) -> bool:
-        """Tells whether stop() was called and something still runs."""
         return self._ending is not None and not self._ending.ready()
 
     def hurry(self) -> None:
@@ -123,23 +104,24 @@ class PredictorPart:
         return self.service.schema.document
 
     def has_path(self, path: str) -> bool:
-        return self._is_alone or path.split("/")[1:2] in (["predictions"], ["health-check"], ["shutdown"])
+        return self.is_alone or path.split("/")[1:2] in (["predictions"], ["health-check"], ["shutdown"])
 
     def error_body(self, error: CorosrvError, path: str) -> Any:
         return routes.error_body(error)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
         """Cog's endpoints; GET /openapi.json is among them where nothing else is served."""
+        context = self._context
         return (
             routes.blueprint(
                 self.service,
-                self._stats,
-                self._stop_server,
-                self._bodies,
-                has_document=self._is_alone,
-                answers=self._answers,
-                ping_interval=self._settings.sse_ping_interval,
-                write_timeout=self._settings.write_timeout_s,
+                context.http_stats,
+                lambda: context.on_shutdown(),
+                context.bodies,
+                has_document=self.is_alone,
+                answers=context.answers,
+                ping_interval=context.settings.server.sse_ping_interval,
+                write_timeout=context.settings.server.write_timeout_s,
             ),
         )
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from flask import Blueprint
 from flask.sansio.scaffold import Scaffold
-from gevent import monkey
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown
 from corosrv.contracts.jobs import State, Worker
 from corosrv.contracts.jobs.worker import DecodeStats
-from corosrv.contracts.settings import ServerSettings, UpstreamSettings
+from corosrv.contracts.settings import UpstreamSettings
 from corosrv.dialects.openai import routes
 from corosrv.fleet.upstreams.collector import UpstreamCollector
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
@@ -22,12 +22,9 @@ from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.fleet.upstreams.spec import parse_all
 from corosrv.gateway.forwarding.forwarder import Forwarder, ForwardOptions, error_body
 from corosrv.gateway.forwarding.routes import ForwardingRoutes, LocalModels
-from corosrv.web.groups.table import GroupTable
-from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.keyed_answers import KeyedAnswers
-from corosrv.web.http.metrics import HttpStats
+from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.management import upstream_routes
-from corosrv.web.management.listener import TokenGuard
+from corosrv.web.management.listener import TokenGuard, read_token
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.stats import DispatchCollector
 
@@ -62,36 +59,25 @@ class PoolModels:
         return routes.listing(self._pool) if self._pool.models() else {"data": [], "models": []}
 
 
-class UpstreamPart:
+class UpstreamPart(Part):
     """Forwards requests to upstreams, which are probed once the part is started."""
 
-    def __init__(
-        self,
-        settings: UpstreamSettings,
-        server: ServerSettings,
-        stats: HttpStats,
-        bodies: BodyReader,
-        answers: KeyedAnswers,
-        local: NamedModels | None = None,
-        groups: GroupTable | None = None,
-        queue_per_key: int = 0,
-        router_guard: TokenGuard | None = None,
-    ) -> None:
-        """`answers`: those that are kept under idempotency keys; `local`: the models that are served beside upstreams;
-        `groups`: those that requests are in; `queue_per_key`: calls that one API key may have, 0 for any number;
-        `router_guard`: lets requests for the router's paths pass, which are not there without it.
+    formats = ("openai", "anthropic", "llamacpp", "upstream")
 
-        Raises SettingsError for a wrong upstream.
-        """
+    def __init__(self, context: ServerContext, settings: UpstreamSettings, local: NamedModels | None = None) -> None:
+        """`local`: the models that are served beside upstreams. Raises SettingsError for a wrong upstream."""
+        server = context.settings.server
         self._is_beside = local is not None
-        self._router_guard = router_guard
+        # Lets requests for the router's paths pass, which are not there without it.
+        token_file = context.settings.operator.mgmt_token_file
+        self._router_guard = TokenGuard(read_token(token_file)) if settings.router_paths else None
         self._failure = ""
         self.pool = UpstreamPool(
             UpstreamPoolSettings(
                 limits=ExchangeLimits(settings.upstream_first_byte, settings.upstream_idle),
                 max_queue=settings.upstream_queue,
                 queue_bytes=settings.upstream_queue_bytes,
-                calls_per_caller=queue_per_key,
+                calls_per_caller=context.settings.queue_per_key,
                 patience=settings.upstream_patience,
                 drain=server.drain_s,
                 is_elastic=settings.elastic,
@@ -115,17 +101,19 @@ class UpstreamPart:
         models_here: LocalModels | None = None if local is None else PoolModels(local, settings.upstream_spill)
         self._routes = ForwardingRoutes(
             self.pool,
-            Forwarder(self.pool, bodies, stats, options, groups),
-            answers,
+            Forwarder(self.pool, context.bodies, context.http_stats, options, context.groups),
+            context.answers,
             models_here,
             is_strict=server.strict_model,
         )
 
+    def model_names(self) -> Sequence[str]:
+        return self.pool.models()
+
     def start(self) -> None:
-        if monkey.is_module_patched("socket"):
+        self._failure = why_not_served("upstreams")
+        if not self._failure:
             self.pool.start()
-        else:  # each request has a thread and a hub of its own, or none
-            self._failure = "upstreams need a server that waits through gevent: gunicorn -k gevent"
 
     @property
     def state(self) -> State:
@@ -144,20 +132,14 @@ class UpstreamPart:
         if not self._is_beside:
             self.pool.check()
 
-    def stats(self) -> None:
-        """Returns None: nothing is decoded here."""
-
     def stop(self) -> None:
-        """Refuses new requests and lets running answers end in `drain_s`; a second call ends them at once."""
         self.pool.stop()
 
     @property
     def is_ending(self) -> bool:
-        """Tells whether stop() was called and something still runs."""
         return self.pool.is_ending
 
     def hurry(self) -> None:
-        """Ends what still runs. Returns at once."""
         self.pool.hurry()
 
     def close(self) -> None:
@@ -168,7 +150,6 @@ class UpstreamPart:
         return UpstreamCollector(lambda: self.pool.upstreams), queues
 
     def apis(self) -> tuple[Blueprint, ...]:
-        """Returns what operators can do with upstreams."""
         return (upstream_routes.blueprint(self.pool, self._key_variables),)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
@@ -179,9 +160,6 @@ class UpstreamPart:
     def add_hook(self, scaffold: Scaffold) -> None:
         """Has requests looked at that a model served here could answer, after the checks of every request."""
         self._routes.add_hook(scaffold)
-
-    def document(self) -> None:
-        """Returns None: each route describes itself."""
 
     def has_path(self, path: str) -> bool:
         """Returns True: errors have this part's shape wherever no other part but models answers, who have it too."""

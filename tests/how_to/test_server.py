@@ -59,11 +59,12 @@ from flask import Blueprint, Response
 from corosrv.base.errors import CorosrvError, ShuttingDown, Starting
 from corosrv.contracts.jobs import State
 from corosrv.dialects.openai import events
+from corosrv.serving.part import Part
 from corosrv.web.http.reply import json_response
 from corosrv.workers.countdown import CountdownWorker
 
 
-class CountdownPart:
+class CountdownPart(Part):
     """Serves countdowns."""
 
     def __init__(self) -> None:
@@ -79,9 +80,6 @@ class CountdownPart:
         if self.state is State.STARTING:
             raise Starting()
 
-    def stats(self) -> None:
-        """Returns None: there is no decode loop."""
-
     def start(self) -> None:
         self.worker.state = State.READY
 
@@ -90,12 +88,6 @@ class CountdownPart:
 
     def close(self) -> None:
         self.stop()
-
-    def collectors(self) -> tuple[()]:
-        return ()
-
-    def document(self) -> None:
-        """Returns None: the route says everything."""
 
     def has_path(self, path: str) -> bool:
         return path.startswith("/countdown/")
@@ -190,12 +182,12 @@ def test_a_worker_is_started_served_and_counted_in_the_health_of_its_server(tmp_
     (tmp_path / "corosrv/workers/countdown.py").write_text(WORKER)
     recipe.add("corosrv/serving/countdown.py", PART)
     recipe.change(
-        "corosrv/serving/server.py",
+        "corosrv/serving/parts.py",
         (
-            "        self.parts: list[Part] = [part for part in parts if part is not None]\n",
-            "        self.parts: list[Part] = [part for part in parts if part is not None]\n"
-            "        from corosrv.serving.countdown import CountdownPart\n\n"
-            "        self.parts.append(CountdownPart())\n",
+            "    context.parts += [part for part in in_order if part is not None]\n",
+            "    context.parts += [part for part in in_order if part is not None]\n"
+            "    from corosrv.serving.countdown import CountdownPart\n\n"
+            "    context.parts.append(CountdownPart())\n",
         ),
     )
 

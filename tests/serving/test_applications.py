@@ -24,27 +24,37 @@ def server(**chosen: object) -> Server:
 def test_an_application_is_served_beside_a_model_and_a_predictor():
     one = server(model="synthetic:", predictor="deploy/predictor/predict.py:Predictor")
 
-    assert [type(part).__name__ for part in one.parts] == ["ModelPart", "PredictorPart", "AppPart", "KservePart"]
+    assert [type(part).__name__ for part in one.context.parts] == [
+        "ModelPart",
+        "PredictorPart",
+        "AppPart",
+        "KservePart",
+    ]
 
 
 def test_errors_below_v2_have_the_protocols_shape():
     one = server(model="synthetic:")
 
-    assert type(one.part_of("/v2/nowhere").error_body(HttpError(404, "words"), "/v2/nowhere")).__name__ == "KserveError"
-    assert type(one.part_of("/v1/nowhere")).__name__ == "ModelPart"
+    assert (
+        type(one.context.part_of("/v2/nowhere").error_body(HttpError(404, "words"), "/v2/nowhere")).__name__
+        == "KserveError"
+    )
+    assert type(one.context.part_of("/v1/nowhere")).__name__ == "ModelPart"
 
 
 def test_an_application_alone_answers_every_unknown_path_in_the_protocols_shape():
     one = server()
 
-    assert type(one.part_of("/nowhere").error_body(HttpError(404, "words"), "/nowhere")).__name__ == "KserveError"
+    assert (
+        type(one.context.part_of("/nowhere").error_body(HttpError(404, "words"), "/nowhere")).__name__ == "KserveError"
+    )
 
 
 def test_without_v2_its_paths_are_not_there():
     one = server(v2=False)
 
-    assert one.kserve is None
-    assert not [blueprint for part in one.parts for blueprint in part.blueprints()]
+    assert one.parts.kserve is None
+    assert not [blueprint for part in one.context.parts for blueprint in part.blueprints()]
 
 
 def test_the_management_port_needs_a_token(tmp_path: Path):
@@ -58,7 +68,8 @@ def test_the_management_port_needs_a_token(tmp_path: Path):
 
 def test_expired_objects_go_although_nobody_reads_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("corosrv.serving.apps._SWEEP", 0.001)
-    part = next(part for part in server().parts if type(part).__name__ == "AppPart")
+    part = server().parts.app
+    assert part is not None
     part.objects.create(ObjectContent(b"old"), "", time.monotonic() - 60, ttl_s=59)
     part.objects.create(ObjectContent(b"new"), "", time.monotonic())
 

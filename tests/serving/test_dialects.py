@@ -41,7 +41,7 @@ def serving() -> Iterator[Flask]:
         assert time.monotonic() < deadline
         gevent.sleep(0.01)  # where an earlier test has left a hub, the model is loaded by a greenlet of it
     yield serving
-    server.models.close()
+    server.parts.models.close()
     signal.signal(signal.SIGTERM, before)
 
 

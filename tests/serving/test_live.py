@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from corosrv.contracts import settings
 from corosrv.contracts.jobs import ModelCard, SlotState
 from corosrv.contracts.jobs.worker import DecodeStats, Histogram
-from corosrv.serving.live import LiveRecorder, LiveSources
+from corosrv.serving.live import LiveRecorder
+from corosrv.serving.server import Server
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.live_frame import LiveEngine, LiveFrame
 
@@ -55,19 +57,12 @@ def recorder(pool: ScriptedPool) -> LiveRecorder:
 
 
 def make(pool: ScriptedPool, stats: HttpStats | None = None, *, shows_slots: bool = True) -> LiveRecorder:
+    server = Server(settings.load({"model": "synthetic:", "slots_endpoint": shows_slots, "v2": False}, environ={}))
     models: Any = SimpleNamespace(pool=pool, encoder_stats=dict)
-    sources = LiveSources(
-        stats=stats or HttpStats(),
-        find_state=lambda: "ready",
-        count_clients=lambda: (None, None),
-        shows_slots=shows_slots,
-        models=models,
-        app=None,
-        upstreams=None,
-        kserve=None,
-        predictor=None,
-    )
-    return LiveRecorder(sources)
+    server.parts.models = models
+    if stats is not None:
+        server.context.http_stats = stats
+    return LiveRecorder(server.context, server.parts)
 
 
 def engine(frame: LiveFrame) -> LiveEngine:

@@ -4,20 +4,16 @@ import pytest
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings
-from corosrv.serving.models import ModelPart
-from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.metrics import HttpStats
+from corosrv.serving.server import Server
 
 
-def models_of(chosen: dict[str, str]) -> ModelPart:
-    return ModelPart(settings.load(chosen, environ={}), HttpStats(), BodyReader())
+def server(**chosen: str) -> Server:
+    return Server(settings.load(chosen, environ={}))
 
 
 def test_a_chat_template_that_is_none_stops_the_start():
     with pytest.raises(SettingsError, match="COROSRV_CHAT_TEMPLATE: 'llama33' is neither"):
-        ModelPart(
-            settings.load({"model": "synthetic:", "chat_template": "llama33"}, environ={}), HttpStats(), BodyReader()
-        )
+        server(model="synthetic:", chat_template="llama33")
 
 
 def test_a_chat_template_file_that_holds_none_stops_the_start(tmp_path):
@@ -25,17 +21,9 @@ def test_a_chat_template_file_that_holds_none_stops_the_start(tmp_path):
     file.write_text("You are helpful.")
 
     with pytest.raises(SettingsError, match=r"COROSRV_CHAT_TEMPLATE_FILE: 'You are helpful\.' is neither"):
-        ModelPart(
-            settings.load({"model": "synthetic:", "chat_template_file": str(file)}, environ={}),
-            HttpStats(),
-            BodyReader(),
-        )
+        server(model="synthetic:", chat_template_file=str(file))
 
 
 def test_a_model_of_several_has_its_chat_template_checked_too():
     with pytest.raises(SettingsError, match="'llama33' is neither"):
-        ModelPart(
-            settings.load({"model": "a=synthetic:,b=synthetic:?chat_template=llama33"}, environ={}),
-            HttpStats(),
-            BodyReader(),
-        )
+        server(model="a=synthetic:,b=synthetic:?chat_template=llama33")

@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from corosrv.base.errors import ShuttingDown, Starting
+from corosrv.contracts import settings
 from corosrv.contracts.jobs import State
-from corosrv.serving.part import Readiness
+from corosrv.serving.part import Part, ServerContext
+from corosrv.web.groups.table import GroupTable
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.keyed_answers import KeyedAnswers
+from corosrv.web.http.metrics import HttpStats
 
 
-@dataclass
-class Part:
-    state: State = State.READY
-    error: Exception | None = None
-    counted: Any = None
+class ScriptedPart(Part):
+    def __init__(self, state: State = State.READY, error: Exception | None = None, counted: Any = None) -> None:
+        self._state, self._error, self._counted = state, error, counted
+
+    @property
+    def state(self) -> State:
+        return self._state
 
     def check(self) -> None:
-        if self.error is not None:
-            raise self.error
+        if self._error is not None:
+            raise self._error
 
     def stats(self) -> Any:
-        return self.counted
+        return self._counted
+
+
+def context_of(*parts: Part) -> ServerContext:
+    bodies = BodyReader()
+    return ServerContext(
+        settings=settings.load({"model": "synthetic:"}, environ={}), http_stats=HttpStats(), bodies=bodies,
+        answers=KeyedAnswers(bodies), groups=GroupTable(), parts=list(parts),
+    )  # fmt: skip
 
 
 def test_it_is_ready_where_every_part_is():
-    readiness = Readiness([Part(), Part()])
+    context = context_of(ScriptedPart(), ScriptedPart())
 
-    readiness.check()
-    assert readiness.state is State.READY
+    context.check()
+    assert context.state is State.READY
 
 
 @pytest.mark.parametrize(
@@ -43,16 +57,18 @@ def test_it_is_ready_where_every_part_is():
     ],
 )
 def test_it_stands_where_the_first_part_does_that_is_not_ready(states: tuple[State, ...], together: State):
-    assert Readiness(map(Part, states)).state is together
+    assert context_of(*map(ScriptedPart, states)).state is together
 
 
 def test_it_refuses_as_the_first_part_that_does():
-    readiness = Readiness([Part(), Part(error=Starting("first")), Part(error=ShuttingDown("second"))])
+    context = context_of(
+        ScriptedPart(), ScriptedPart(error=Starting("first")), ScriptedPart(error=ShuttingDown("second"))
+    )
 
     with pytest.raises(Starting, match="first"):
-        readiness.check()
+        context.check()
 
 
 def test_its_decode_loop_is_that_of_the_part_that_has_one():
-    assert Readiness([Part(), Part(counted="counts")]).stats() == "counts"
-    assert Readiness([Part()]).stats() is None
+    assert context_of(ScriptedPart(), ScriptedPart(counted="counts")).stats() == "counts"
+    assert context_of(ScriptedPart()).stats() is None

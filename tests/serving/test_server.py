@@ -36,7 +36,7 @@ def server(**chosen: str) -> Server:
     ],
 )
 def test_an_error_has_the_shape_of_the_part_that_the_path_belongs_to(chosen, path, members):
-    error = msgspec.to_builtins(server(**chosen).part_of(path).error_body(HttpError(404, "words"), path))["error"]
+    error = msgspec.to_builtins(server(**chosen).context.error_body(HttpError(404, "words"), path))["error"]
 
     assert error == "words" if not members else set(error) == members
 

@@ -30,7 +30,7 @@ def client() -> Iterator[FlaskClient]:
     app = Flask(__name__)
     app.register_blueprint(server.make_blueprint())
     yield app.test_client()
-    server.models.close()
+    server.parts.models.close()
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -21,7 +21,7 @@ def client_of(prefix: str = "", is_mounted: bool = False, **overrides: Any) -> I
     app = Flask(__name__, static_folder=None)
     app.register_blueprint(server.make_blueprint(), url_prefix=prefix or None)
     yield app.test_client()
-    server.models.close()
+    server.parts.models.close()
 
 
 @pytest.fixture

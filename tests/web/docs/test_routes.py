@@ -24,7 +24,7 @@ def app() -> Iterator[Flask]:
     app = Flask(__name__, static_folder=None)
     app.register_blueprint(server.make_blueprint(), url_prefix="/llm")
     yield app
-    server.models.close()
+    server.parts.models.close()
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def client_of(prefix: str = "/llm", is_mounted: bool = True, **overrides: Any) -
     app = Flask(__name__, static_folder=None)
     app.register_blueprint(server.make_blueprint(), url_prefix=prefix or None)
     yield app.test_client()
-    server.models.close()
+    server.parts.models.close()
 
 
 @pytest.fixture

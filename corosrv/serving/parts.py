@@ -1,0 +1,75 @@
+"""Makes the parts of a server that its settings ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from corosrv.contracts.jobs.infer import InferWorker
+from corosrv.dialects.kserve.several import SeveralWorkers
+from corosrv.serving.part import ServerContext
+
+if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
+    from corosrv.serving.apps import AppPart
+    from corosrv.serving.kserve import KservePart
+    from corosrv.serving.models import ModelPart
+    from corosrv.serving.peers import PeerPart
+    from corosrv.serving.predictor import PredictorPart
+    from corosrv.serving.upstreams import UpstreamPart
+
+
+@dataclass(eq=False, slots=True)
+class Parts:
+    """The parts of one server by kind; None for those that its settings do not ask for."""
+
+    models: ModelPart | None = None
+    upstreams: UpstreamPart | None = None
+    predictor: PredictorPart | None = None
+    app: AppPart | None = None
+    kserve: KservePart | None = None
+    peers: PeerPart | None = None
+
+
+def make_parts(context: ServerContext) -> Parts:
+    """Makes the parts, and lists them in the context. Raises SettingsError."""
+    settings, parts = context.settings, Parts()
+    if settings.models:
+        from corosrv.serving.models import ModelPart
+
+        parts.models = ModelPart(context)
+    if settings.upstream is not None:
+        from corosrv.serving.upstreams import UpstreamPart
+
+        local = None if parts.models is None else parts.models.pool
+        parts.upstreams = UpstreamPart(context, settings.upstream, local)
+    if settings.predictor is not None:
+        from corosrv.serving.predictor import PredictorPart
+
+        parts.predictor = PredictorPart(context, settings.predictor)
+    if settings.app is not None:
+        from corosrv.serving.apps import AppPart
+
+        parts.app = AppPart(context, settings.app)
+    context.calls = _calls(parts)
+    if context.calls is not None and settings.kserve.v2:
+        from corosrv.serving.kserve import KservePart
+
+        objects = None if parts.app is None else parts.app.objects
+        parts.kserve = KservePart(context, context.calls, objects)
+    if settings.peer is not None:
+        from corosrv.serving.peers import PeerPart
+
+        parts.peers = PeerPart(context, settings.peer)
+    in_order = (parts.models, parts.upstreams, parts.predictor, parts.app, parts.kserve, parts.peers)
+    context.parts += [part for part in in_order if part is not None]
+    return parts
+
+
+def _calls(parts: Parts) -> InferWorker | None:
+    """Returns what runs inference calls; None where nothing does."""
+    workers: list[InferWorker] = []
+    if parts.app is not None:
+        workers.append(parts.app.dispatcher)
+    if parts.models is not None:
+        workers.append(parts.models.language_models())  # last: while a model loads it knows no name, and says so
+    return SeveralWorkers(workers) if len(workers) > 1 else next(iter(workers), None)
