@@ -10,12 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from corosrv.base.errors import AppError, Conflict, HandlerFailed, WorkerLost
+    from corosrv.base.errors import AppError, Conflict, HandlerFailed, NotFound, Unavailable, WorkerLost
+    from corosrv.base.errors import CallCancelled as Cancelled
+    from corosrv.base.errors import CallRefused as InvalidInput
+    from corosrv.base.errors import DeadlinePassed as DeadlineExceeded
     from corosrv.contracts.jobs.infer import ObjRef
     from corosrv.formats.tensors import Tensor, TensorSpec
     from corosrv.workers.worker.app.app import App
     from corosrv.workers.worker.app.context import AsyncContext, Context
-    from corosrv.workers.worker.app.errors import Cancelled, DeadlineExceeded, InvalidInput, NotFound, Unavailable
     from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse
     from corosrv.workers.worker.app.pools import Worker
     from corosrv.workers.worker.predictor import BasePredictor, BaseRunner, CancelationException, concurrent, streaming
@@ -67,13 +69,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "corosrv.base.errors": ("AppError", "Conflict", "HandlerFailed", "WorkerLost"),
+    "corosrv.base.errors": (
+        "AppError",
+        "Cancelled",
+        "Conflict",
+        "DeadlineExceeded",
+        "HandlerFailed",
+        "InvalidInput",
+        "NotFound",
+        "Unavailable",
+        "WorkerLost",
+    ),
     "corosrv.contracts.jobs.infer": ("ObjRef",),
     "corosrv.formats.tensors": ("Tensor", "TensorSpec"),
     "corosrv.workers.worker.app.app": ("App",),
     "corosrv.workers.worker.app.pools": ("Worker",),
     "corosrv.workers.worker.app.context": ("AsyncContext", "Context"),
-    "corosrv.workers.worker.app.errors": ("Cancelled", "DeadlineExceeded", "InvalidInput", "NotFound", "Unavailable"),
     "corosrv.workers.worker.app.messages": ("ModelInferRequest", "ModelInferResponse"),
     "corosrv.workers.worker.predictor": (
         "BasePredictor",
@@ -85,11 +96,13 @@ _MODULES = {
     "corosrv.workers.worker.scope": ("current_scope",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+# What authors raise has other names in the server, where such an error may have other causes as well.
+_NAMES_THERE = {"Cancelled": "CallCancelled", "DeadlineExceeded": "DeadlinePassed", "InvalidInput": "CallRefused"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "corosrv.workers.worker.types")), name)
+    value = getattr(import_module(_HOMES.get(name, "corosrv.workers.worker.types")), _NAMES_THERE.get(name, name))
     globals()[name] = value
     return value

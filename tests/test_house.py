@@ -33,8 +33,8 @@ DOORS = {
     "corosrv.web.management": 6,
     "corosrv.workers.dispatch": 13,
     "corosrv.workers.manager": 7,
-    "corosrv.workers.wire": 9,
-    "corosrv.workers.worker.app": 8,
+    "corosrv.workers.wire": 10,
+    "corosrv.workers.worker.app": 7,
     "corosrv.workers.worker.parent": 9,
 }
 

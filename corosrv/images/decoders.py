@@ -27,7 +27,7 @@ from corosrv.images.decoding import DecodeImage, DecodingRefused, FromDecoder, I
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.messages import DroppedLogs, Fatal, Log
-from corosrv.workers.worker.parent.linked_process import LinkedProcess
+from corosrv.workers.worker.parent.linked_process import ControlListener, LinkedProcess
 from corosrv.workers.worker.parent.process import Exit
 
 log = logging.getLogger("corosrv.images")
@@ -36,7 +36,7 @@ TIMEOUT = 30.0  # seconds by the clock, for an image whose decoding takes no pro
 COMMAND = (sys.executable, "-m", "corosrv.images.decoder")
 
 
-class DecoderProcess:
+class DecoderProcess(ControlListener[FromDecoder, Any]):
     """Owns a process that decodes one image at a time. Belongs to the thread of one hub.
 
     A process that dies of an image, or hangs, loses that image alone; its owner makes another.
@@ -126,15 +126,6 @@ class DecoderProcess:
                 log.error("a decoder of images ends: %s", message.reason)
             case Log() | DroppedLogs():
                 log.debug("a decoder of images: %s", message)
-
-    def on_lane(self, lane: int, message: Any, n_bytes: int) -> None:
-        """Does nothing: a decoder has no lanes, so nobody calls it."""
-
-    def wait_for_room(self, lane: int) -> None:
-        """Does nothing: a decoder has no lanes, so nobody calls it."""
-
-    def on_lane_broken(self, lane: int, fault: str) -> None:
-        """Does nothing: a decoder has no lanes, so nobody calls it."""
 
     def on_end(self, exit: Exit, fault: str) -> None:
         self._exit = exit

@@ -19,7 +19,7 @@ from corosrv.dialects.predictions import routes
 from corosrv.dialects.predictions.routes import PredictionCollector
 from corosrv.dialects.predictions.service import PredictionService
 from corosrv.serving.part import Part, ServerContext, why_not_served
-from corosrv.workers.worker.parent.predictor_process import PredictorProcess, RestartingWorker, WorkerConfig
+from corosrv.workers.worker.parent.predictor_process import PredictorProcess, PredictorWorker, WorkerConfig
 
 log = logging.getLogger("corosrv")
 
@@ -43,7 +43,7 @@ class PredictorPart(Part):
         self._context = context
         self._ending: gevent.Greenlet | None = None
         self.on_unloadable: Callable[[str], None] = lambda reason: None  # if the predictor's code cannot be loaded
-        self.worker = RestartingWorker(_maker(predictor), is_wanted=predictor.restart_worker)
+        self.worker = PredictorWorker(_maker(predictor), is_wanted=predictor.restart_worker)
         self.service = PredictionService(self.worker, predictor, logs_json=context.settings.server.log_format == "json")
 
     @property

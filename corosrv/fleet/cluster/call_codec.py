@@ -8,27 +8,18 @@ from typing import TypeVar
 
 import msgspec
 
-from corosrv.base.errors import CorosrvError, ErrorKind, ProtocolError
+from corosrv.base.errors import CorosrvError, ProtocolError
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferOutputs, InferRequest
 from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY
 from corosrv.formats.tensors import Parameter, Tensor
 from corosrv.workers.wire.calls import WireRequest, WireTensor
+from corosrv.workers.wire.faults import Fault
 
 T = TypeVar("T")
 
 
 class RemoteError(CorosrvError):
     """Another front answered the call with this error: status, kind and words are those that it had there."""
-
-    def __init__(
-        self, message: str, status: int, kind: ErrorKind, code: str | None, param: str | None, retry_after: int | None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.code = code
-        self.param = param
-        self.retry_after = retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +80,9 @@ class _CodedPiece(msgspec.Struct, frozen=True, tag="piece"):
 _Output = _CodedOutputs | _CodedHead | _CodedPiece
 
 
-class _Error(msgspec.Struct, frozen=True, omit_defaults=True):
-    message: str
-    status: int
-    kind: str
-    code: str | None = None
-    param: str | None = None
-    retry_after: int | None = None
-
-
 class _CodedEnd(msgspec.Struct, frozen=True, omit_defaults=True):
     outputs: list[_Output] = []
-    error: _Error | None = None
+    error: Fault | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -161,19 +143,14 @@ def decode_outputs(data: bytes) -> list[InferOutputs]:
 
 
 def encode_end(end: SharedEnd) -> bytes:
-    error = end.error
-    wire = None
-    if error is not None:
-        wire = _Error(str(error), error.status, error.kind.value, error.code, error.param, error.retry_after)
-    return _encode(_CodedEnd([_wire_output(output) for output in end.outputs], wire))
+    fault = None if end.error is None else Fault.from_error(end.error)
+    return _encode(_CodedEnd([_wire_output(output) for output in end.outputs], fault))
 
 
 def decode_end(data: bytes) -> SharedEnd:
     """Reads the end of a call. Raises ProtocolError, and InvalidTensor."""
     end = _decoded(_decode_end, data)
-    error = None
-    if (wire := end.error) is not None:
-        error = RemoteError(wire.message, wire.status, _kind(wire.kind), wire.code, wire.param, wire.retry_after)
+    error = None if end.error is None else end.error.fill(RemoteError(end.error.message))
     return SharedEnd(tuple(map(_output, end.outputs)), error)
 
 
@@ -182,13 +159,6 @@ def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
         return decode(data)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"a message of the shared queue cannot be read: {error}") from None
-
-
-def _kind(word: str) -> ErrorKind:
-    try:
-        return ErrorKind(word)
-    except ValueError:
-        return ErrorKind.FAILED
 
 
 def _wire_tensors(tensors: Iterable[Tensor]) -> list[WireTensor]:

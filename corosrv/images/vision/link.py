@@ -9,19 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gevent
 import msgspec
 
 from corosrv.base.errors import ChannelClosed, ProtocolError
-from corosrv.contracts.jobs.setup import WorkerState, check_move
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import child_environment
 from corosrv.images.encoder.checking import describe_end
 from corosrv.images.transfer.messages import PROTOCOL_VERSION, Hello, ToEncoder, ToLanguage
 from corosrv.images.transfer.pool import SharedPool
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.messages import DroppedLogs, Fatal, Log, ProcessMessage
-from corosrv.workers.worker.parent.linked_process import LinkedProcess
 from corosrv.workers.worker.parent.process import Exit
+from corosrv.workers.worker.parent.supervised import ServingProcess
 
 log = logging.getLogger("corosrv.vision")
 
@@ -57,42 +56,29 @@ class EncoderCommand:
         return {"OMP_WAIT_POLICY": "PASSIVE"} | child_environment()
 
 
-class EncoderLink:
-    """Owns one encoder process. Belongs to the thread of one hub.
+class EncoderLink(ServingProcess[ToEncoder, ToLanguage | ProcessMessage, Any, Any]):
+    """One encoder process. It is READY once it has opened its files and greeted as the pool's encoder must."""
 
-    The process is READY once it has opened its files and greeted as the pool's encoder must.
-    """
+    _log = log
+    _stopped = "the encoder was stopped"
 
     def __init__(
-        self,
-        command: EncoderCommand,
-        pool: SharedPool,
-        epoch: int,
-        on_message: Callable[[ToLanguage], None],
-        on_change: Callable[[EncoderLink], None],
+        self, command: EncoderCommand, pool: SharedPool, epoch: int, on_message: Callable[[ToLanguage], None]
     ) -> None:
-        """Calls `on_change` after each change of state, the last time when the process was reaped.
-
-        `on_message` gets the messages of a READY process. Neither may wait.
-        """
-        self.epoch = epoch
-        self.state = WorkerState.STARTING
-        self.reason = ""  # why it has ended
-        self._command = command
-        self._pool = pool
-        self._on_message = on_message
-        self._on_change = on_change
-        self._fatal = ""
-        self._is_stopping = False
-        self._start_timer: gevent.Greenlet | None = None
+        """Calls `on_message` with the messages of a READY process; it must not wait."""
         codec: StructCodec[ToEncoder, ToLanguage | ProcessMessage] = StructCodec(
             ToLanguage | ProcessMessage, msgspec.msgpack
         )
-        self._link: LinkedProcess[ToEncoder, ToLanguage | ProcessMessage, Any, Any] = LinkedProcess(self, codec, codec)
+        super().__init__(codec, codec)
+        self.epoch = epoch
+        self._command = command
+        self._pool = pool
+        self._on_message = on_message
+        self._fatal = ""
 
     @property
-    def pid(self) -> int | None:
-        return self._link.pid if self._link.is_started else None
+    def name(self) -> str:
+        return f"encoder {self.epoch}"
 
     def start(self) -> None:
         """Starts the process and greets it. Blocks the hub for milliseconds."""
@@ -100,9 +86,9 @@ class EncoderLink:
         try:
             self._link.start(self._command.words, self._command.environ, own_session=False)
         except OSError as error:
-            self._end(WorkerState.SETUP_FAILED, f"the encoder process could not be started: {error}")
+            self._enter(WorkerState.SETUP_FAILED, f"the encoder process could not be started: {error}")
             return
-        self._start_timer = gevent.spawn_later(START, self._link.kill, f"it was not ready within {START:g} s")
+        self._limit_setup(START, self.kill, f"it was not ready within {START:g} s")
         with contextlib.suppress(ChannelClosed):  # its end says why
             self._link.control.send(self._hello, [self._pool.fd])
 
@@ -137,46 +123,13 @@ class EncoderLink:
         if self.state is WorkerState.STARTING:
             self._enter(WorkerState.READY)
 
-    def on_lane(self, lane: int, message: Any, n_bytes: int) -> None:
-        """Does nothing: an encoder has no lanes, so nobody calls it."""
-
-    def wait_for_room(self, lane: int) -> None:
-        """Does nothing: an encoder has no lanes, so nobody calls it."""
-
-    def on_lane_broken(self, lane: int, fault: str) -> None:
-        """Does nothing: an encoder has no lanes, so nobody calls it."""
-
-    def on_end(self, exit: Exit, fault: str) -> None:
-        if self._is_stopping:
-            return self._end(WorkerState.STOPPED, "the encoder was stopped")
+    def _describe_end(self, exit: Exit, fault: str) -> str:
         end = f"{exit} ({fault})" if fault else str(exit)
         was_ready = self.state is WorkerState.READY
-        reason = describe_end(end, self._fatal, was_ready, self._command.model, self._command.mmproj)
-        return self._end(WorkerState.DEFUNCT if was_ready else WorkerState.SETUP_FAILED, reason)
+        return describe_end(end, self._fatal, was_ready, self._command.model, self._command.mmproj)
 
-    # Its end.
-
-    def kill(self, fault: str) -> None:
-        """Kills the process, of which `fault` says what was wrong. Does not wait for its end."""
-        self._link.kill(fault)
-
-    def stop(self) -> None:
+    def stop(self, timeout: float = 0.0) -> None:
         """Ends the process. Waits, at most for the seconds in which the kernel ends what was killed."""
         self._is_stopping = True
-        if self._link.is_started:
-            self._link.end_within(0.0)
-        elif self.state is WorkerState.STARTING:
-            self._end(WorkerState.STOPPED, "the encoder was stopped")
-
-    def _end(self, state: WorkerState, reason: str) -> None:
-        if self._start_timer is not None:
-            self._start_timer.kill(block=False)
-        self._enter(state, reason)
-
-    def _enter(self, state: WorkerState, reason: str = "") -> None:
-        check_move(self.state, state)
-        self.state = state
-        self.reason = reason
-        if self._start_timer is not None and state is WorkerState.READY:
-            self._start_timer.kill(block=False)
-        self._on_change(self)
+        if not self._stop_unstarted():
+            self._link.end_within(timeout)

@@ -6,7 +6,6 @@ worth waiting for.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import OrderedDict, deque
@@ -19,10 +18,7 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.images.transfer.pool import SharedPool
 from corosrv.images.vision.link import EncoderCommand, EncoderLink
 from corosrv.images.vision.pump import TransferPump
-from corosrv.workers.dispatch.estimates import Backoff
-from corosrv.workers.worker.parent.process import Restarts
-
-log = logging.getLogger("corosrv.vision")
+from corosrv.workers.worker.parent.supervised import SupervisedProcess
 
 MOST_CRASHES = 2
 MEMORY = 600.0  # seconds
@@ -86,16 +82,8 @@ class StabilityRecord:
         return self._is_unstable
 
 
-FIRST_PAUSE = 0.5  # seconds before a process follows one that died; doubled as long as none lives long
-LONGEST_PAUSE = 30.0
-LONG_LIFE = 60.0  # seconds after which a death counts as the first again
-
-
-class EncoderSupervisor:
-    """Owns the process at hand, and counts the epochs. Belongs to the thread of one hub.
-
-    A first process that cannot serve is not replaced: it would fail again. All others are.
-    """
+class EncoderSupervisor(SupervisedProcess[EncoderLink]):
+    """Keeps one encoder process running, and counts the epochs. Belongs to the thread of one hub."""
 
     def __init__(
         self, command: EncoderCommand, pool: SharedPool, pump: TransferPump, on_crash: Callable[[str | None], None]
@@ -104,28 +92,12 @@ class EncoderSupervisor:
 
         It gets the SHA-256 of the image that was being encoded, or None, and must not wait.
         """
-        self._command = command
-        self._pool = pool
         self._pump = pump
         self._on_crash = on_crash
         self._stability = StabilityRecord()
-        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, LONG_LIFE)
-        self._restarts = Restarts(self._start_next, backoff, log, "the encoder process")
         self._is_settled = Event()  # the first process serves, or never will
-        self._is_stopped = False
         self._was_late = False  # the last process that ended was killed for an image that took too long
-        self._link = self._make_link(1)
-
-    def _make_link(self, epoch: int) -> EncoderLink:
-        return EncoderLink(self._command, self._pool, epoch, self._pump.deliver, self._on_change)
-
-    @property
-    def n_restarts(self) -> int:
-        return self._restarts.count
-
-    @property
-    def pid(self) -> int | None:
-        return self._link.pid
+        super().__init__(lambda: EncoderLink(command, pool, self.n_restarts + 1, pump.deliver))
 
     @property
     def is_unstable(self) -> bool:
@@ -134,42 +106,35 @@ class EncoderSupervisor:
 
     def start(self) -> None:
         """Starts the first process; waits until it serves. Raises LoadError where it cannot, and ShuttingDown."""
-        self._link.start()
-        self._is_settled.wait()  # this ends: the link kills a process that is not ready in time
-        if self._is_stopped:
+        super().start()
+        self._is_settled.wait()  # this ends: a process that is not ready in time is killed
+        if not self._is_wanted:
             raise ShuttingDown("the model is being unloaded")
-        if self._link.state is not WorkerState.READY:
-            raise LoadError(self._link.reason)
+        if self.state is not WorkerState.READY:
+            raise LoadError(self.reason)
 
-    def _on_change(self, link: EncoderLink) -> None:
-        log.info("encoder %d is %s%s", link.epoch, link.state.value, link.reason and f": {link.reason}")
-        if link.state is WorkerState.READY:
-            self._restarts.note_ready()
+    def _on_change(self) -> None:
+        if self.state is WorkerState.READY:
             self._stability.note_ready(time.monotonic())
-            self._pump.encoder_up(link)
+            self._pump.encoder_up(self.process)
         else:
-            self._on_end(link)
+            self._stability.note_death()
+            self._on_crash(self._pump.current_image)
+            self._was_late = self._pump.is_late
+            self._pump.encoder_down(self.process)
+        super()._on_change()
         self._is_settled.set()
 
-    def _on_end(self, link: EncoderLink) -> None:
-        self._stability.note_death()
-        self._on_crash(self._pump.current_image)
-        self._was_late = self._pump.is_late
-        self._pump.encoder_down(link)
-        has_served = self._is_settled.is_set()
-        if has_served and not self._is_stopped:
-            self._restarts.note_death(is_own_fault=not self._was_late)
+    def _is_own_fault(self) -> bool:
+        return not self._was_late
 
     def _start_next(self) -> None:
         if not self._was_late:
             self._stability.note_restart(time.monotonic())
-        self._link = self._make_link(self._link.epoch + 1)
         self._pump.wake()  # who waits may have to be refused now
-        self._link.start()
+        super()._start_next()
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = 0.0) -> None:
         """Ends the process for good. Waits for its end, which comes at once."""
-        self._is_stopped = True
-        self._restarts.give_up()
-        self._link.stop()
+        super().stop(timeout)
         self._is_settled.set()

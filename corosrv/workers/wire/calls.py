@@ -16,6 +16,7 @@ import msgspec
 from corosrv.contracts.jobs.infer import HandlerCard, ObjRef
 from corosrv.contracts.jobs.setup import LogLine
 from corosrv.formats.tensors import Parameter
+from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.messages import DroppedLogs, Fatal, Lanes, Log, SlotFailed
 
 PROTOCOL = 1  # of these messages; a worker that speaks another one is refused
@@ -242,16 +243,12 @@ class AskOutputs(_CallMessage, frozen=True, tag="ask_outputs"):
 
 
 class AskEnd(_CallMessage, frozen=True, tag="ask_end"):
-    """Ends an ask. `status`: the HTTP status of its error; 0 if it went well."""
+    """Ends an ask."""
 
     number: int
     model: str = ""
     version: str = ""
-    status: int = 0
-    error_kind: str = ""  # the value of corosrv.base.errors.ErrorKind
-    code: str | None = None
-    message: str = ""
-    retry_after: int | None = None
+    fault: Fault | None = None
     is_replayed: bool = False  # this is the answer of an earlier call with the same idempotency key
 
 
@@ -294,19 +291,13 @@ class ObjectDelete(_CallMessage, frozen=True, tag="object_delete"):
 
 
 class ObjectAnswer(_CallMessage, frozen=True, tag="object_answer"):
-    """Answers an ObjectAsk.
-
-    `status`: the HTTP status of its error, 0 if it went well. `ref`: the object; None if the key finds none.
-    """
+    """Answers an ObjectAsk. `ref`: the object; None if the key finds none."""
 
     number: int
     ref: ObjRef | None = None
     data: bytes = b""
     n_attached: int = -1
-    status: int = 0
-    error_kind: str = ""  # the value of corosrv.base.errors.ErrorKind
-    code: str | None = None
-    message: str = ""
+    fault: Fault | None = None
 
 
 ObjectAsk = ObjectCreate | ObjectLookup | ObjectGet | ObjectDelete

@@ -29,7 +29,7 @@ from corosrv.base.errors import (
 )
 from corosrv.fleet.upstreams.failures import UpstreamBusy
 from corosrv.gateway.delegation.delegator import Reason, is_for_peers, reason_of
-from corosrv.workers.worker.parent.app_call import error_of
+from corosrv.workers.wire.faults import error_of_failure
 
 UNKNOWN = [
     ModelNotFound("m"),
@@ -83,4 +83,4 @@ def test_an_error_that_is_an_answer_goes_to_the_client(error: CorosrvError):
 
 @pytest.mark.parametrize("kind", ["not_found", "unavailable", "invalid_input"])
 def test_what_a_handler_raises_is_an_answer(kind: str):
-    assert reason_of(error_of(kind, "its words")) is None
+    assert reason_of(error_of_failure(kind, "its words")) is None

@@ -47,7 +47,7 @@ class TableTransfers:
         self._pump = TransferPump(self.core, self._images.get, self._look, WAIT)
         command = TokenEncoderCommand(model=model, mmproj=mmproj, n_threads=1)
         self._supervisor = EncoderSupervisor(command, self._pool, self._pump, lambda sha256: None)
-        self._supervisor._restarts._backoff = Backoff(0.01, 0.05, 60.0)  # tests kill it again and again
+        self._supervisor._backoff = Backoff(0.01, 0.05, 60.0)  # tests kill it again and again
 
     def __enter__(self) -> TableTransfers:
         self._pump.start()

@@ -11,6 +11,7 @@ import pytest
 from corosrv.base.errors import Refused
 from corosrv.images.vision import supervisor
 from corosrv.images.vision.encoder import ImageEncoder
+from corosrv.workers.dispatch.estimates import Backoff
 from tests.images.vision.encoders import N_EMBD, encode, image, measure, options
 from tests.support import gguf, projector
 from tests.support.descriptors import n_descriptors
@@ -23,8 +24,7 @@ N_IMAGES, N_KILLS = 200, 4
 def encoder(tmp_path, monkeypatch):
     """An encoder of a pool of 8 blocks, which may die often and comes back soon."""
     monkeypatch.setattr(supervisor, "MOST_RESTARTS", 1000)
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(supervisor, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(Backoff, "fail", lambda backoff, now: 0.01)
     model, mmproj = gguf.write_llama(tmp_path / "tiny.gguf"), projector.write_mlp(tmp_path / "mmproj.gguf", N_EMBD)
     limits = {"max_queued": N_IMAGES, "max_blocks_per_round": 1}
     encoder = ImageEncoder(options(model, mmproj, n_blocks=8, limits=limits, cache_bytes=0), N_EMBD)

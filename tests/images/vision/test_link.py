@@ -49,7 +49,7 @@ def start():
         program = PROGRAM.format(messages=messages, end=end)
         command = PlayedEncoder(model="tiny.gguf", mmproj="mmproj.gguf", n_threads=1, program=program)
         heard = []
-        links.append(EncoderLink(command, pool, 7, heard.append, lambda link: None))
+        links.append(EncoderLink(command, pool, 7, heard.append))
         links[-1].heard = heard
         links[-1].start()
         return links[-1]

@@ -17,6 +17,7 @@ from corosrv.contracts.jobs.terms import Terms
 from corosrv.formats.tensors import Tensor, TensorSpec
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, WireRequest, WireTensor
 from corosrv.workers.wire.descriptors import MIN_ATTACHED
+from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.worker.parent.asks import Asks, submit_to
 from tests.support.descriptors import n_descriptors
@@ -146,7 +147,9 @@ def test_an_ask_is_as_urgent_as_the_call_that_makes_it(asks: Asks, lane: Lane, w
 def test_an_ask_may_be_given_less_time_than_its_call(asks: Asks, lane: Lane, worker: FunctionWorker) -> None:
     asks.on_message(ask(1, "wait", budget_us=20_000))
 
-    assert lane.next() == AskEnd(1, "wait", "", 504, "deadline passed", "deadline_exceeded", "the call's time is over")
+    assert lane.next() == AskEnd(
+        1, "wait", "", Fault("the call's time is over", 504, "deadline passed", "deadline_exceeded")
+    )
 
 
 def test_the_front_of_clients_says_itself_who_calls(worker: FunctionWorker, lane: Lane) -> None:
@@ -172,7 +175,7 @@ def test_a_capability_is_asked_for_and_named_in_the_answer(asks: Asks, lane: Lan
 def test_an_error_of_the_handler_ends_the_ask_with_its_words(asks: Asks, lane: Lane) -> None:
     asks.on_message(ask(1, "refuse"))
 
-    assert lane.next() == AskEnd(1, "refuse", "3", 400, "invalid request", "invalid_value", "no such colour")
+    assert lane.next() == AskEnd(1, "refuse", "3", Fault("no such colour", 400, "invalid request", "invalid_value"))
 
 
 def test_an_unknown_model_ends_the_ask(asks: Asks, lane: Lane) -> None:
@@ -180,7 +183,8 @@ def test_an_unknown_model_ends_the_ask(asks: Asks, lane: Lane) -> None:
 
     end = lane.next()
     assert isinstance(end, AskEnd)
-    assert (end.status, end.error_kind, end.model) == (404, "not found", "")
+    assert end.fault is not None
+    assert (end.fault.status, end.fault.kind, end.model) == (404, "not found", "")
 
 
 def test_a_tensor_that_is_none_ends_the_ask_and_not_the_lane(asks: Asks, lane: Lane) -> None:
@@ -188,7 +192,8 @@ def test_a_tensor_that_is_none_ends_the_ask_and_not_the_lane(asks: Asks, lane: L
 
     end = lane.next()
     assert isinstance(end, AskEnd)
-    assert (end.status, end.message) == (400, "tensor 'x' has 3 bytes, where its shape needs 8")
+    assert end.fault is not None
+    assert (end.fault.status, end.fault.message) == (400, "tensor 'x' has 3 bytes, where its shape needs 8")
 
 
 def test_inputs_are_checked_against_the_declarations(asks: Asks, lane: Lane, worker: FunctionWorker) -> None:
@@ -198,7 +203,8 @@ def test_inputs_are_checked_against_the_declarations(asks: Asks, lane: Lane, wor
 
     end = lane.next()
     assert isinstance(end, AskEnd)
-    assert (end.status, worker.calls) == (400, [])
+    assert end.fault is not None
+    assert (end.fault.status, worker.calls) == (400, [])
 
 
 def test_an_exception_of_ours_is_logged_and_tells_the_asker_nothing(
@@ -214,8 +220,9 @@ def test_an_exception_of_ours_is_logged_and_tells_the_asker_nothing(
 
     end = lane.next()
     assert isinstance(end, AskEnd)
-    assert end.status == 500
-    assert "secret" not in end.message
+    assert end.fault is not None
+    assert end.fault.status == 500
+    assert "secret" not in end.fault.message
     assert "a secret" in caplog.text
 
 
@@ -242,7 +249,7 @@ def test_a_cancelled_ask_ends_once(asks: Asks, lane: Lane, worker: FunctionWorke
     asks.on_message(AskCancel(1))
     asks.on_message(AskCancel(1))
 
-    assert lane.next() == AskEnd(1, "wait", "", 499, "client gone", "cancelled", "cancelled")
+    assert lane.next() == AskEnd(1, "wait", "", Fault("cancelled", 499, "client gone", "cancelled"))
     gevent.idle()
     assert (lane.messages.qsize(), worker.n_running, asks.n_running) == (0, 0, 0)
 
@@ -262,7 +269,8 @@ def test_an_ask_that_waits_for_room_is_cancelled_and_sends_no_more(asks: Asks, l
 
     end = lane.next()
     assert isinstance(end, AskEnd)
-    assert end.status == 499
+    assert end.fault is not None
+    assert end.fault.status == 499
 
 
 def test_messages_about_an_ask_that_has_ended_do_nothing(asks: Asks, lane: Lane) -> None:
@@ -289,7 +297,8 @@ def test_a_call_may_make_so_many_asks_at_once(worker: FunctionWorker, lane: Lane
 
     end = lane.next()
     assert isinstance(end, AskEnd)
-    assert (end.number, end.status, end.error_kind) == (2, QueueFull.status, "rate limited")
+    assert end.fault is not None
+    assert (end.number, end.fault.status, end.fault.kind) == (2, QueueFull.status, "rate limited")
     asks.close()
 
 
@@ -315,6 +324,7 @@ def test_an_answer_that_cannot_be_sent_cancels_its_call(
 
     end = lane.next()
     assert isinstance(end, AskEnd)
-    assert end.status == 500
+    assert end.fault is not None
+    assert end.fault.status == 500
     gevent.idle()
     assert worker.n_running == 0

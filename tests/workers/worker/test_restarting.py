@@ -10,7 +10,7 @@ import gevent
 from gevent.event import Event
 
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.workers.worker.parent.predictor_process import PredictorProcess, RestartingWorker, WorkerConfig
+from corosrv.workers.worker.parent.predictor_process import PredictorProcess, PredictorWorker, WorkerConfig
 from tests.support.hostile_worker import COMMAND
 from tests.workers.worker.predicting import TIMEOUT, wait_for_death
 
@@ -23,7 +23,7 @@ class Lives:
     def __init__(self, *predictors: str, is_wanted: bool = True) -> None:
         self._predictors = list(predictors)
         self.made: list[PredictorProcess] = []
-        self.worker = RestartingWorker(self._make, is_wanted, PAUSE)
+        self.worker = PredictorWorker(self._make, is_wanted, PAUSE)
         self.told: list[WorkerState] = []
         self._news = Event()
         self.worker.on_change(self._on_change)
@@ -115,7 +115,7 @@ def test_a_later_one_is_not():
 
 
 def test_deaths_in_a_row_make_the_pauses_longer(monkeypatch, caplog):
-    monkeypatch.setattr("corosrv.workers.worker.parent.predictor_process.MOST_PAUSE", 1.0)
+    monkeypatch.setattr("corosrv.workers.worker.parent.predictor_process.LONGEST_PAUSE", 1.0)
     with living("well") as lives:
         for n_restarts in range(2):
             lives.wait_for(WorkerState.READY, n_restarts)
@@ -127,7 +127,7 @@ def test_deaths_in_a_row_make_the_pauses_longer(monkeypatch, caplog):
 
 
 def test_a_long_life_makes_the_next_pause_short_again(monkeypatch, caplog):
-    monkeypatch.setattr("corosrv.workers.worker.parent.predictor_process.LONG_LIFE", 0.0)
+    monkeypatch.setattr("corosrv.workers.worker.parent.supervised.LONG_LIFE", 0.0)
     with living("well") as lives:
         for n_restarts in range(3):
             lives.wait_for(WorkerState.READY, n_restarts)

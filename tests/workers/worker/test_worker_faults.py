@@ -270,4 +270,4 @@ def test_a_listener_that_fails_does_not_keep_the_others_from_hearing(caplog: pyt
         worker.stop(TIMEOUT)
 
         assert heard == [WorkerState.STOPPED]
-        assert "a listener to the worker's state failed" in caplog.text
+        assert "a listener to the state of the worker failed" in caplog.text

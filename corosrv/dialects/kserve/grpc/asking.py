@@ -13,13 +13,14 @@ from typing import Any
 
 import msgspec
 
-from corosrv.base.errors import ChannelClosed, CorosrvError, ErrorKind
+from corosrv.base.errors import ChannelClosed, CorosrvError, WorkerLost
 from corosrv.dialects.kserve.grpc.messages import AskInfo, InfoAnswer, LaneFromGrpc, LaneToGrpc
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.aio_channel import AioChannel
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, WireTensor
 from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 
 LONG_COPY = 4 << 20  # bytes whose copying is left to a thread
@@ -163,7 +164,7 @@ class Asker:
             self._lose(number, reason)
 
     def _lose(self, number: int, reason: str) -> None:
-        self._on_ask_end(AskEnd(number, status=502, error_kind=ErrorKind.WORKER_LOST.value, message=reason))
+        self._on_ask_end(AskEnd(number, fault=Fault.from_error(WorkerLost(reason))))
 
     def _on_lane_end(self, reason: str) -> None:
         for number in [*self._running, *self._infos]:

@@ -134,8 +134,8 @@ async def answer_once(ask: RunningAsk, call: GrpcCall, max_message: int) -> tupl
     while not isinstance(item := await ask.receive(), AskEnd):
         answer = item
         ask.pass_on()
-    if item.status:
-        raise guard.StatusError(guard.of_end(item))
+    if item.fault is not None:
+        raise guard.StatusError(guard.of_fault(item.fault, item.is_replayed))
     if answer is None:
         raise HandlerFailed("the handler gave no answer")
     return await encode(_serialized, call, answer, max_message), item

@@ -23,7 +23,7 @@ from corosrv.contracts.jobs.infer import CapabilityTarget
 from corosrv.dialects.kserve.capability_headers import parse_capability
 from corosrv.dialects.kserve.grpc.messages import GrpcCounts
 from corosrv.web.http.keys import KeyRing
-from corosrv.workers.wire.calls import AskEnd
+from corosrv.workers.wire.faults import Fault
 
 log = logging.getLogger("corosrv.grpc")
 
@@ -73,20 +73,13 @@ class StatusError(Exception):
         self.status = status
 
 
-def of_end(end: AskEnd) -> CallStatus:
+def of_fault(fault: Fault, is_replayed: bool = False) -> CallStatus:
     """Returns the status of a call that the server ended with an error."""
-    return CallStatus(_code(end.error_kind), end.message[:_LONGEST_TEXT], end.retry_after, end.is_replayed)
+    return CallStatus(_CODES[fault.error_kind], fault.message[:_LONGEST_TEXT], fault.retry_after, is_replayed)
 
 
 def of_error(error: CorosrvError) -> CallStatus:
-    return CallStatus(_CODES[error.kind], str(error)[:_LONGEST_TEXT], error.retry_after)
-
-
-def _code(error_kind: str) -> grpc.StatusCode:
-    try:
-        return _CODES[ErrorKind(error_kind)]
-    except ValueError:  # a newer server's
-        return grpc.StatusCode.INTERNAL
+    return of_fault(Fault.from_error(error))
 
 
 TELL_AFTER = 0.05  # seconds in which counts gather before the server is told

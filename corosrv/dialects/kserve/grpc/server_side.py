@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from corosrv.base.errors import ChannelClosed, CorosrvError, HandlerFailed
 from corosrv.contracts.jobs.infer import InferWorker
-from corosrv.contracts.jobs.setup import NEXT, WorkerState, check_move
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve.grpc.messages import (
     HEARTBEAT,
     MAX_BYTES,
@@ -39,8 +39,8 @@ from corosrv.web.http.keys import KeyRing
 from corosrv.workers.wire.calls import AskEnd, AskOutputs
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.worker.parent.asks import Asks, FindObject, end_of, no_object, submit_to
-from corosrv.workers.worker.parent.linked_process import LinkedProcess
 from corosrv.workers.worker.parent.process import Exit
+from corosrv.workers.worker.parent.supervised import ServingProcess
 
 log = logging.getLogger("corosrv.grpc")
 
@@ -110,22 +110,18 @@ class GrpcServices:
     stats: GrpcStats = field(default_factory=GrpcStats)
 
 
-class GrpcProcessLink:
-    """Owns one gRPC process and answers what it asks. Belongs to the thread of one hub."""
+class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFromGrpc]):
+    """One gRPC process, whose asks are answered."""
 
-    def __init__(
-        self, config: GrpcConfig, services: GrpcServices, on_change: Callable[[GrpcProcessLink], None]
-    ) -> None:
-        """Calls `on_change` after each change of state; it must not wait."""
+    _log = log
+    name = "the gRPC process"
+
+    def __init__(self, config: GrpcConfig, services: GrpcServices) -> None:
+        control: StructCodec[ControlToGrpc, ControlFromGrpc] = StructCodec(ControlFromGrpc, msgspec.msgpack)
+        lane: StructCodec[LaneToGrpc, LaneFromGrpc] = StructCodec(LaneFromGrpc, msgspec.msgpack)
+        super().__init__(control, lane, takes_fds=True)
         self._config = config
         self._services = services
-        self._on_change = on_change
-        self._link: LinkedProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFromGrpc] = LinkedProcess(
-            self,
-            StructCodec(ControlFromGrpc, msgspec.msgpack),
-            StructCodec(LaneFromGrpc, msgspec.msgpack),
-            takes_fds=True,
-        )
         self._asks = Asks(
             submit_to(services.worker),
             self._send,
@@ -135,15 +131,8 @@ class GrpcProcessLink:
         )
         self._watching: gevent.Greenlet | None = None
         self._n_missed = 0  # heartbeats
-        self._is_stopping = False
-        self.state = WorkerState.STARTING
-        self.reason = ""  # why it has ended
         self.port = config.port
         self.refused_to_start = False  # it said itself why it cannot serve
-
-    @property
-    def pid(self) -> int | None:
-        return self._link.pid if self._link.is_started else None
 
     @property
     def n_running(self) -> int:
@@ -151,7 +140,6 @@ class GrpcProcessLink:
         return self._asks.n_running
 
     def start(self) -> None:
-        """Starts the process. Blocks the hub for milliseconds."""
         config = self._config
         digests = list(KeyRing.of_keys(config.keys).digests)
         try:
@@ -164,22 +152,15 @@ class GrpcProcessLink:
             self._link.kill()
             self._enter(WorkerState.SETUP_FAILED, f"the gRPC process could not be started: {error}")
             return
-        self._watching = gevent.spawn(self._watch)
+        self._limit_setup(START, self.kill, f"it did not serve within {START:g} s")
 
     def _watch(self) -> None:
-        """Ends a process that does not come to serve, or hangs later."""
-        for _ in range(round(START / HEARTBEAT)):
-            gevent.sleep(HEARTBEAT)
-            if self.state is not WorkerState.STARTING:
-                break
-        else:
-            self._link.kill(f"it did not serve within {START:g} s")
-            return
+        """Ends a process that hangs."""
         # Turns are counted and not seconds: after this process itself was stopped, all beats are there at once.
         while self._n_missed < MISSED_BEATS:
             gevent.sleep(HEARTBEAT)
             self._n_missed += 1
-        self._link.kill(f"it said nothing for {MISSED_BEATS * HEARTBEAT:g} s")
+        self.kill(f"it said nothing for {MISSED_BEATS * HEARTBEAT:g} s")
 
     # What the process says.
 
@@ -192,6 +173,7 @@ class GrpcProcessLink:
             case GrpcServing():
                 self.port = message.port
                 self._enter(WorkerState.READY)
+                self._watching = gevent.spawn(self._watch)
             case _:
                 self.refused_to_start = True
                 self._enter(WorkerState.SETUP_FAILED, message.error)
@@ -212,51 +194,26 @@ class GrpcProcessLink:
             log.exception("a question of the gRPC process could not be answered")
             return end_of(ask.number, None, HandlerFailed("the call failed; the server's log says why"))
 
-    def wait_for_room(self, lane: int) -> None:
-        """Returns at once: how many calls there are is bounded by the process, and their outputs by the window."""
-
     def on_lane_broken(self, lane: int, fault: str) -> None:
-        self._link.kill(fault)
+        self.kill(fault)
 
     def on_end(self, exit: Exit, fault: str) -> None:
         self._asks.close()
         self._services.stats.forget_streams()
         if self._watching is not None:
             self._watching.kill(block=False)
-        if self._is_stopping and WorkerState.STOPPED in NEXT[self.state]:
-            self._enter(WorkerState.STOPPED, "the server was stopped")
-        elif self.state is WorkerState.STARTING:
-            self._enter(WorkerState.SETUP_FAILED, _words(exit, fault))
-        elif self.state is WorkerState.READY:
-            self._enter(WorkerState.DEFUNCT, _words(exit, fault))
+        super().on_end(exit, fault)
 
     def _send(self, message: LaneToGrpc | AskOutputs | AskEnd, fds: Sequence[int] = ()) -> None:
         self._link.lanes[0].send(message, fds)
 
     # Its end.
 
-    def stop(self, grace: float) -> None:
-        """Refuses new calls, lets running ones end within `grace` seconds, and ends the process. Waits."""
+    def stop(self, timeout: float) -> None:
+        """Refuses new calls, lets running ones end within `timeout` seconds, and ends the process. Waits."""
         self._is_stopping = True
-        if not self._link.is_started:
-            if self.state is WorkerState.STARTING:
-                self._enter(WorkerState.STOPPED, "the server was stopped")
+        if self._stop_unstarted():
             return
         with contextlib.suppress(ChannelClosed):  # it has ended already
-            self._link.control.send(StopGrpc(grace))
-        self._link.end_within(grace + FAREWELL)
-
-    def kill(self) -> None:
-        """Ends the process now. Does not wait for it."""
-        self._is_stopping = True
-        self._link.kill()
-
-    def _enter(self, state: WorkerState, reason: str = "") -> None:
-        check_move(self.state, state)
-        self.state = state
-        self.reason = reason
-        self._on_change(self)
-
-
-def _words(exit: Exit, fault: str) -> str:
-    return ": ".join(filter(None, (f"the gRPC process ended with {exit}", fault)))
+            self._link.control.send(StopGrpc(timeout))
+        self._link.end_within(timeout + FAREWELL)

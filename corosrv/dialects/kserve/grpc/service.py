@@ -100,8 +100,8 @@ class InferStream:
             ask.pass_on()
         if item.is_replayed:
             self._context.set_trailing_metadata(guard.REPLAYED)
-        if item.status:
-            raise guard.StatusError(guard.of_end(item))
+        if item.fault is not None:
+            raise guard.StatusError(guard.of_fault(item.fault, item.is_replayed))
         if call.front.wants_empty_final and not has_final:
             empty = conversions.empty_response(call.id, item)
             await self._write(conversions.stream_response(empty, is_final=True).SerializeToString())
@@ -192,7 +192,8 @@ class InferenceService:
     async def _info(self, subject: str, model: str = "", version: str = "") -> dict[str, Any]:
         answer = await self._asker.info(subject, model, version)
         if isinstance(answer, AskEnd):
-            raise guard.StatusError(guard.of_end(answer))
+            assert answer.fault is not None, "only what fails has an end"
+            raise guard.StatusError(guard.of_fault(answer.fault))
         return answer
 
     # Requests of these two say nothing, and anybody may send one of any length: they are not read.

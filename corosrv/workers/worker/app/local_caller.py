@@ -18,13 +18,12 @@ from corosrv.workers.dispatch.capability import parse_preferences, parse_query, 
 from corosrv.workers.dispatch.registry import default_card
 from corosrv.workers.objects import ObjectStore
 from corosrv.workers.wire.calls import ObjectAnswer
+from corosrv.workers.wire.faults import Fault, error_of_failure, failure_kind
 from corosrv.workers.worker.app.context import OutgoingCall
-from corosrv.workers.worker.app.errors import failure_kind
 from corosrv.workers.worker.app.messages import ModelInferResponse
 from corosrv.workers.worker.app.objects import AsyncObjects, MakeObjectAsk, ObjectReply, Objects
 from corosrv.workers.worker.app.pools import BaseWorker, BoundHandler, Pool
-from corosrv.workers.worker.app.signal import EndSignal, error_of
-from corosrv.workers.worker.parent.app_call import error_of as error_of_failure
+from corosrv.workers.worker.app.signal import EndSignal
 from corosrv.workers.worker.parent.call_asks import ObjectAsks
 
 
@@ -161,4 +160,4 @@ def _as_known(error: Exception) -> CorosrvError:
     kind = failure_kind(error)
     if kind != "failed" or not isinstance(error, CorosrvError):
         error = error_of_failure(kind, str(error))
-    return error_of(error.status, error.kind.value, str(error), error.code, error.retry_after)
+    return Fault.from_error(error).error()

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from corosrv.base.errors import CallRefused
 from corosrv.formats.tensors import Parameter, Tensor
-from corosrv.workers.worker.app.errors import InvalidInput
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class ModelInferRequest:
         return next((tensor for tensor in self.inputs if tensor.name == name), None)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Returns the input of this name. Raises InvalidInput, which the client sees, if the request lacks it."""
+        """Returns the input of this name. Raises CallRefused, which the client sees, if the request lacks it."""
         if (tensor := self.get_input(name)) is None:
-            raise InvalidInput(f"the input {name!r} is missing")
+            raise CallRefused(f"the input {name!r} is missing")
         return tensor
 
 

@@ -20,7 +20,6 @@ from corosrv.formats.tensors.arrays import is_array
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import ObjectAnswer, ObjectAsk, ObjectCreate, ObjectDelete, ObjectGet, ObjectLookup
 from corosrv.workers.wire.descriptors import MIN_ATTACHED
-from corosrv.workers.worker.app.signal import error_of
 from corosrv.workers.worker.app.typed_values import tensor_of
 
 BINARY = "application/octet-stream"
@@ -162,8 +161,8 @@ def _answer(reply: ObjectReply) -> ObjectAnswer:
     """Returns an answer that needs no descriptor. Raises the error that it is."""
     answer, fds = reply
     descriptors.close_all(fds)
-    if answer.status:
-        raise error_of(answer.status, answer.error_kind, answer.message, answer.code)
+    if answer.fault is not None:
+        raise answer.fault.error()
     return answer
 
 
@@ -177,7 +176,7 @@ def _value(reply: ObjectReply) -> Any:
     answer, fds = reply
     content: bytes | memoryview = answer.data
     try:
-        if not answer.status and answer.n_attached >= 0 and fds:
+        if answer.fault is None and answer.n_attached >= 0 and fds:
             content = descriptors.map_value(fds[0], answer.n_attached)
     finally:
         _answer(reply)

@@ -1,4 +1,4 @@
-"""Signals a running request that it is cancelled or late, and converts errors of its calls to an author's."""
+"""Signals a running request that it is cancelled or late."""
 
 from __future__ import annotations
 
@@ -6,49 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from corosrv.base.errors import (
-    CallCancelled,
-    CallRefused,
-    Conflict,
-    CorosrvError,
-    DeadlinePassed,
-    ErrorKind,
-    HandlerFailed,
-    NotFound,
-    NotOffered,
-    Refused,
-    Unavailable,
-    WorkerLost,
-)
-from corosrv.workers.worker.app.errors import Cancelled, DeadlineExceeded
-
-_CLASSES: dict[ErrorKind, type[CorosrvError]] = {
-    ErrorKind.INVALID_REQUEST: CallRefused,
-    ErrorKind.CONTEXT_EXCEEDED: CallRefused,
-    ErrorKind.TOO_LARGE: Refused,
-    ErrorKind.NOT_OFFERED: NotOffered,
-    ErrorKind.NOT_FOUND: NotFound,
-    ErrorKind.UNAVAILABLE: Unavailable,
-    ErrorKind.RATE_LIMITED: Unavailable,
-    ErrorKind.CLIENT_GONE: CallCancelled,
-    ErrorKind.CONFLICT: Conflict,
-    ErrorKind.DEADLINE_PASSED: DeadlinePassed,
-    ErrorKind.WORKER_LOST: WorkerLost,
-}
-_KINDS = {kind.value: kind for kind in ErrorKind}
-
-
-def error_of(
-    status: int, error_kind: str, message: str, code: str | None = None, retry_after: int | None = None
-) -> CorosrvError:
-    """Returns the error that a server has answered with, as an author knows it: HandlerFailed for the unknown."""
-    kind = _KINDS.get(error_kind, ErrorKind.FAILED)
-    error = _CLASSES.get(kind, HandlerFailed)(message)
-    error.status = status
-    error.kind = kind
-    error.code = code
-    error.retry_after = retry_after
-    return error
+from corosrv.base.errors import CallCancelled, DeadlinePassed
 
 
 class EndSignal:
@@ -87,12 +45,12 @@ class EndSignal:
         """Returns the seconds that are left, at least 0; None without a deadline."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
-    def error(self) -> Cancelled | DeadlineExceeded | None:
+    def error(self) -> CallCancelled | DeadlinePassed | None:
         """Returns why the request must end; None if it is wanted."""
         if self.is_set and not self._is_deadline:
-            return Cancelled("the call was cancelled")
+            return CallCancelled("the call was cancelled")
         if self.is_set or self.remaining() == 0.0:
-            return DeadlineExceeded("the time of the call is over")
+            return DeadlinePassed("the time of the call is over")
         return None
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from corosrv.base.errors import Conflict
+from corosrv.base.errors import Conflict, DeadlinePassed
 from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs, InferRequest
 from corosrv.formats.tensors import check_inputs
 from corosrv.workers.dispatch.answers import UnaryAnswer, check_answerable, choose
@@ -21,7 +21,6 @@ from corosrv.workers.dispatch.handover import check_depth
 from corosrv.workers.objects import ObjectStore
 from corosrv.workers.worker.app.answers import invoke, invoke_async, invoke_batch, invoke_batch_async
 from corosrv.workers.worker.app.context import AsyncContext, Context, OutgoingCall
-from corosrv.workers.worker.app.errors import DeadlineExceeded
 from corosrv.workers.worker.app.local_caller import LocalAsyncCaller, LocalCaller, LocalHandlers
 from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse
 from corosrv.workers.worker.app.pools import BoundHandler, Pool
@@ -180,7 +179,7 @@ def _signal(
     elif cancel_after_ms is not None:
         timers.append(_timer(cancel_after_ms / 1000, signal.set))
     if parent is not None:
-        parent.on_set(lambda: signal.set(is_deadline=isinstance(parent.error(), DeadlineExceeded)))
+        parent.on_set(lambda: signal.set(is_deadline=isinstance(parent.error(), DeadlinePassed)))
     try:
         yield signal
     finally:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, get_args, get_origin
 
-from corosrv.base.errors import AppError, InvalidTensor, OutputFailed, SignatureError
+from corosrv.base.errors import AppError, CallRefused, InvalidTensor, OutputFailed, SignatureError
 from corosrv.formats.tensors import TensorSpec
 from corosrv.workers.worker.app.context import AsyncContext, Context
-from corosrv.workers.worker.app.errors import InvalidInput
 from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse
 from corosrv.workers.worker.app.typed_values import TypedValue, typed_value
 
@@ -88,7 +87,7 @@ class _Parameter:
     is_positional: bool
 
     def argument(self, request: ModelInferRequest, context: Any) -> Any:
-        """Returns what the handler gets. Raises InvalidInput for an input that is missing, or that does not fit."""
+        """Returns what the handler gets. Raises CallRefused for an input that is missing, or that does not fit."""
         if self.value is None:
             return context
         if self.is_optional and request.get_input(self.name) is None:
@@ -97,7 +96,7 @@ class _Parameter:
         try:
             return self.value.read(tensor)
         except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"the input {self.name!r} does not fit: {error}") from None
+            raise CallRefused(f"the input {self.name!r} does not fit: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ class TypedSignature:
         return [output.value.spec(output.name, output.is_optional) for output in self.returned]
 
     def call(self, function: Callable[..., Any], request: ModelInferRequest, context: Any) -> Any:
-        """Calls the handler. Raises InvalidInput for an input that does not fit, and what the handler raises."""
+        """Calls the handler. Raises CallRefused for an input that does not fit, and what the handler raises."""
         arguments, keywords = [], {}
         for parameter in self.parameters:
             value = parameter.argument(request, context)

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from corosrv.base.errors import (
     CallCancelled,
-    CallRefused,
-    Conflict,
     CorosrvError,
     DeadlinePassed,
     HandlerFailed,
     InvalidTensor,
-    NotFound,
     ProtocolError,
-    Unavailable,
     WorkerLost,
 )
 from corosrv.contracts.jobs.infer import InferOutputs
@@ -29,35 +24,11 @@ from corosrv.contracts.jobs.setup import LogLine
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from corosrv.workers.wire.calls import CallEnd, CallFailure, CallOutputs, LaneFromAppWorker, RunCall, WireRequest
+from corosrv.workers.wire.faults import HANDLER_FAILED, error_of_failure
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.worker.parent.call_asks import CallAsks, HandlerServices, Lane
 
 log = logging.getLogger("corosrv.worker")
-
-MAX_WORDS = 4096  # characters of a handler's own words to a client
-
-HANDLER_FAILED = "the handler failed; the server's log says why"
-
-_ERRORS: dict[str, Callable[[str], CorosrvError]] = {
-    "invalid_input": lambda words: CallRefused(words or "the handler refused its input"),
-    "not_found": lambda words: NotFound(words or "the handler found nothing of this name", None, "not_found"),
-    "conflict": lambda words: Conflict(words or "the handler's call cannot be made as things stand", None, "conflict"),
-    "unavailable": lambda words: Unavailable(words or "the handler is not available now"),
-    "cancelled": lambda words: CallCancelled(words or "the call was cancelled"),
-    "deadline": lambda words: DeadlinePassed(words or "the call's time is over"),
-    "failed": lambda words: HandlerFailed(HANDLER_FAILED),
-}
-
-
-def error_of(kind: str, message: str) -> CorosrvError:
-    """Returns the error of a CallFailure. The words of an exception that is no answer are not in it.
-
-    Raises ProtocolError for an unknown kind.
-    """
-    if kind not in _ERRORS:
-        raise ProtocolError(f"a call failed with the unknown kind {kind[:80]!r}")
-    return _ERRORS[kind](message[:MAX_WORDS])
-
 
 MAX_TRACEBACK = 16 << 10  # characters of it in the log
 
@@ -208,7 +179,7 @@ class AppCall:
         if isinstance(message, (CallOutputs, CallEnd, CallFailure)):
             self._check(message)
         if isinstance(message, CallFailure):
-            error_of(message.kind, "")  # raises for an unknown kind
+            error_of_failure(message.kind, "")  # raises for an unknown kind
         return isinstance(message, (CallEnd, CallFailure)) and self._n_running == 1
 
     def _check(self, message: CallOutputs | CallEnd | CallFailure) -> None:
@@ -254,7 +225,7 @@ class AppCall:
         if message.kind == "failed":
             request_id = self._call.items[message.item].request_id
             log.error("request %s: the handler failed: %s", request_id, message.message[-MAX_TRACEBACK:])
-        self._end(message.item, error_of(message.kind, message.message))
+        self._end(message.item, error_of_failure(message.kind, message.message))
 
     def _terms_of_asks(self) -> Terms:
         """Returns the terms of the calls that this one makes, which all of its items wait for.

@@ -141,7 +141,7 @@ class AppProcess(
             names = ", ".join(pool.name for pool in self.pools)
             self._fail_setup(f"the application has no pool {name!r}; it has {names}")
             return
-        self._limit_setup(self._import_time)
+        self._begin_limit(self._import_time)
         self._send(calls.StartPool(name, self.id))
 
     def _pool_card(self) -> calls.PoolCard | None:
@@ -275,7 +275,7 @@ class AppProcess(
                 self._stop_worker(UNSTARTED_PATIENCE)
             else:
                 self._is_stopping = True
-                self._never_started()
+                self._stop_unstarted()
 
     def _stop_taking(self, reason: str) -> None:
         assert self._slots is not None

@@ -39,6 +39,7 @@ from corosrv.contracts.jobs.terms import Terms
 from corosrv.formats.tensors import Parameter, Tensor, check_inputs
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, ObjectInput
+from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.tensors import TensorPacking, make_tensors, map_attached
 
 log = logging.getLogger("corosrv.worker")
@@ -252,11 +253,7 @@ class _FollowedAsk:
 def end_of(number: int, card: HandlerCard | None, error: CorosrvError | None, is_replayed: bool = False) -> AskEnd:
     """Makes the last message of an ask."""
     model, version = ("", "") if card is None else (card.name, card.version)
-    if error is None:
-        return AskEnd(number, model, version, is_replayed=is_replayed)
-    return AskEnd(
-        number, model, version, error.status, error.kind.value, error.code, str(error), error.retry_after, is_replayed
-    )
+    return AskEnd(number, model, version, None if error is None else Fault.from_error(error), is_replayed)
 
 
 def _job(ask: Ask, content: memoryview, terms: Terms, are_checked: bool, find_object: FindObject) -> InferJob:

@@ -24,6 +24,7 @@ from corosrv.workers.wire.calls import (
     ObjectDelete,
     ObjectLookup,
 )
+from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.gevent_channel import GeventChannel
 from corosrv.workers.worker.parent.asks import Asks, Submit
 
@@ -54,9 +55,7 @@ class ObjectAsks:
         try:
             answer, answer_fds = self._answer(message, content)
         except CorosrvError as error:
-            answer = ObjectAnswer(
-                message.number, status=error.status, error_kind=error.kind.value, code=error.code, message=str(error)
-            )
+            answer = ObjectAnswer(message.number, fault=Fault.from_error(error))
         with contextlib.suppress(ChannelClosed):  # whoever owns the lane hears of it
             self._send(answer, answer_fds)
 
@@ -144,10 +143,9 @@ class CallAsks:
             self._objects.on_message(message, fds)
         else:
             descriptors.close_all(fds)
-            error = NotOffered("this server stores no objects")
-            kind = error.kind.value
+            fault = Fault.from_error(NotOffered("this server stores no objects"))
             with contextlib.suppress(ChannelClosed):
-                self._lane.send(ObjectAnswer(message.number, status=error.status, error_kind=kind, message=str(error)))
+                self._lane.send(ObjectAnswer(message.number, fault=fault))
 
     def close(self) -> None:
         """Cancels the calls that were asked for, and lets objects go; nothing is sent any more."""

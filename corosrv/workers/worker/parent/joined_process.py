@@ -99,9 +99,10 @@ class JoinedProcess(AppProcess):
             names = ", ".join(pool.name for pool in message.pools)
             self._fail_setup(f"the application has the pools {names}: say which one with --pool")
 
-    def _describe_end(self, exit: Exit) -> str:
+    def _exit_words(self, exit: Exit) -> str:
         return "the worker's connection ended"
 
-    def _never_started(self) -> None:
-        super()._never_started()
-        self._connection.close()
+    def _stop_unstarted(self) -> bool:
+        if not self._link.is_started:
+            self._connection.close()
+        return super()._stop_unstarted()

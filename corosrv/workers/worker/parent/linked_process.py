@@ -75,6 +75,19 @@ class ProcessListener(Protocol[ControlIn_contra, LaneIn_contra]):
         """Takes note of the end, once all messages were handled. `fault`: why the process was killed, or empty."""
 
 
+class ControlListener(ProcessListener[ControlIn, LaneIn]):
+    """The listener of a process that needs no lanes."""
+
+    def on_lane(self, lane: int, message: LaneIn, n_bytes: int) -> None:
+        """Does nothing."""
+
+    def wait_for_room(self, lane: int) -> None:
+        """Returns at once."""
+
+    def on_lane_broken(self, lane: int, fault: str) -> None:
+        """Does nothing."""
+
+
 class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
     """Owns the process, the channels and the greenlets that read them. Belongs to the thread of one hub."""
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Generic, Protocol
 
 import gevent
 
 from corosrv.base.errors import ChannelClosed
-from corosrv.contracts.jobs.setup import NEXT, Setup, WorkerState, check_move
+from corosrv.contracts.jobs.setup import Setup, WorkerState
 from corosrv.workers.wire.codec import Codec
 from corosrv.workers.wire.messages import Lanes
-from corosrv.workers.worker.parent.linked_process import ControlIn, ControlOut, LinkedProcess
+from corosrv.workers.worker.parent.linked_process import ControlIn, ControlOut
 from corosrv.workers.worker.parent.process import Exit
 from corosrv.workers.worker.parent.slots import Call, LaneIn, LaneOut, Slots
+from corosrv.workers.worker.parent.supervised import ServingProcess
 
 log = logging.getLogger("corosrv.worker")
 
@@ -38,13 +39,16 @@ class ProcessConfig(Protocol):
     def cwd(self) -> str | None: ...
 
 
-class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
+class WorkerProcess(
+    ServingProcess[ControlOut | Lanes, ControlIn, LaneOut, LaneIn],
+    Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call],
+):
     """Owns the process, its slots and their permits. Belongs to the thread of the hub that it was started on.
 
     What the messages of a kind of worker are and mean, its subclass says: one for predictors, and one for apps.
     """
 
-    _state_level = logging.INFO  # of the line of log for each change of state
+    _stopped = "server shut down"
 
     def __init__(
         self,
@@ -55,32 +59,16 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
         takes_fds: bool = False,
     ) -> None:
         """`takes_fds`: descriptors may come with the messages of lanes."""
+        super().__init__(control, lane, takes_fds=takes_fds)
         self._process_config = config
-        self.state = WorkerState.STARTING
-        self.reason = ""  # why it is SETUP_FAILED, DRAINING, DEFUNCT or STOPPED
         self.setup = Setup()
         self._slots: Slots[LaneOut, LaneIn, Call] | None = None
-        self._link = LinkedProcess(self, control, lane, takes_fds=takes_fds)
-        self._listeners: list[Callable[[], None]] = []
         self._last_words = ""  # why it said that it would abort
-        self._is_stopping = False
-        self._stop_reason = ""
         self._starting: gevent.Greenlet | None = None
-        self._setup_timer: Any = None
 
     @property
     def name(self) -> str:
-        """The name of the worker in sentences of the log."""
         return "the worker"
-
-    @property
-    def pid(self) -> int | None:
-        """The process's id; None before it was started."""
-        return self._link.pid if self._link.is_started else None
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` after each change of state and each poisoned slot; it must not wait."""
-        self._listeners.append(listener)
 
     # Start and set-up.
 
@@ -88,7 +76,7 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
         """Starts the process and its set-up in a greenlet. Never waits."""
         self.setup.start()
         self._starting = gevent.spawn(self._start)
-        self._limit_setup()
+        self._begin_limit()
 
     def _start(self) -> None:
         try:
@@ -112,17 +100,11 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
     def _setup_timeout(self) -> float | None:
         """The seconds that the set-up may take; None: no limit."""
 
-    def _limit_setup(self, used: float = 0.0) -> None:
+    def _begin_limit(self, used: float = 0.0) -> None:
         """Begins the time of the set-up, of which `used` seconds are over."""
-        self._unlimit_setup()
         if seconds := self._setup_timeout:
-            self._setup_timer = gevent.get_hub().loop.timer(max(seconds - used, 0.0))
-            self._setup_timer.start(self._fail_setup, f"the set-up timed out after {seconds:g} s")
-
-    def _unlimit_setup(self) -> None:
-        if self._setup_timer is not None:
-            self._setup_timer.close()
-            self._setup_timer = None
+            fault = f"the set-up timed out after {seconds:g} s"
+            self._limit_setup(max(seconds - used, 0.0), self._fail_setup, fault)
 
     @property
     def _is_set_up_on_time(self) -> bool:
@@ -151,10 +133,6 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
         return True
 
     # What the process says.
-
-    @abstractmethod
-    def on_control(self, message: ControlIn) -> None:
-        """Handles a control message. Raises WireError for an invalid one: the process is killed."""
 
     def on_lane(self, lane: int, message: LaneIn, n_bytes: int) -> None:
         assert self._slots is not None
@@ -186,19 +164,14 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
 
     # The end.
 
-    def kill(self) -> None:
-        """Ends the process and all of its group now. Does not wait for it."""
-        self._is_stopping = True
-        if self._link.is_started:
-            self._link.kill()
-        else:
-            self._never_started()
+    def kill(self, fault: str = "") -> None:
+        super().kill(fault)
+        self._stop_unstarted()
 
-    def _never_started(self) -> None:
-        if self._starting is not None:
+    def _stop_unstarted(self) -> bool:
+        if not self._link.is_started and self._starting is not None:
             self._starting.kill(block=False)
-        if self.state is WorkerState.STARTING:
-            self._stopped()
+        return super()._stop_unstarted()
 
     def _lose(self, reason: str) -> None:
         """Gives up a process that is of no use any more, and fails what runs there at once."""
@@ -207,45 +180,25 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
             self._link.kill()
 
     def on_end(self, exit: Exit, fault: str) -> None:
-        error = ": ".join(filter(None, (self._describe_end(exit), fault or self._last_words)))
-        if not NEXT[self.state]:
-            return
-        if self._is_stopping:
-            self._stopped()
-        elif self.state is WorkerState.STARTING:
-            self._fail_setup(error)
+        if self.state is WorkerState.STARTING and not self._is_stopping:
+            self._fail_setup(self._describe_end(exit, fault))
         else:
-            self._enter(WorkerState.DEFUNCT, error)
+            super().on_end(exit, fault)
 
-    def _describe_end(self, exit: Exit) -> str:
+    def _describe_end(self, exit: Exit, fault: str) -> str:
+        return ": ".join(filter(None, (self._exit_words(exit), fault or self._last_words)))
+
+    def _exit_words(self, exit: Exit) -> str:
         return f"the worker crashed with {exit}"
 
-    def _stopped(self) -> None:
+    def _enter_stopped(self) -> None:
         if self.state is WorkerState.STARTING:
             self.setup.fail("the server was stopped")
-        self._enter(WorkerState.STOPPED, self._stop_reason or "server shut down")
-
-    def _enter(self, state: WorkerState, reason: str = "") -> None:
-        check_move(self.state, state)
-        self.state = state
-        self.reason = reason
-        self._unlimit_setup()
-        if not NEXT[state]:
-            self._on_over(reason)
-        log.log(self._state_level, "%s is %s%s", self.name, state.value, reason and f": {reason}")
-        self._notify()
+        super()._enter_stopped()
 
     def _on_over(self, reason: str) -> None:
-        """Fails whatever waits for the process, which is of no use any more."""
         if self._slots is not None:
             self._slots.poison_all(reason)
-
-    def _notify(self) -> None:
-        for listener in self._listeners:
-            try:
-                listener()
-            except Exception:  # the other listeners have to hear of it
-                log.exception("a listener to the worker's state failed")
 
     def _send(self, message: ControlOut) -> None:
         with contextlib.suppress(ChannelClosed):  # then its end is near, and says what is to be said

@@ -13,7 +13,6 @@ from corosrv.dialects.kserve.grpc import guard, protocol
 from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.messages import MAX_CALLS
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
-from corosrv.workers.worker.parent.asks import end_of
 from tests.dialects.kserve.grpc.client import Stub, infer_request, status, talk
 from tests.dialects.kserve.grpc.conftest import serving
 from tests.support.function_worker import FunctionWorker
@@ -44,8 +43,9 @@ TABLE = [
 def test_every_error_has_its_code_its_words_and_its_pause(error: CorosrvError, code: grpc.StatusCode) -> None:
     pause = () if error.retry_after is None else (("grpc-retry-pushback-ms", str(1000 * error.retry_after)),)
 
-    for found in (guard.of_error(error), guard.of_end(end_of(1, None, error))):
-        assert (found.code, found.text, found.trailing) == (code, str(error), pause)
+    found = guard.of_error(error)
+
+    assert (found.code, found.text, found.trailing) == (code, str(error), pause)
 
 
 def test_each_kind_of_error_has_a_code() -> None:

@@ -9,6 +9,7 @@ import pytest
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, CallEnd
 from corosrv.workers.wire.descriptors import MIN_ATTACHED
+from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from tests.support.app_child import AppChildProcess, number
 
@@ -30,8 +31,8 @@ def answer(child: AppChildProcess, slot: int, ask: Ask, *tensors: Tensor, **opti
         child.lanes[slot].send(message, packing.fds())
 
 
-def end(child: AppChildProcess, slot: int, ask: Ask, *error: Any) -> None:
-    child.lanes[slot].send(AskEnd(ask.number, "other", "7", *error))
+def end(child: AppChildProcess, slot: int, ask: Ask, fault: Fault | None = None) -> None:
+    child.lanes[slot].send(AskEnd(ask.number, "other", "7", fault))
 
 
 def n(value: int) -> Tensor:
@@ -107,7 +108,7 @@ def test_an_error_is_raised_by_its_kind(child: AppChildProcess, name: str, statu
     child.send(name, [])
 
     ask, _ = hear_ask(child, slot)
-    end(child, slot, ask, status, kind, None, "m")
+    end(child, slot, ask, Fault("m", status, kind))
 
     assert child.hear(slot)[0].parameters == [{"error": error}]
 
@@ -121,7 +122,7 @@ def test_an_error_that_nobody_catches_is_the_handlers(
     child.send(name, [])
 
     ask, _ = hear_ask(child, slot)
-    end(child, slot, ask, 404, kind, None, "m")
+    end(child, slot, ask, Fault("m", 404, kind))
 
     assert child.hear(slot)[0].failure.kind == failure
 
@@ -187,7 +188,7 @@ def test_a_stream_that_is_closed_is_cancelled(child: AppChildProcess, name: str)
     child.hear_message(slot)
 
     assert child.hear_message(slot) == AskCancel(ask.number)
-    end(child, slot, ask, 499, "client gone", None, "late")
+    end(child, slot, ask, Fault("late", 499, "client gone"))
     assert isinstance(child.hear_rest(slot).end, CallEnd)
 
 
@@ -203,7 +204,7 @@ def test_a_cancel_ends_what_the_handler_asked_for(
     child.cancel(id, slot, is_deadline=is_deadline)
 
     assert child.hear_message(slot) == AskCancel(ask.number)
-    end(child, slot, ask, 499, "client gone", None, "cancelled")
+    end(child, slot, ask, Fault("cancelled", 499, "client gone"))
     assert child.hear_rest(slot).failure.kind == kind
 
 

@@ -553,7 +553,8 @@ def ask(call: ScriptedCall) -> None:
     call.send(m.Ask(1, m.WireRequest(), model=call.parameters["model"], budget_us=call.parameters.get("budget_us")))
     while not isinstance(message := call.lane.receive(), m.AskEnd):
         call.give(number=message.number)
-    call.give(status=message.status, kind=message.error_kind, message=message.message)
+    fault = message.fault
+    call.give(status=fault and fault.status, kind=fault and fault.kind, message=fault and fault.message)
     call.end()
 
 

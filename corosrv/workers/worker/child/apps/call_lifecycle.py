@@ -14,9 +14,9 @@ from corosrv.base.errors import BadFrame, InvalidTensor, OutputFailed, ProtocolE
 from corosrv.contracts.jobs.setup import LogLine
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire.calls import CallEnd, CallFailure, CallOutputs, CancelCall, RunCall
+from corosrv.workers.wire.faults import failure_kind
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.worker.app.context import AsyncContext, Context
-from corosrv.workers.worker.app.errors import failure_kind
 from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse
 from corosrv.workers.worker.app.pools import BoundHandler
 from corosrv.workers.worker.app.signal import EndSignal

@@ -16,7 +16,7 @@ from corosrv.workers.wire.tensors import TensorPacking
 from corosrv.workers.worker.app.context import OutgoingCall
 from corosrv.workers.worker.app.messages import ModelInferResponse
 from corosrv.workers.worker.app.objects import ObjectReply, Objects
-from corosrv.workers.worker.app.signal import EndSignal, error_of
+from corosrv.workers.worker.app.signal import EndSignal
 from corosrv.workers.worker.child.apps.lane_asks import AppLane, AskAnswer, LaneAsks, MakeMessage, OpenAsk
 
 
@@ -64,16 +64,11 @@ def response_of(answer: AskAnswer, signal: EndSignal) -> ModelInferResponse | No
         return ModelInferResponse(
             tensors, message.parameters, message.is_final, model_name=message.model, model_version=message.version
         )
-    if not message.status:
+    if message.fault is None:
         return None
     if signal.is_set:
         signal.check()
-    raise error_of(message.status, message.error_kind, message.message, message.code, retry_after_of(message))
-
-
-def retry_after_of(message: object) -> int | None:
-    value = getattr(message, "retry_after", None)  # an ObjectAnswer has none
-    return value if isinstance(value, int) else None
+    raise message.fault.error()
 
 
 Arrival = tuple[RunCall, tuple[int, ...]]  # with its descriptors
