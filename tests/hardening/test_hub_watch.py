@@ -27,6 +27,28 @@ def health():
     return {"status": "ok"}
 
 
+@application.get("/turns")
+def take_turns():
+    # Keeps the hub's own greenlet busy for longer, in pieces between which it polls.
+    import gevent.event
+
+    over, began = gevent.event.Event(), time.thread_time()
+
+    def work():
+        piece = time.thread_time()
+        while time.thread_time() - piece < 0.01:
+            pass
+        if time.thread_time() - began < 0.3:
+            timer.start(work)
+        else:
+            over.set()
+
+    timer = gevent.get_hub().loop.timer(0.0)
+    timer.start(work)
+    over.wait()
+    return "done"
+
+
 @application.get("/busy")
 def be_busy():
     began = time.thread_time()
@@ -101,6 +123,9 @@ def test_a_server_that_is_held_is_found_and_named(start: Servers, tmp_path: Path
     (tmp_path / "busy_app.py").write_text(BUSY_APP)
     server = start.start(*GUNICORN, "--chdir", str(tmp_path), "-b", "127.0.0.1:0", "busy_app")
 
+    assert server.get("/turns") == (200, "done")
+    assert server.get("/health")[0] == 200
+    assert hub_watch.findings() == []
     assert server.get("/busy") == (200, "done")
 
     found = eventually(lambda: "".join(hub_watch.findings()), what="a finding")

@@ -50,6 +50,7 @@ class HubWatch:
         self._collection_began = 0.0
         self._seen = ""
         self._ticks: _Ticks | None = None
+        self._turns: Any = None  # tells when the hub has polled its sockets, and others could run
 
     def start(self) -> None:
         self.begin()
@@ -59,6 +60,8 @@ class HubWatch:
 
     def stop(self) -> None:
         greenlet.settrace(None)
+        if self._turns is not None:
+            self._turns.close()
         gc.callbacks.remove(self._on_collection)
         if self._ticks is not None:
             self._ticks.stop()
@@ -83,6 +86,10 @@ class HubWatch:
 
     def _on_switch(self, event: str, greenlets: tuple[Any, Any]) -> None:
         self.end(greenlets[0])
+        if self._turns is None and type(greenlets[1]).__name__ == "Hub":
+            hub = greenlets[1]
+            self._turns = hub.loop.prepare(ref=False)
+            self._turns.start(self.end, hub)
 
     def _on_tick(self, number: int, frame: FrameType | None) -> None:
         if self._ticks is not None:
