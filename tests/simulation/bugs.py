@@ -20,12 +20,13 @@ ROOT = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """Replaces `old` by `new` in a module; `world` finds it."""
+    """Replaces `old` by `new` in a module; `world` finds it, and the tests begin with a seed that does."""
 
     world: str
     module: str
     old: str
     new: str
+    seed: int = 1
 
     @property
     def path(self) -> Path:
@@ -64,6 +65,7 @@ BUGS = {
         "pool", "corosrv.workers.dispatch.lives",
         "n_attempts < MAX_ATTEMPTS",
         "n_attempts <= MAX_ATTEMPTS",
+        seed=3,
     ),
     "deadlines do not ring": Bug(
         "pool", "corosrv.workers.dispatch.lives",
@@ -74,16 +76,19 @@ BUGS = {
         "pool", "corosrv.fleet.upstreams.breaker",
         "        if is_trial and self._state is BreakerState.TRYING:",
         "        if False:",
+        seed=6,
     ),
     "a call that was given up runs on": Bug(
         "pool", "corosrv.workers.dispatch.handover",
         "if self._running is not None and self._n_running:",
         "if False:",
+        seed=2,
     ),
     "a removed upstream keeps its connections": Bug(
         "pool", "corosrv.fleet.upstreams.connections",
         "if self._is_closed or len(self._idle) >= self.max_idle:",
         "if len(self._idle) >= self.max_idle:",
+        seed=15,
     ),
     "nobody hears that an upstream runs nothing": Bug(
         "pool", "corosrv.fleet.upstreams.upstream",
@@ -94,6 +99,7 @@ BUGS = {
         "pool", "corosrv.contracts.jobs.buffered",
         "        self._n_bytes = 0\n        if self._room is not None:",
         "        self._n_bytes = 0\n        if False:",
+        seed=9,
     ),
     "the breaker opens and tells no time": Bug(
         "pool", "corosrv.fleet.upstreams.upstream",
@@ -119,11 +125,13 @@ BUGS = {
         "workers", "corosrv.workers.worker.parent.app_watch",
         "return now - self._renewed >= self._lease",
         "return False",
+        seed=9,
     ),
     "a handler that hangs keeps its slot": Bug(
         "workers", "corosrv.workers.worker.parent.app_watch",
         "return should_end_at is not None and now - max(should_end_at, self._awake_since) >= self._hang_grace",
         "return False",
+        seed=2,
     ),
     "a cancel is not sent": Bug(
         "workers", "corosrv.workers.worker.parent.app_call",
@@ -140,11 +148,13 @@ BUGS = {
         "workers", "corosrv.workers.manager.worker_pool",
         "        self._dispatcher.add_host(worker)",
         "        if place.incarnation % 3:\n            self._dispatcher.add_host(worker)",
+        seed=2,
     ),
     "a worker that drains is ended while calls run": Bug(
         "workers", "corosrv.workers.worker.parent.app_process",
         "if self.state is WorkerState.DRAINING and self.in_flight == 0 and not self._is_stopping:",
         "if self.state is WorkerState.DRAINING and not self._is_stopping:",
+        seed=2,
     ),
     "an answer is kept under no key": Bug(
         "workers", "corosrv.workers.dispatch.lives",
@@ -155,6 +165,7 @@ BUGS = {
         "workers", "corosrv.workers.dispatch.scheduler",
         "            self._timetable.add(ready_at, self._look_again, group)",
         "            pass",
+        seed=4,
     ),
     "an idle worker that fails is said to drain": Bug(
         "workers", "corosrv.workers.worker.parent.app_process",
@@ -175,11 +186,13 @@ BUGS = {
         "fronts", "corosrv.fleet.cluster.queue_scripts",
         "if mark and (fields.i ~= '1' or",
         "if mark and (",
+        seed=8,
     ),
     "an end leaves its entry in the queue": Bug(
         "fronts", "corosrv.fleet.cluster.queue_scripts",
         "local n = drop(KEYS[1], ARGV[1], KEYS[2], KEYS[4])",
         "local n = 0",
+        seed=3,
     ),
     "entries of lost fronts are not claimed": Bug(
         "fronts", "corosrv.fleet.cluster.queue_link",
@@ -190,6 +203,7 @@ BUGS = {
         "fronts", "corosrv.fleet.cluster.script_runner",
         "        if self.is_closed:",
         "        if False:",
+        seed=5,
     ),
 }  # fmt: skip
 
