@@ -203,10 +203,10 @@ def _end_with(worker: Front, server: Server, predictor: PredictionSettings | Non
     if (parts.app is not None or parts.models is not None) and len(context.parts) <= _PARTS_OF_ONE:
         context.on_unstartable = functools.partial(_give_up, server)
     server.on_close_while_loading = _leave
-    if predictor is None:
-        return
     # A terminal interrupts everybody; the master passes on what this process is to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if predictor is None:
+        return
     number = signal.SIGINT if predictor.await_explicit_shutdown else signal.SIGTERM
     context.on_shutdown = lambda: os.kill(worker.ppid, number)
 

@@ -1,22 +1,30 @@
-"""The command line: serve, chat, config, bench, doctor, models, ps, drain, scale, worker, upstream."""
+"""The command line: what each command does with its options."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import ipaddress
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import get_completion_class
 
 from corosrv.base import __version__
 from corosrv.base.errors import CorosrvError, HubMissing, SettingsError
+from corosrv.cli_options import (
+    PORT,
+    PREDICTOR_PORT,
+    CommandGroup,
+    SectionedGroup,
+    SectionedHelp,
+    fail,
+    serve_options,
+    setting_options,
+)
 from corosrv.client.bench.command import bench
 from corosrv.client.chat import chat
 from corosrv.contracts import settings
@@ -27,7 +35,6 @@ from corosrv.contracts.settings import (
     ServerSettings,
     Settings,
     effective,
-    model_list,
     sources,
 )
 from corosrv.contracts.settings.effective import EffectiveSetting, SettingGroup
@@ -40,12 +47,8 @@ from corosrv.models.hub.commands import pull_model, remove_model
 from corosrv.web.http import worker_watch
 from corosrv.web.management import commands
 
-CONNECTIONS = 10_000
-PORT = 8080
-PREDICTOR_PORT = 5000  # where clients of Cog's server look for one
 
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="corosrv")
 def main() -> None:
     """A cooperative model server: one OS thread, thousands of open streams."""
@@ -55,156 +58,7 @@ for command in (bench, chat, commands.ps, commands.drain, commands.scale, comman
     main.add_command(command)
 
 
-def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes an option of every setting of these parts, in their order."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for part in reversed(parts):
-            for field in reversed(fields(part)):
-                command = _option(field, sources.kinds(part)[field.name])(command)
-        config = click.option(
-            "--config", type=click.Path(path_type=Path), help="TOML or JSON file with settings by these names"
-        )
-        return config(_negations(_hub_options(command)) if ModelSettings in parts else command)
-
-    return decorate
-
-
-def _negations(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds flags without a value that switch settings off."""
-
-    @functools.wraps(command)
-    def with_settings(*arguments: Any, **more: Any) -> Any:
-        for flag, name in _NEGATIONS.items():
-            if more.pop(flag):
-                more[name] = False
-        return command(*arguments, **more)
-
-    for flag, name in _NEGATIONS.items():
-        words = f"the same as --{name.replace('_', '-')} 0"
-        flags = ["--" + flag.replace("_", "-"), *_SHORT.get(flag, ())]
-        with_settings = click.option(*flags, flag, is_flag=True, help=words)(with_settings)
-    return with_settings
-
-
-def _hub_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds llama-server's flags for models of a hub, which stand for settings."""
-
-    @functools.wraps(command)
-    def with_settings(*arguments: Any, hf_repo: str | None, hf_file: str | None, **more: Any) -> Any:
-        if hf_repo is not None:
-            if more.get("model") is not None:
-                _fail("--hf-repo and --model name a model each: several are --model NAME=hf:OWNER/REPO:Q4_K_M")
-            more["model"] = _hub_model(hf_repo, hf_file)
-        elif hf_file is not None:
-            _fail("--hf-file names a file of a repository: add --hf-repo OWNER/REPO")
-        return command(*arguments, **more)
-
-    for option in (
-        click.option("-hff", "--hf-file", help="file of that repository, instead of a quantisation"),
-        click.option("-hf", "-hfr", "--hf-repo", help="OWNER/REPO:Q4_K_M, the same as --model hf:OWNER/REPO:Q4_K_M"),
-    ):
-        with_settings = option(with_settings)
-    return with_settings
-
-
-def _hub_model(repo: str, file: str | None) -> str:
-    if file is None:
-        return model_list.HUB + repo.removeprefix(model_list.HUB)
-    name = model_list.parse_hub_name(repo)
-    revision = "" if name.revision == "main" else f"@{name.revision.replace('/', '%2F')}"
-    return f"{model_list.HUB}{name.repo}{revision}/{file}"
-
-
-def _option(field: Field[Any], kind: type) -> Callable[..., Any]:
-    flags = ["--" + field.name.replace("_", "-"), *_SHORT.get(field.name, ())]
-    text = f"{field.metadata['help']} [{sources.PREFIX}{field.name.upper()}; {field.default!r}]"
-    more: dict[str, Any] = {}
-    if (join := _JOINERS.get(field.name)) is not None:
-        more = {"multiple": True, "callback": _joined(join)}
-    if kind is bool:  # a flag alone is true, as if 1 stood behind it
-        more = {"is_flag": False, "flag_value": True}
-    elif field.name in _ALONE:
-        more = {"is_flag": False, "flag_value": _ALONE[field.name]}
-    return click.option(*flags, field.name, type=click.BOOL if kind is bool else kind, default=None, help=text, **more)
-
-
-# Other flags of settings; most are llama-server's.
-_SHORT = {
-    "workers": ("-w",),
-    "peers": ("--peer",),
-    "model": ("-m",),
-    "model_alias": ("-a", "--alias"),
-    "ctx": ("-c", "--ctx-size"),
-    "slots": ("-np", "--parallel"),
-    "threads": ("-t",),
-    "n_predict": ("-n", "--predict"),
-    "api_keys": ("--api-key",),
-    "gpu_layers": ("-ngl", "--n-gpu-layers"),
-    "device": ("-dev",),
-    "split_mode": ("-sm",),
-    "tensor_split": ("-ts",),
-    "main_gpu": ("-mg",),
-    "flash_attn": ("-fa",),
-    "cache_type_k": ("-ctk",),
-    "cache_type_v": ("-ctv",),
-    "kv_unified": ("-kvu",),
-    "no_kv_unified": ("-no-kvu",),
-    "hf_token": ("-hft",),
-    "batch": ("-ub", "--ubatch-size", "-b", "--batch-size"),
-}
-
-
-# Flags that switch a setting off.
-_NEGATIONS = {"no_mmproj": "mmproj_auto", "no_context_shift": "context_shift", "no_kv_unified": "kv_unified"}
-
-# What a flag without a value says.
-_ALONE = {"flash_attn": "on"}
-
-# Settings whose flag may be given several times, and what makes one text of them, as the environment has it.
-_JOINERS: dict[str, Callable[[Sequence[str]], str]] = {
-    "model": model_list.join,
-    "upstream": " ".join,
-    "peers": " ".join,
-}
-
-
-def _joined(join: Callable[[Sequence[str]], str]) -> Callable[..., str | None]:
-    def callback(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> str | None:
-        return join(texts) if texts else None
-
-    return callback
-
-
-def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the application to serve, where to listen, and all settings."""
-    options = (
-        click.argument("app", required=False),
-        click.option(
-            "--host", default="127.0.0.1", show_default=True, help="address to listen on, or several with commas"
-        ),
-        click.option(
-            "--port",
-            "-p",
-            type=click.IntRange(0, 65535),
-            help=f"[{PORT}; of a predictor alone $PORT, else {PREDICTOR_PORT}]",
-        ),
-        click.option(
-            "--connections",
-            default=CONNECTIONS,
-            show_default=True,
-            type=click.IntRange(1),
-            help="clients connected at once, per process",
-        ),
-        click.option("--open", "is_open", is_flag=True, help="allow other machines to connect without an API key"),
-        setting_options(*PARTS),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-@main.command()
+@main.command(cls=SectionedHelp)
 @serve_options
 def serve(
     app: str | None,
@@ -232,20 +86,20 @@ def serve(
     if grpc_port := chosen.kserve.grpc_port:
         grpc_host = chosen.kserve.grpc_host or hosts[0]
         if fault := worker_watch.fault(grpc_host, grpc_port):
-            _fail(f"{grpc_host}:{grpc_port} cannot be listened on for gRPC: {fault}; choose with --grpc-port")
+            fail(f"{grpc_host}:{grpc_port} cannot be listened on for gRPC: {fault}; choose with --grpc-port")
     listening = [*hosts, chosen.kserve.grpc_host or hosts[0]]
     if not is_open and not chosen.server.keys and not all(map(_is_loopback, listening)):
         for name in listening:
             if (reason := worker_watch.unresolvable(name)) is not None:
-                _fail(f"no address is known for the host {name} ({reason}): correct --host, such as 127.0.0.1")
-        _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or add --open if everybody may use this server")
+                fail(f"no address is known for the host {name} ({reason}): correct --host, such as 127.0.0.1")
+        fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or add --open if everybody may use this server")
     if chosen.peer is not None and not chosen.peer.replica_id:
         overrides["replica_id"] = new_replica_id()  # here, so that all processes have the same
     workers = chosen.processes
     if chosen.predictor is not None and workers > 1:
-        _fail("predictions run in one process: --workers must be 1 with --predictor")
+        fail("predictions run in one process: --workers must be 1 with --predictor")
     if chosen.upstream is not None and workers > 1 and chosen.cluster is None:
-        _fail(
+        fail(
             "requests for upstreams queue in one process: --workers must be 1 with --upstream and --elastic, unless "
             "COROSRV_REDIS_URL is set, through which several share their queue"
         )
@@ -272,11 +126,11 @@ def _default_port(served: Settings) -> int:
         return PORT
     text = os.environ.get("PORT") or str(PREDICTOR_PORT)
     if not text.isdecimal() or int(text) > 65535:
-        _fail(f"PORT must be from 0 to 65535, not {text!r}")
+        fail(f"PORT must be from 0 to 65535, not {text!r}")
     return int(text)
 
 
-@main.command("config")
+@main.command("config", cls=SectionedHelp)
 @click.option("--all", "is_all", is_flag=True, help="also the settings that have their defaults")
 @click.option(
     "--format",
@@ -312,7 +166,7 @@ def show_config(
         if chosen.upstream is not None:
             parse_all(chosen.upstream.urls)
     except SettingsError as error:
-        _fail(str(error))
+        fail(str(error))
     groups = effective.effective_groups(raw, chosen)
     if form == "text":
         options = {"host": host, "port": _default_port(chosen) if port is None else port}
@@ -345,7 +199,7 @@ def _fit(model: ModelSettings) -> ModelSettings:
     return fitted.settings if fitted.words or model.is_synthetic else model  # else its file is not known yet
 
 
-@main.command()
+@main.command(cls=SectionedHelp)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", "-p", default=8080, show_default=True, type=click.IntRange(1, 65535))
 @setting_options(ModelSettings, HubSettings, ServerSettings)
@@ -374,7 +228,21 @@ def top(url: str, api_key: str, once: bool) -> None:
     run(url, api_key, is_single=once)
 
 
-@main.group(invoke_without_command=True)
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), required=False)
+def completion(shell: str | None) -> None:
+    """Print what makes a shell complete commands and options: eval "$(corosrv completion bash)".
+
+    Without SHELL it is the one of $SHELL.
+    """
+    name = shell or Path(os.environ.get("SHELL", "bash")).name
+    completer = get_completion_class(name)
+    if completer is None:
+        fail(f"the shell {name} cannot be completed for: say corosrv completion bash, zsh or fish")
+    click.echo(completer(main, {}, "corosrv", "_COROSRV_COMPLETE").source())
+
+
+@main.group(cls=SectionedGroup, invoke_without_command=True)
 @setting_options(ModelSettings, HubSettings, ServerSettings)
 @click.pass_context
 def models(context: click.Context, /, config: Path | None, **overrides: Any) -> None:
@@ -397,10 +265,10 @@ def _check_files(model: ModelSettings) -> None:
     if model.is_hub:
         library.check_installed()
     elif not model.is_synthetic and not Path(model.model).is_file():
-        _fail(f"the model file {model.model} {flaw_of(Path(model.model))}")
+        fail(f"the model file {model.model} {flaw_of(Path(model.model))}")
     for path, _ in model.adapters:
         if not Path(path).is_file():
-            _fail(f"the LoRA adapter {path} does not exist: give the paths of GGUF files with --lora")
+            fail(f"the LoRA adapter {path} does not exist: give the paths of GGUF files with --lora")
 
 
 def _describe(model: ModelSettings) -> str:
@@ -417,12 +285,7 @@ def _load(config: Path | None, overrides: dict[str, Any]) -> Settings:
     try:
         return settings.load(overrides, file=config)
     except SettingsError as error:
-        _fail(str(error))
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"corosrv: {message}", err=True)
-    sys.exit(1)
+        fail(str(error))
 
 
 def _hand_down(config: Path | None, overrides: dict[str, Any]) -> None:
@@ -457,7 +320,7 @@ def run_main() -> None:
     try:
         main()
     except CorosrvError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 if __name__ == "__main__":

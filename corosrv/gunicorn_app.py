@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.util import parse_address
 
+from corosrv.base import __version__
 from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings as settings_module
 from corosrv.contracts.settings import Settings
@@ -43,13 +45,19 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
 
 
 def when_ready(arbiter: Any) -> None:
-    """gunicorn's hook in the master: a second SIGTERM ends it quickly, as a second SIGINT does. gunicorn drops it.
+    """gunicorn's hook in the master: says what is served and where, and how it is stopped.
 
-    Where a predictor is served the first SIGINT is as gentle as a SIGTERM, which may not count at all. A pause of the
-    machine is no reason to kill a worker.
+    A first SIGTERM or SIGINT lets running answers end, a second one ends the server quickly; gunicorn drops a second
+    SIGTERM. Where a predictor is served, SIGTERM may not count at all. A pause of the machine is no reason to kill a
+    worker.
     """
     arbiter.murder_workers = WorkerWatch(arbiter).kill_hung
-    predictor = settings_module.load_predictor()
+    settings = settings_module.load()
+    urls = [_url(listener.getsockname()) for listener in arbiter.LISTENERS]
+    if sys.stderr.isatty():
+        print(start_screen(settings, urls), file=sys.stderr)
+    else:
+        arbiter.log.info("corosrv %s serves %s on %s", __version__, ", ".join(_served(settings)), ", ".join(urls))
     n_stops = itertools.count()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -60,11 +68,60 @@ def when_ready(arbiter: Any) -> None:
             arbiter.kill_workers(signal.SIGQUIT)  # told here: what arrives along with the first, gunicorn forgets
 
     _hold_stops_while_forking()
-    signal.signal(signal.SIGTERM, stop)
-    if predictor is not None:
-        signal.signal(signal.SIGINT, stop)
-        if predictor.await_explicit_shutdown:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    if settings.predictor is not None and settings.predictor.await_explicit_shutdown:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def start_screen(settings: Settings, urls: Sequence[str]) -> str:
+    """Describes a server for whoever has started it: what it serves, where, and what to type next."""
+    url = urls[0] if urls else ""
+    dialects = "OpenAI's and Anthropic's; Ollama's below /api, llama.cpp's below /"
+    speaks_models = bool(settings.models) or settings.upstream is not None
+    rows = [("page", f"{url}/", "chat, and the live picture")] if settings.server.page else []
+    if speaks_models:
+        rows.append(("API", f"{url}/v1", dialects))
+    if settings.kserve.v2 and (settings.models or settings.app is not None):
+        rows.append(("v2", f"{url}/v2", "KServe's protocol"))
+    if settings.kserve.grpc_port:
+        rows.append(("gRPC", f"{settings.kserve.grpc_host or '127.0.0.1'}:{settings.kserve.grpc_port}", "the same"))
+    if settings.predictor is not None:
+        rows.append(("API", f"{url}/predictions", "Cog's"))
+    rows.append(("docs", f"{url}/docs", "every route, to try"))
+    if settings.server.metrics:
+        rows.append(("metrics", f"{url}/metrics", "for Prometheus"))
+    width = max(len(address) for _, address, _ in rows)
+    lines = [f"corosrv {__version__} serves {', '.join(_served(settings))}", ""]
+    lines += [f"  {name:8} {address:{width}}  {words}" for name, address, words in rows]
+    lines += [f"  {'also':8} {other}" for other in urls[1:]]
+    if speaks_models:
+        key = " -H 'Authorization: Bearer KEY'" if settings.server.keys else ""
+        body = '{"messages": [{"role": "user", "content": "Name three rivers."}], "max_tokens": 50}'
+        lines += ["", f"  curl {url}/v1/chat/completions{key} -d '{body}'"]
+    lines += ["", f"  Ctrl-C lets running answers end for {settings.server.drain_s:g} s; twice ends at once.", ""]
+    return "\n".join(lines)
+
+
+def _served(settings: Settings) -> Iterator[str]:
+    """Names what a server serves."""
+    for model in settings.models:
+        yield f"{model.names[0]} ({model.file})" if model.file else model.names[0]
+    if settings.predictor is not None:
+        yield f"the predictor {settings.predictor.predictor}"
+    if settings.app is not None:
+        yield f"the application {settings.app.worker_app}" if settings.app.worker_app else "workers that join"
+    if settings.upstream is not None:
+        yield f"{len(settings.upstream.urls)} upstreams"
+    if settings.peer is not None:
+        yield f"what {len(settings.peer.urls)} peers have"
+
+
+def _url(address: Any) -> str:
+    if not isinstance(address, tuple):
+        return f"unix:{address}"
+    host, port = address[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _hold_stops_while_forking() -> None:

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import corosrv
-from corosrv import cli
+from corosrv import cli, gunicorn_app
 from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings
-from corosrv.contracts.settings import ModelSettings, ServerSettings
+from corosrv.contracts.settings import ModelSettings, ServerSettings, sources
 
 FRONT = "corosrv.web.http.front.Front"
 
@@ -43,11 +43,84 @@ def test_the_version_is_the_package_s():
 
 @pytest.mark.parametrize("command", ["serve", "config", "doctor", "models"])
 def test_every_setting_is_an_option_with_its_variable(command):
-    words = " ".join(run(command, "--help").output.split())
+    words = " ".join(run(command, "--help-all").output.split())
 
     for field in (*fields(ModelSettings), *fields(ServerSettings)):
         assert re.search(rf"--{field.name.replace('_', '-')}[ ,]", words)  # a comma where it has other flags as well
         assert f"COROSRV_{field.name.upper()}" in words.replace(" ", "")
+
+
+@pytest.mark.parametrize("command", ["serve", "config", "doctor", "models"])
+def test_help_shows_few_options_and_help_all_every_one_once(command):
+    few, every = (run(command, flag).output for flag in ("--help", "--help-all"))
+
+    assert "--slots" in few
+    assert "--grammar-depth" not in few
+    assert len(re.findall(r"^  -", few, re.MULTILINE)) <= 16  # with --help, --help-all, and two of config's own
+    assert len(re.findall(r"^ .*--slots,", every, re.MULTILINE)) == 1
+
+
+def test_help_all_says_what_is_decided_where():
+    sections = re.findall(r"^(\S.*):$", run("serve", "--help-all").output, re.MULTILINE)
+
+    assert sections[:4] == ["Options", "Listening", "Flags that switch a setting off", "Models of a hub"]
+    assert {"Model", "Slots, memory and steps", "Who may call", "Predictor", "Upstreams", "Peers"} < set(sections)
+
+
+def test_no_section_of_settings_is_long():
+    lengths = {section.title: len(section.fields) for part in settings.PARTS for section in sources.sections(part)}
+
+    assert {title: n for title, n in lengths.items() if n > 20} == {}
+    assert sum(lengths.values()) == sum(len(fields(part)) for part in settings.PARTS)
+
+
+def test_every_command_has_its_place_in_the_help():
+    listed = [name for names in cli.CommandGroup.sections.values() for name in names]
+
+    assert sorted(listed) == sorted(cli.main.commands)
+    assert "Operate a server:" in run("--help").output
+
+
+@pytest.mark.parametrize(("shell", "word"), [("bash", "complete "), ("zsh", "compdef"), ("fish", "complete ")])
+def test_completion_is_for_each_shell(shell, word):
+    result = run("completion", shell)
+
+    assert result.exit_code == 0
+    assert word in result.output
+    assert "_COROSRV_COMPLETE" in result.output
+
+
+def test_completion_is_for_the_shell_at_hand_or_says_which_there_are(monkeypatch):
+    monkeypatch.setenv("SHELL", "/bin/zsh")
+    assert "compdef" in run("completion").output
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert "bash, zsh or fish" in run("completion").stderr
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words", "absent"),
+    [
+        (
+            {"model": "small=synthetic:", "drain_s": 7},
+            ["serves small\n", "page     http://h:1/ ", "http://h:1/v1 ", "curl http://h:1/v1/chat", "end for 7 s"],
+            ["Bearer", "gRPC", "predictions"],
+        ),
+        ({"model": "synthetic:", "api_keys": "secret", "page": False}, ["Bearer KEY"], ["secret", "page "]),
+        (
+            {"predictor": "predict.py:Predictor", "metrics": False},
+            ["http://h:1/predictions"],
+            ["/v1", "/v2", "metrics"],
+        ),
+        ({"worker_app": "app.py:app", "grpc_port": 9}, ["application app.py:app", "127.0.0.1:9 "], ["curl"]),
+        ({"upstream": "http://a:1 http://b:1"}, ["serves 2 upstreams", "curl"], ["/v2"]),
+    ],
+)
+def test_the_screen_of_a_start_says_what_is_served_and_where(chosen, words, absent):
+    screen = gunicorn_app.start_screen(settings.load(chosen, environ={}), ["http://h:1", "http://[::1]:1"])
+
+    assert [word for word in words if word not in screen] == []
+    assert [word for word in absent if word in screen] == []
+    assert "also     http://[::1]:1" in screen
 
 
 def test_models_shows_the_made_up_one():

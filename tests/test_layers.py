@@ -23,6 +23,7 @@ STOREYS = (
     ("app",),
     ("gunicorn_app",),
     ("doctor",),
+    ("cli_options",),
     ("cli",),
     ("__main__",),
 )

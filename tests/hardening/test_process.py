@@ -215,13 +215,23 @@ def test_h096_a_stop_while_the_worker_is_being_made_is_not_forgotten(start: Serv
 @pytest.mark.parametrize("n", [1, 2])
 def test_h096_an_interrupt_from_a_terminal_leaves_no_traceback(start: Servers, n: int) -> None:
     """It reaches the worker twice: from the terminal, and from the master."""
-    server = start.start(*SERVE)
+    server = start.start(*SERVE, drain_s=1)
     with begin(server, 4000):
         for _ in range(n):
             os.killpg(server.pid, signal.SIGINT)
 
         assert server.wait() == 0
     assert "Traceback" not in server.log
+
+
+def test_h096_the_first_interrupt_from_a_terminal_lets_answers_end(start: Servers) -> None:
+    server = start.start(*SERVE, drain_s=20)
+    with begin(server, 40) as stream:
+        os.killpg(server.pid, signal.SIGINT)
+
+        assert events(b"".join(stream.body(stream.head())))[-1] == "[DONE]"
+    assert server.wait() == 0
+    assert "running answers get 20 s to finish" in server.log
 
 
 def test_h096_a_connection_whose_stream_was_ended_does_not_keep_it(start: Servers) -> None:

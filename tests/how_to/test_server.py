@@ -113,14 +113,14 @@ def test_a_setting_arrives_from_each_of_its_sources(tmp_path):
     recipe.change(
         "corosrv/contracts/settings/server.py",
         (
-            'class ServerSettings:\n    """Settings of a whole server, whatever it serves."""\n',
-            'class ServerSettings:\n    """Settings of a whole server, whatever it serves."""\n\n'
+            'class EndpointSettings:\n    """Settings of which endpoints a server has."""\n',
+            'class EndpointSettings:\n    """Settings of which endpoints a server has."""\n\n'
             '    motto: str = setting("", "text of the header X-Motto", check=MOTTO)\n',
         ),
         (
-            "@dataclass(frozen=True, kw_only=True)\nclass ServerSettings:",
+            "@dataclass(frozen=True, kw_only=True)\nclass EndpointSettings:",
             'MOTTO = Check(str.isascii, "must be ASCII")\n\n\n'
-            "@dataclass(frozen=True, kw_only=True)\nclass ServerSettings:",
+            "@dataclass(frozen=True, kw_only=True)\nclass EndpointSettings:",
         ),
     )
     recipe.change(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings.loading import PARTS, Settings
 from corosrv.contracts.settings.model import ModelSettings
-from corosrv.contracts.settings.sources import PREFIX, RawSettings
+from corosrv.contracts.settings.sources import PREFIX, RawSettings, sections
 
 DEFAULT = "default"
 DERIVED = "derived"  # from other settings
@@ -44,11 +44,15 @@ class SettingGroup(NamedTuple):
 
 
 def effective_groups(raw: RawSettings, settings: Settings) -> list[SettingGroup]:
-    """Returns all settings, one group for each part. `settings` is what assemble() makes of `raw`."""
+    """Returns all settings, one group for each section of a part. `settings` is what assemble() makes of `raw`."""
     parts = {type(part): part for part in vars(settings).values()}
     if not raw.values(ModelSettings).get("model"):  # else what all listed models share, as it was set
         parts |= {type(model): model for model in settings.models}
-    return [SettingGroup(_title(part), list(_effective(part, parts.get(part), raw))) for part in PARTS]
+    return [
+        SettingGroup(section.title, list(_effective(part, section.fields, parts.get(part), raw)))
+        for part in PARTS
+        for section in sections(part)
+    ]
 
 
 def own_groups(
@@ -81,14 +85,10 @@ def without_defaults(groups: Iterable[SettingGroup]) -> list[SettingGroup]:
     return [group for group in kept if group.settings]
 
 
-def _title(part: type) -> str:
-    return part.__name__.removesuffix("Settings").lower()
-
-
-def _effective(part: type, in_use: Any, raw: RawSettings) -> Iterator[EffectiveSetting]:
-    """Yields the settings of a part; `in_use` is the part in effect, None where the server has none of its kind."""
+def _effective(part: type, section: Iterable[Field[Any]], in_use: Any, raw: RawSettings) -> Iterator[EffectiveSetting]:
+    """Yields settings of a part; `in_use` is the part in effect, None where the server has none of its kind."""
     sourced = raw.sourced_values(part)
-    for field in fields(part):
+    for field in section:
         value, source = sourced.get(field.name, (field.default, DEFAULT))
         in_effect = value if in_use is None else getattr(in_use, field.name)
         yield EffectiveSetting(

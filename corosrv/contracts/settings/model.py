@@ -29,16 +29,9 @@ SYNTHETIC_MAX_SLOTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings(PlacementSettings):
-    """Settings of one model: how it is loaded and decoded. Each of several models has all of them; see models_of()."""
+class SlotSettings:
+    """Settings of a model's slots: how many, with how much memory, and how their steps are computed."""
 
-    model: str = setting(
-        "",
-        "path of a GGUF, hf:OWNER/REPO:Q4_K_M for one of a hub, or synthetic:?tokens_per_s=20; empty: the packaged "
-        "SmolLM2. Several: NAME=PATH, separated by commas, each with settings of its own behind a question mark: "
-        "small=small.gguf?ctx=2048&slots=4&alias=tiny",
-    )
-    model_alias: str = setting("", "comma-separated names under which the model is listed; empty: the file's stem")
     ctx: int = setting(
         0,
         "tokens of context per slot, at most what the model was trained for; 0: 4096, or what fits into memory",
@@ -95,20 +88,6 @@ class ModelSettings(PlacementSettings):
         "job alone may have more",
         check=of_bytes(0),
     )
-    grammar_bytes: int = setting(65_536, "most bytes of a grammar", check=between(1, MAX_INT32))
-    grammar_depth: int = setting(128, "deepest nesting of brackets in a grammar", check=between(1, 1000))
-    grammar_rules: int = setting(2000, "most rules of a grammar", check=between(1, MAX_INT32))
-    grammar_repetitions: int = setting(2000, "most repetitions of one item in a grammar", check=between(1, MAX_INT32))
-    grammar_elements: int = setting(
-        65_536,
-        "most elements of a grammar, repetitions written out",
-        check=between(1, MAX_INT32),
-    )
-    grammar_token_ms: float = setting(
-        20.0,
-        "milliseconds that a grammar may take for one token, roughly, before its request is ended",
-        check=between(1, 60_000),
-    )
     deterministic: bool = setting(
         False,
         "1: texts and log-probabilities depend on prompt and seed alone, not on other requests, cached prefixes or"
@@ -119,33 +98,12 @@ class ModelSettings(PlacementSettings):
         "1: a full context drops its oldest tokens behind the first n_keep of a request, and the answer goes on; "
         "0: it ends the answer",
     )
-    chat_template: str = setting(
-        "",
-        "chat template instead of the model's own: Jinja's text, or the name of one that llama.cpp has built in "
-        "(llama3, chatml, gemma, ...)",
-    )
-    chat_template_file: str = setting("", "path of a file with a chat template instead of the model's own")
-    reasoning: str = setting(
-        "auto",
-        "on, off: whether a model that can think does so; auto: as its chat template decides",
-        check=one_of("on", "off", "auto"),
-    )
-    reasoning_format: str = setting(
-        "deepseek",
-        "deepseek: thoughts are in reasoning_content, apart from the text; none: in the text",
-        check=one_of("deepseek", "none"),
-    )
-    reasoning_budget: int = setting(
-        -1,
-        "tokens that thoughts may have where a chat does not say; 0: none, -1: as many as the model likes",
-        check=between(-1, MAX_INT32),
-    )
-    reasoning_budget_message: str = setting("", "last words of thoughts that have spent their budget")
-    pooling: str = setting(
-        "",
-        "how the vectors of a text's tokens become one: mean, cls, last, none; rank: scores; empty: the model's own",
-        check=empty_or(one_of("none", "mean", "cls", "last", "rank")),
-    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSettings:
+    """Settings of a model's projector, and of the process that encodes images with it."""
+
     mmproj: str = setting("", "path of a projector GGUF, with which the model takes images; empty: it reads text alone")
     mmproj_auto: bool = setting(True, "0: a model of a hub is served without the projector that lies beside it there")
     encoder_threads: int = setting(
@@ -187,8 +145,68 @@ class ModelSettings(PlacementSettings):
     image_cache_bytes: int = setting(
         268_435_456, "bytes of encoded images kept for requests that have them again; 0: none", check=of_bytes(0)
     )
-    lora: str = setting("", "comma-separated paths of LoRA adapters, each with :SCALE behind it if that is not 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarSettings:
+    """Limits of the grammars that requests bring."""
+
+    grammar_bytes: int = setting(65_536, "most bytes of a grammar", check=between(1, MAX_INT32))
+    grammar_depth: int = setting(128, "deepest nesting of brackets in a grammar", check=between(1, 1000))
+    grammar_rules: int = setting(2000, "most rules of a grammar", check=between(1, MAX_INT32))
+    grammar_repetitions: int = setting(2000, "most repetitions of one item in a grammar", check=between(1, MAX_INT32))
+    grammar_elements: int = setting(
+        65_536,
+        "most elements of a grammar, repetitions written out",
+        check=between(1, MAX_INT32),
+    )
+    grammar_token_ms: float = setting(
+        20.0,
+        "milliseconds that a grammar may take for one token, roughly, before its request is ended",
+        check=between(1, 60_000),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(SlotSettings, EncoderSettings, GrammarSettings, PlacementSettings):
+    """Settings of one model: how it is loaded and decoded. Each of several models has all of them; see models_of()."""
+
+    model: str = setting(
+        "",
+        "path of a GGUF, hf:OWNER/REPO:Q4_K_M for one of a hub, or synthetic:?tokens_per_s=20; empty: the packaged "
+        "SmolLM2. Several: NAME=PATH, separated by commas, each with settings of its own behind a question mark: "
+        "small=small.gguf?ctx=2048&slots=4&alias=tiny",
+    )
+    model_alias: str = setting("", "comma-separated names under which the model is listed; empty: the file's stem")
     tags: str = setting("", "comma-separated tags of the model, shown in GET /v1/models")
+    lora: str = setting("", "comma-separated paths of LoRA adapters, each with :SCALE behind it if that is not 1")
+    chat_template: str = setting(
+        "",
+        "chat template instead of the model's own: Jinja's text, or the name of one that llama.cpp has built in "
+        "(llama3, chatml, gemma, ...)",
+    )
+    chat_template_file: str = setting("", "path of a file with a chat template instead of the model's own")
+    reasoning: str = setting(
+        "auto",
+        "on, off: whether a model that can think does so; auto: as its chat template decides",
+        check=one_of("on", "off", "auto"),
+    )
+    reasoning_format: str = setting(
+        "deepseek",
+        "deepseek: thoughts are in reasoning_content, apart from the text; none: in the text",
+        check=one_of("deepseek", "none"),
+    )
+    reasoning_budget: int = setting(
+        -1,
+        "tokens that thoughts may have where a chat does not say; 0: none, -1: as many as the model likes",
+        check=between(-1, MAX_INT32),
+    )
+    reasoning_budget_message: str = setting("", "last words of thoughts that have spent their budget")
+    pooling: str = setting(
+        "",
+        "how the vectors of a text's tokens become one: mean, cls, last, none; rank: scores; empty: the model's own",
+        check=empty_or(one_of("none", "mean", "cls", "last", "rank")),
+    )
 
     def __post_init__(self) -> None:
         sources.check(self)

@@ -94,7 +94,88 @@ class OperatorSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings:
+class AccessSettings:
+    """Settings of who may call a server."""
+
+    api_keys: str = setting(
+        "",
+        "comma-separated API keys, one of which each request must carry; empty: no key is needed",
+        is_secret=True,
+    )
+    api_key_file: str = setting("", "path of a file with more API keys, one a line")
+    cors_origins: str = setting(
+        "",
+        "comma-separated origins whose web pages may call, as https://page.example; localhost: pages of this machine; "
+        "*: any; empty: any if API keys are set, otherwise localhost, and as a blueprint what the app says that it "
+        "is in. Only origins given in full may send credentials",
+    )
+    allowed_hosts: str = setting(
+        "",
+        "comma-separated host names by which a server without API keys may be called, besides local names and "
+        "addresses; *.example.com: every name below; *: any; empty: only local ones on a loopback address, any on "
+        "others and as a blueprint in another Flask app",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointSettings:
+    """Settings of which endpoints a server has."""
+
+    page: bool = setting(True, "1: browsers get the page to chat in at `/`; 0: a list of what is served")
+    metrics: bool = setting(True, "1: GET /metrics answers")
+    embeddings: bool = setting(True, "1: POST /v1/embeddings answers; 0: 501")
+    prompt_embeds: bool = setting(False, "1: POST /v1/completions takes embedding rows as prompt_embeds; 0: 400")
+    slots_endpoint: bool = setting(True, "1: GET /slots answers")
+    props: bool = setting(False, "1: POST /props answers")
+    slot_save_path: str = setting(
+        "", "folder in which clients may save the contents of slots; empty: none may be saved", check=empty_or(FOLDER)
+    )
+    slot_save_bytes: int = setting(
+        17_179_869_184,
+        "bytes that all files in slot_save_path may take; more are not saved; 0: no limit",
+        check=of_bytes(0),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitSettings:
+    """Limits of requests: their size, their time, and what is kept of their answers."""
+
+    max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413", check=at_least(1024))
+    bodies_bytes: int = setting(
+        268_435_456,
+        "bytes that the bodies of all requests may take in memory; more are refused with 503",
+        check=of_bytes(1024),
+    )
+    response_store_bytes: int = setting(
+        67_108_864,
+        "bytes of stored answers of the Responses API, an equal part for each API key; 0: none are stored",
+        check=of_bytes(0),
+    )
+    idempotency_bytes: int = setting(
+        67_108_864,
+        "bytes of answers kept for requests that are repeated with their Idempotency-Key, an equal part for each API "
+        "key, and the same again for calls over v2 of handlers and of language models; 0: the header is ignored",
+        check=of_bytes(0),
+    )
+    idempotency_s: float = setting(
+        86_400.0, "seconds for which such an answer is kept, unless newer ones need the room", check=between(1, 7 * DAY)
+    )
+    head_timeout_s: float = setting(10.0, "seconds in which the head of a request must arrive", check=between(1, DAY))
+    body_timeout_s: float = setting(30.0, "seconds in which the body of a request must arrive", check=between(1, DAY))
+    body_rate: float = setting(
+        1024.0, "bytes a second at which a body must arrive, after 10 seconds", check=between(1, 1_000_000_000)
+    )
+    write_timeout_s: float = setting(
+        30.0, "seconds that a client may accept no data before its answer is ended", check=between(1, DAY)
+    )
+    sse_ping_interval: float = setting(
+        15.0, "seconds of silence in a stream before a comment line; -1: never", check=or_else(-1, between(0.1, DAY))
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
     """Settings of a whole server, whatever it serves."""
 
     model_bytes: int = setting(
@@ -119,44 +200,6 @@ class ServerSettings:
         False,
         "1: an unknown model name is 404, as it always is with several models; 0: a single model answers to any",
     )
-    max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413", check=at_least(1024))
-    bodies_bytes: int = setting(
-        268_435_456,
-        "bytes that the bodies of all requests may take in memory; more are refused with 503",
-        check=of_bytes(1024),
-    )
-    response_store_bytes: int = setting(
-        67_108_864,
-        "bytes of stored answers of the Responses API, an equal part for each API key; 0: none are stored",
-        check=of_bytes(0),
-    )
-    idempotency_bytes: int = setting(
-        67_108_864,
-        "bytes of answers kept for requests that are repeated with their Idempotency-Key, an equal part for each API "
-        "key, and the same again for calls over v2 of handlers and of language models; 0: the header is ignored",
-        check=of_bytes(0),
-    )
-    idempotency_s: float = setting(
-        86_400.0, "seconds for which such an answer is kept, unless newer ones need the room", check=between(1, 7 * DAY)
-    )
-    api_keys: str = setting(
-        "",
-        "comma-separated API keys, one of which each request must carry; empty: no key is needed",
-        is_secret=True,
-    )
-    api_key_file: str = setting("", "path of a file with more API keys, one a line")
-    cors_origins: str = setting(
-        "",
-        "comma-separated origins whose web pages may call, as https://page.example; localhost: pages of this machine; "
-        "*: any; empty: any if API keys are set, otherwise localhost, and as a blueprint what the app says that it "
-        "is in. Only origins given in full may send credentials",
-    )
-    allowed_hosts: str = setting(
-        "",
-        "comma-separated host names by which a server without API keys may be called, besides local names and "
-        "addresses; *.example.com: every name below; *: any; empty: only local ones on a loopback address, any on "
-        "others and as a blueprint in another Flask app",
-    )
     log_level: str = setting(
         "info",
         "debug: a line for every job, info: for each that ended early, warning: for none",
@@ -166,31 +209,6 @@ class ServerSettings:
         "text",
         "how lines of log are written: text, or json (corosrv serve: gunicorn's too)",
         check=one_of("text", "json"),
-    )
-    metrics: bool = setting(True, "1: GET /metrics answers")
-    page: bool = setting(True, "1: browsers get the page to chat in at `/`; 0: a list of what is served")
-    embeddings: bool = setting(True, "1: POST /v1/embeddings answers; 0: 501")
-    prompt_embeds: bool = setting(False, "1: POST /v1/completions takes embedding rows as prompt_embeds; 0: 400")
-    slots_endpoint: bool = setting(True, "1: GET /slots answers")
-    props: bool = setting(False, "1: POST /props answers")
-    slot_save_path: str = setting(
-        "", "folder in which clients may save the contents of slots; empty: none may be saved", check=empty_or(FOLDER)
-    )
-    slot_save_bytes: int = setting(
-        17_179_869_184,
-        "bytes that all files in slot_save_path may take; more are not saved; 0: no limit",
-        check=of_bytes(0),
-    )
-    sse_ping_interval: float = setting(
-        15.0, "seconds of silence in a stream before a comment line; -1: never", check=or_else(-1, between(0.1, DAY))
-    )
-    write_timeout_s: float = setting(
-        30.0, "seconds that a client may accept no data before its answer is ended", check=between(1, DAY)
-    )
-    head_timeout_s: float = setting(10.0, "seconds in which the head of a request must arrive", check=between(1, DAY))
-    body_timeout_s: float = setting(30.0, "seconds in which the body of a request must arrive", check=between(1, DAY))
-    body_rate: float = setting(
-        1024.0, "bytes a second at which a body must arrive, after 10 seconds", check=between(1, 1_000_000_000)
     )
     unloadable_s: float = setting(
         10.0,

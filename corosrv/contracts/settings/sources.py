@@ -7,11 +7,12 @@ of values, and words that say which are allowed. All parts share one file and on
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,6 +136,26 @@ def bad_value(name: str, words: str, value: str) -> SettingsError:
 def split_words(text: str) -> tuple[str, ...]:
     """Returns the members of a comma-separated list, without the empty ones."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+class SettingSection(NamedTuple):
+    """Settings that are decided together, in their order."""
+
+    title: str
+    fields: Sequence[dataclasses.Field[Any]]
+
+
+def sections(part: type) -> list[SettingSection]:
+    """Divides the settings of a part: first those that it declares itself, then those of each base."""
+    known = {field.name: field for field in fields(part)}
+    classes = [one for one in part.__mro__ if dataclasses.is_dataclass(one)]
+    return [
+        SettingSection(
+            one.__name__.removesuffix("Settings").lower(),
+            [known[name] for name in inspect.get_annotations(one) if name in known],
+        )
+        for one in classes
+    ]
 
 
 def kinds(part: type) -> dict[str, type]:
