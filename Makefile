@@ -1,4 +1,5 @@
-# make install, run and test are the README's; lint checks, format mends, load and bench print figures, clean starts anew.
+# make install, run and test are the README's; lint checks, format mends, site makes the documents
+# a site, load and bench print figures, clean starts anew.
 PYTHON ?= python3
 VENV   ?= .venv
 HOST   ?= 127.0.0.1
@@ -16,7 +17,7 @@ CLANGFMT := $(BIN)/clang-format
 CXXFILES := $(wildcard native/src/*/*.cpp native/src/*/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
              tests/native/*/*.cpp tests/native/*/*.h)
 
-.PHONY: install run test lint format load bench dist fuzz clean FORCE
+.PHONY: install run test lint format site load bench dist fuzz clean FORCE
 
 install: $(INSTALLED)
 
@@ -32,15 +33,19 @@ test: $(TOOLS) $(CLIENTS)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 lint: $(TOOLS)
-	$(BIN)/ruff format --check corosrv native benchmarks tests setup.py
-	$(BIN)/ruff check corosrv native benchmarks tests setup.py
+	$(BIN)/ruff format --check corosrv docs native benchmarks tests setup.py
+	$(BIN)/ruff check corosrv docs native benchmarks tests setup.py
 	$(BIN)/mypy
 	$(CLANGFMT) --dry-run --Werror $(CXXFILES)
 
 format: $(TOOLS)
-	$(BIN)/ruff check --fix-only --quiet corosrv native benchmarks tests setup.py
-	$(BIN)/ruff format corosrv native benchmarks tests setup.py
+	$(BIN)/ruff check --fix-only --quiet corosrv docs native benchmarks tests setup.py
+	$(BIN)/ruff format corosrv docs native benchmarks tests setup.py
 	$(CLANGFMT) -i $(CXXFILES)
+
+# The documents as a site, in site/.
+site: $(TOOLS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # Figures of docs/guide/figures.md: open streams, stalled ones and a storm of clients on the synthetic model,
 # clients that leave on the real one, predictions through a worker process.

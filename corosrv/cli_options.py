@@ -34,7 +34,7 @@ COMMON = (
 )
 
 
-_TITLES = {
+TITLES = {
     "": "Options",
     "switching off": "Flags that switch a setting off",
     "hub": "Models of a hub",
@@ -101,7 +101,7 @@ class SectionedHelp(click.Command):
             plain = [option for option in options if not getattr(option, "section", "") or option.name in COMMON]
             plain.sort(key=lambda option: COMMON.index(option.name) if option.name in COMMON else len(COMMON))
         for title, members in [("", plain), *sections.items()]:
-            with formatter.section(_TITLES.get(title, title.capitalize())):
+            with formatter.section(TITLES.get(title, title.capitalize())):
                 formatter.write_dl([record for option in members if (record := option.get_help_record(context))])
 
 
