@@ -27,6 +27,7 @@ class Scripted:
     pause_s: float = 0.0
     statuses: list[tuple[int, Any]] = field(default_factory=list)  # of the next answers, instead of a stream
     models: list[dict[str, Any]] = field(default_factory=lambda: [model("small"), model("large", "image")])
+    upstreams: list[dict[str, Any]] = field(default_factory=list)  # of a frame of the live picture
     health: dict[str, Any] = field(default_factory=lambda: {"status": "ok", "state": "ready"})
     key: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Scripted:
         api = Blueprint("api", __name__)
         api.add_url_rule("/health", view_func=self.tell_health)
         api.add_url_rule("/v1/models", view_func=self.list_models)
+        api.add_url_rule("/v1/live", view_func=self.tell_frame)
         api.add_url_rule("/v1/chat/completions", view_func=self.chat, methods=["POST"])
         return api
 
@@ -49,6 +51,9 @@ class Scripted:
 
     def list_models(self) -> Any:
         return self._refusal() or jsonify(data=self.models)
+
+    def tell_frame(self) -> Any:
+        return self._refusal() or jsonify(upstreams=self.upstreams)
 
     def chat(self) -> Any:
         self.asked.append(request.get_json())

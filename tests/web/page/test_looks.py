@@ -95,6 +95,21 @@ def test_axe_finds_nothing(chat, script, is_dark: bool):
     assert faults(chat) == []
 
 
+def test_services_show_upstreams_with_their_state(chat, script):
+    odd = "<img src=x onerror='window.pwned = 1'>"
+    script.upstreams = [
+        {"id": "10.0.0.1:80", "state": "ready", "in_flight": 2, "concurrency": 8, "ok": 5, "failed": 1},
+        {"id": odd, "state": "dead", "in_flight": 0, "concurrency": 4, "ok": 0, "failed": 9},
+    ]
+    chat.run("location.hash = '#/services'")
+    chat.wait("document.querySelector('.view')?.innerText.includes('Upstreams')")
+
+    rows = chat.texts("[aria-label=Upstreams] tbody tr")
+    assert rows == ["10.0.0.1:80ready2 of 851", f"{odd}dead0 of 409"]
+    assert chat.run("window.pwned === undefined")
+    assert faults(chat) == []
+
+
 @pytest.mark.parametrize("width", [320, 390, 768])
 def test_nothing_is_wider_than_a_small_screen(chat, script, width: int):
     chat.page.resize(width, 700)

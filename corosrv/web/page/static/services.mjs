@@ -21,11 +21,12 @@ export default function Services({ server }) {
     <main class="view" tabindex="-1">
       <h1>Services</h1>
       <${Models} models=${server.models ?? []} />
+      ${found?.upstreams.length > 0 && html`<${Upstreams} upstreams=${found.upstreams} />`}
       ${found === null && html`<p class="soft" role="status">Looking…</p>`}
       ${found?.trouble && html`<p class="note bad">${found.trouble}</p>`}
       ${found?.predictor && html`<h2>Predictor</h2><${Service} name="predictor" path="/predictions" state=${null} about=${found.predictor.about} fields=${found.predictor.fields} bodyOf=${(input) => ({ input })} />`}
       ${found?.handlers.length > 0 && html`<h2>Models and handlers of the v2 protocol</h2>${found.handlers.map((one) => html`<${Handler} key=${one.name} ...${one} />`)}`}
-      ${found && !found.predictor && !found.handlers.length && !found.trouble && html`<p class="soft">Neither predictors nor handlers are served here. <a href="docs">The reference</a> has every endpoint.</p>`}
+      ${found && !found.predictor && !found.handlers.length && !found.upstreams.length && !found.trouble && html`<p class="soft">Neither predictors nor handlers are served here. <a href="docs">The reference</a> has every endpoint.</p>`}
     </main>`;
 }
 
@@ -41,18 +42,31 @@ function Models({ models }) {
     </table></div>`;
 }
 
+function Upstreams({ upstreams }) {
+  return html`
+    <h2>Upstreams</h2>
+    <div class="wide markdown" tabindex="0" role="region" aria-label="Upstreams"><table>
+      <thead><tr><th>Address</th><th>State</th><th>Runs</th><th>Answered</th><th>Failed</th></tr></thead>
+      <tbody>${upstreams.map(({ id, state, in_flight, concurrency, ok, failed }) => html`
+        <tr key=${id}><td><bdi>${visible(String(id))}</bdi></td><td><${Badge} state=${String(state)} /></td><td>${Number(in_flight)} of ${Number(concurrency)}</td><td>${Number(ok)}</td><td>${Number(failed)}</td></tr>`)}
+      </tbody>
+    </table></div>
+    <p class="soft small">As they were when this was opened; <a href="#/live">Live</a> follows them.</p>`;
+}
+
 function Badge({ state }) {
   if (!state) return null;
   const kind = /^(ready|loaded|upstream)$/i.test(state) ? "good" : /fail|unavailable|defunct/i.test(state) ? "bad" : "";
   return html`<span class=${`badge ${kind}`}>${visible(state).toLowerCase()}</span>`;
 }
 
-// What there is: { predictor, handlers, trouble }.
+// What there is: { predictor, handlers, upstreams, trouble }.
 async function look() {
-  const [document, index] = await Promise.all([json("/openapi.json").catch((error) => error), json("/v2/repository/index", { method: "POST", body: {} }).catch((error) => error)]);
+  const [document, index, frame] = await Promise.all([json("/openapi.json").catch((error) => error), json("/v2/repository/index", { method: "POST", body: {} }).catch((error) => error), json("/v1/live?frames=1").catch(() => null)]);
   const trouble = document instanceof Error && document.status !== 404 ? document.message : "";
   const handlers = Array.isArray(index) ? index.slice(0, MOST_SERVICES).map(({ name, state, reason }) => ({ name: String(name), state: String(state), reason: String(reason ?? "") })) : [];
-  return { trouble, handlers, predictor: document instanceof Error ? null : predictorOf(document) };
+  const upstreams = Array.isArray(frame?.upstreams) ? frame.upstreams.slice(0, MOST_SERVICES) : [];
+  return { trouble, handlers, upstreams, predictor: document instanceof Error ? null : predictorOf(document) };
 }
 
 function predictorOf(document) {

@@ -24,6 +24,7 @@ from corosrv.formats.tensors import Tensor, TensorSpec
 from corosrv.workers.wire import calls as m
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import StructCodec
+from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.wire.thread_channel import ThreadChannel
 
@@ -553,8 +554,8 @@ def ask(call: ScriptedCall) -> None:
     call.send(m.Ask(1, m.WireRequest(), model=call.parameters["model"], budget_us=call.parameters.get("budget_us")))
     while not isinstance(message := call.lane.receive(), m.AskEnd):
         call.give(number=message.number)
-    fault = message.fault
-    call.give(status=fault and fault.status, kind=fault and fault.kind, message=fault and fault.message)
+    fault = message.fault or Fault("", 0, "")
+    call.give(status=fault.status, kind=fault.kind, message=fault.message)
     call.end()
 
 
