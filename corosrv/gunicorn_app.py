@@ -160,14 +160,18 @@ OPTIONS: dict[str, Any] = {
 
 
 def options(settings: Settings) -> dict[str, Any]:
-    """Returns OPTIONS with enough time for running answers, predictions and calls to end, and the form of the log."""
+    """Returns OPTIONS with the logs that are asked for, and enough time for what runs to end."""
     drain_s = max(
         settings.server.drain_s,
         settings.predictor.drain_timeout if settings.predictor else 0.0,
         settings.app.shutdown_grace + _ON_STOP if settings.app else 0.0,
     )
-    json_log = {"logger_class": JsonLogger} if settings.server.log_format == "json" else {}
-    return {**OPTIONS, **json_log, "graceful_timeout": int(drain_s) + _MARGIN}
+    chosen = {**OPTIONS, "graceful_timeout": int(drain_s) + _MARGIN}
+    if settings.server.log_format == "json":
+        chosen["logger_class"] = JsonLogger
+    if settings.server.access_log:
+        chosen["accesslog"] = "-"
+    return chosen
 
 
 def run(options: Mapping[str, Any]) -> None:

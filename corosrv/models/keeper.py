@@ -110,6 +110,7 @@ class Keeper:
         if self._limit and model.bytes > self._limit:
             model.failed(f"it needs some {model.bytes} bytes, and COROSRV_MODEL_BYTES allows {self._limit}")
         else:
+            log.info("model %s: loading", model.name)
             waits.spawn("corosrv-load", self._load, model, engine)
 
     def _load(self, model: ServedModel, engine: Loadable) -> None:

@@ -1,4 +1,4 @@
-"""The log as JSON: every line that a server writes, from its start to its end."""
+"""The log: every line as JSON, and a line for each request, where they are asked for."""
 
 from __future__ import annotations
 
@@ -24,3 +24,15 @@ def test_every_line_of_log_is_json(start: Servers) -> None:
     assert any(line.get("event") == "job_ended" and line["outcome"] == "length" for line in lines)
     assert any(message.startswith("Worker exiting") for message in messages)
     assert all({"time", "level", "pid", "logger"} <= line.keys() for line in lines)
+
+
+def test_requests_are_logged_where_that_is_asked_for(start: Servers) -> None:
+    asked, plain = (start.start(*SERVE, access_log=is_on) for is_on in (1, 0))
+    for server in (asked, plain):
+        with server.connect() as client:
+            assert client.post(chat(max_tokens=1)).status == 200
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+    assert '"POST /v1/chat/completions HTTP/1.1" 200' in asked.log
+    assert "/v1/chat/completions" not in plain.log

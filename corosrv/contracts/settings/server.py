@@ -210,6 +210,7 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
         "how lines of log are written: text, or json (corosrv serve: gunicorn's too)",
         check=one_of("text", "json"),
     )
+    access_log: bool = setting(False, "1: corosrv serve logs a line for each request on its standard output")
     unloadable_s: float = setting(
         10.0,
         "seconds after which a server none of whose models could be loaded ends, with a status on which systemd starts "
