@@ -45,7 +45,7 @@ PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --pee
 IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 CONFIG = "corosrv config --model path/to/model.gguf --slots 16"
-DEADLINE = 100.0  # seconds: the model has two threads, which wait for each other beside compilers
+DEADLINE = 100.0  # seconds
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -67,6 +67,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "COROSRV_PROMPT_EMBEDS": "1",  # as `make run` sets it
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "COROSRV_SLOTS": "4",
+        "COROSRV_THREADS": "1",  # two wait for each other where others compute too
         "COROSRV_CTX": "512",
         "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
     }
