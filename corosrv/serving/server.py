@@ -232,7 +232,7 @@ class Server:
     def _routes(self) -> Iterator[Blueprint]:
         context, parts = self.context, self.parts
         yield health.blueprint(context, {"redis": self._redis_state, "images": self._images_state})
-        yield docs.page()
+        yield docs.page(has_tabs=self.settings.page)
         yield live.blueprint(self.live, self._stats, self.settings.metrics, self.settings.write_timeout_s)
         if parts.models is not None:
             yield parts.models.ollama()

@@ -81,14 +81,22 @@ def document(
     return routes
 
 
-def page() -> Blueprint:
-    """Serves a page that reads the document, and works without any other server."""
+# In the head of the page of the document, for servers that have the page at `/`.
+_TABS = b'aria-label="Pages" hidden'
+
+
+def page(has_tabs: bool) -> Blueprint:
+    """Serves a page that reads the document, and works without any other server.
+
+    `has_tabs`: its head leads to the page at `/`, which has the same.
+    """
     routes = Blueprint("docs", __name__)
+    tabs = _TABS.removesuffix(b" hidden") if has_tabs else _TABS
 
     @routes.get("/docs")
     @without_key
     def show_page() -> Response:
-        return page_file("page.html")
+        return page_file("page.html", lambda body: body.replace(_TABS, tabs))
 
     @routes.get("/docs/<name>")
     @without_key
@@ -98,12 +106,12 @@ def page() -> Blueprint:
     return routes
 
 
-def page_file(name: str) -> Response:
-    """Answers with one of the files that the page is made of. Raises NotFound."""
+def page_file(name: str, change: Callable[[bytes], bytes] = lambda body: body) -> Response:
+    """Answers with one of the files that the page is made of, after a change. Raises NotFound."""
     file = next((file for file in _FILES.iterdir() if file.name == name), None)
     if file is None:
         raise NotFound(f"the page has no file '{name[:80]}'")
-    answer = page_response(file.read_bytes(), _TYPES[name.rpartition(".")[2]])
+    answer = page_response(change(file.read_bytes()), _TYPES[name.rpartition(".")[2]])
     answer.headers["Cache-Control"] = "no-cache"
     answer.add_etag()
     answer.make_conditional(request)

@@ -124,3 +124,15 @@ def test_a_part_that_did_not_change_is_not_sent_again(client):
     tag = client.get("/llm/docs").headers["ETag"]
 
     assert client.get("/llm/docs", headers={"If-None-Match": tag}).status_code == 304
+
+
+@pytest.mark.parametrize("has_page", [True, False])
+def test_the_head_leads_to_the_page_where_there_is_one(has_page: bool):
+    server = Server(settings.load({"upstream": "http://127.0.0.1:9", "page": has_page}, environ={}))
+    app = Flask(__name__, static_folder=None)
+    app.register_blueprint(server.make_blueprint(), url_prefix="/llm")
+
+    page = app.test_client().get("/llm/docs").text
+
+    assert ('aria-label="Pages" hidden' in page) is not has_page
+    assert '<a href="./#/live">' in page

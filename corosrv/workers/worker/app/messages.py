@@ -26,7 +26,7 @@ class ModelInferRequest:
         return next((tensor for tensor in self.inputs if tensor.name == name), None)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Returns the input of this name. Raises CallRefused, which the client sees, if the request lacks it."""
+        """Returns the input of this name. Raises InvalidInput, which the client sees, if the request lacks it."""
         if (tensor := self.get_input(name)) is None:
             raise CallRefused(f"the input {name!r} is missing")
         return tensor
