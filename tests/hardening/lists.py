@@ -155,7 +155,7 @@ def served(**chosen: Any) -> Iterator[Flask]:
         service.shutdown(0)
         worker.kill()
         worker.stop(10)
-        serving.extensions["corosrv"].models.close()
+        serving.extensions["corosrv"].parts.models.close()
         signal.signal(signal.SIGTERM, on_sigterm)
 
 

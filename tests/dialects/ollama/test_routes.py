@@ -25,7 +25,7 @@ def serving(**chosen: Any) -> Iterator[Flask]:
     served = app.create_app(settings.load({"model": FAST, "slots": 2, "ctx": 512, "threads": 1, **chosen}, environ={}))
     wait_until(lambda: served.test_client().get("/health").status_code == 200)
     yield served
-    served.extensions["corosrv"].models.close()
+    served.extensions["corosrv"].parts.models.close()
     signal.signal(signal.SIGTERM, before)
 
 
@@ -114,7 +114,7 @@ def test_what_is_not_offered_says_so(client: FlaskClient):
 
 
 def test_a_request_without_a_prompt_loads_or_unloads(served: Flask, client: FlaskClient):
-    pool = served.extensions["corosrv"].models.pool
+    pool = served.extensions["corosrv"].parts.models.pool
 
     unloaded = client.post("/api/generate", json={"model": "synthetic", "keep_alive": 0})
     wait_until(lambda: pool.models()[0].status == "unloaded")
@@ -128,7 +128,7 @@ def test_a_request_without_a_prompt_loads_or_unloads(served: Flask, client: Flas
 
 
 def test_an_answer_with_keep_alive_0_unloads_its_model_afterwards(served: Flask, client: FlaskClient):
-    pool = served.extensions["corosrv"].models.pool
+    pool = served.extensions["corosrv"].parts.models.pool
 
     answer = client.post("/api/generate", json=TEXT | {"stream": False, "keep_alive": 0, "options": {"num_predict": 1}})
 
