@@ -8,11 +8,16 @@ import sys
 import msgspec
 import pytest
 
+from corosrv.models.engine.libllama import cpu_identity
 from tests.support.engines import packaged_model
 
 MEGABYTE = 1 << 20
 FILLED = 16 * 2048 * 23_040  # bytes of the KV cache if all of it were there: 755 MB
 TOUCHED = 4 * 400 * 10_000  # bytes that the prompts fill at least, with keys and values of 8 bits
+
+WITH_OWN_KERNELS = pytest.mark.skipif(
+    "avx512_vnni" not in cpu_identity(), reason="without AVX512-VNNI the default computes with libllama's kernels, too"
+)
 
 # A process of its own, whose memory nothing else takes. The prompts need more room than the first context has, and so
 # wait until the whole KV cache is made; nothing of them is kept as a prefix.
@@ -65,8 +70,12 @@ class Seen(msgspec.Struct):
 @pytest.mark.model
 @pytest.mark.parametrize(
     "chosen",
-    [{}, {"kernels": "ggml"}, {"kv_unified": True}, {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}],
-    ids=["default", "ggml", "unified", "q8_0"],
+    [
+        pytest.param({}, id="default"),
+        pytest.param({"kernels": "ggml"}, id="ggml", marks=WITH_OWN_KERNELS),
+        pytest.param({"kv_unified": True}, id="unified"),
+        pytest.param({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, id="q8_0"),
+    ],
 )
 def test_slots_take_what_they_fill_and_give_it_back_when_idle(chosen: dict[str, object]) -> None:
     options = msgspec.json.encode({"model": packaged_model(), **chosen}).decode()
