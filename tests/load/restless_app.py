@@ -12,7 +12,7 @@ from corosrv.workers.dispatch.host import PermitPool
 from corosrv.workers.worker.parent import predictor_process
 
 MISCOUNTED = "permits do not add up"
-predictor_process.MOST_PAUSE = 0.05  # all pauses but the first
+predictor_process.LONGEST_PAUSE = 0.05  # all pauses but the first
 
 
 def counted(step: Callable[..., Any]) -> Callable[..., Any]:
