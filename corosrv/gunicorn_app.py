@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -52,12 +53,15 @@ def when_ready(arbiter: Any) -> None:
     worker.
     """
     arbiter.murder_workers = WorkerWatch(arbiter).kill_hung
-    settings = settings_module.load()
-    urls = [_url(listener.getsockname()) for listener in arbiter.LISTENERS]
-    if sys.stderr.isatty():
-        print(start_screen(settings, urls), file=sys.stderr)
-    else:
-        arbiter.log.info("corosrv %s serves %s on %s", __version__, ", ".join(_served(settings)), ", ".join(urls))
+    predictor = None
+    with contextlib.suppress(SettingsError):  # which the worker tells, and ends the server
+        settings = settings_module.load()
+        predictor = settings.predictor
+        urls = [_url(listener.getsockname()) for listener in arbiter.LISTENERS]
+        if sys.stderr.isatty():
+            print(start_screen(settings, urls), file=sys.stderr)
+        else:
+            arbiter.log.info("corosrv %s serves %s on %s", __version__, ", ".join(_served(settings)), ", ".join(urls))
     n_stops = itertools.count()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -70,7 +74,7 @@ def when_ready(arbiter: Any) -> None:
     _hold_stops_while_forking()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    if settings.predictor is not None and settings.predictor.await_explicit_shutdown:
+    if predictor is not None and predictor.await_explicit_shutdown:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
