@@ -7,11 +7,11 @@ import pytest
 from tests.load.long_context import ANSWER, SHAPE, Load, run
 from tests.support.random_model import write_random_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_a_prompt_as_long_as_all_slots_takes_their_memory_and_short_ones_follow_it(tmp_path: Path) -> None:
-    load = Load(slots=8, context=512, tokens=4000, timeout=120)
+    load = Load(slots=8, context=512, tokens=4000, timeout=300)
 
     result = run(load, write_random_model(tmp_path / "random.gguf", SHAPE))
 
