@@ -134,9 +134,10 @@ def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[...
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for part in reversed(parts):
+            kinds = sources.kinds(part)
             for section in reversed(sources.sections(part)):
                 for field in reversed(section.fields):
-                    command = _option(field, sources.kinds(part)[field.name], section.title)(command)
+                    command = _option(field, kinds[field.name], section.title)(command)
         config = click.option(
             "--config",
             cls=SectionOption,

@@ -91,7 +91,7 @@ def start_screen(settings: Settings, urls: Sequence[str]) -> str:
     if settings.kserve.grpc_port:
         rows.append(("gRPC", f"{settings.kserve.grpc_host or '127.0.0.1'}:{settings.kserve.grpc_port}", "the same"))
     if settings.predictor is not None:
-        rows.append(("API", f"{url}/predictions", "Cog's"))
+        rows.append(("Cog", f"{url}/predictions", "Cog's API"))
     rows.append(("docs", f"{url}/docs", "every route, to try"))
     if settings.server.metrics:
         rows.append(("metrics", f"{url}/metrics", "for Prometheus"))
@@ -103,7 +103,7 @@ def start_screen(settings: Settings, urls: Sequence[str]) -> str:
         key = " -H 'Authorization: Bearer KEY'" if settings.server.keys else ""
         body = '{"messages": [{"role": "user", "content": "Name three rivers."}], "max_tokens": 50}'
         lines += ["", f"  curl {url}/v1/chat/completions{key} -d '{body}'"]
-    lines += ["", f"  Ctrl-C lets running answers end for {settings.server.drain_s:g} s; twice ends at once.", ""]
+    lines += ["", f"  Ctrl-C lets running answers end for {_drain_s(settings):g} s; twice ends at once.", ""]
     return "\n".join(lines)
 
 
@@ -163,14 +163,18 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def options(settings: Settings) -> dict[str, Any]:
-    """Returns OPTIONS with the logs that are asked for, and enough time for what runs to end."""
-    drain_s = max(
+def _drain_s(settings: Settings) -> float:
+    """Returns the seconds that running answers, predictions and calls get to end."""
+    return max(
         settings.server.drain_s,
         settings.predictor.drain_timeout if settings.predictor else 0.0,
         settings.app.shutdown_grace + _ON_STOP if settings.app else 0.0,
     )
-    chosen = {**OPTIONS, "graceful_timeout": int(drain_s) + _MARGIN}
+
+
+def options(settings: Settings) -> dict[str, Any]:
+    """Returns OPTIONS with the logs that are asked for, and enough time for what runs to end."""
+    chosen = {**OPTIONS, "graceful_timeout": int(_drain_s(settings)) + _MARGIN}
     if settings.server.log_format == "json":
         chosen["logger_class"] = JsonLogger
     if settings.server.access_log:

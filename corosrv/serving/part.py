@@ -1,7 +1,9 @@
 """The base of a server's parts, such as its models or its predictor, and what the parts of one server share."""
+# ruff: noqa: B027 - a part overrides only what it has
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,7 +25,7 @@ from corosrv.web.http.metrics import HttpStats
 Format = Literal["openai", "anthropic", "llamacpp", "ollama", "upstream", "v2", "predictions"]
 
 
-class Part:
+class Part(ABC):
     """One kind of work that a server takes, with its endpoints. A part overrides what it has."""
 
     formats: Iterable[Format] = ()  # that it speaks, as peers name them; see corosrv.gateway.delegation.announcement
@@ -88,9 +90,9 @@ class Part:
         """Tells whether errors at this path have the part's shape, whether or not there is such a route."""
         return False
 
+    @abstractmethod
     def error_body(self, error: CorosrvError, path: str) -> Any:
         """Makes the body of an error of a request to this path, in the shape that its clients expect."""
-        raise NotImplementedError
 
 
 def why_not_served(work: str) -> str:

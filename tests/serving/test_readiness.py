@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.base.errors import ShuttingDown, Starting
+from corosrv.base.errors import CorosrvError, ShuttingDown, Starting
 from corosrv.contracts import settings
 from corosrv.contracts.jobs import State
 from corosrv.serving.part import Part, ServerContext
@@ -30,6 +30,9 @@ class ScriptedPart(Part):
 
     def stats(self) -> Any:
         return self._counted
+
+    def error_body(self, error: CorosrvError, path: str) -> str:
+        return str(error)
 
 
 def context_of(*parts: Part) -> ServerContext:

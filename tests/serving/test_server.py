@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 import msgspec
 import pytest
@@ -10,7 +11,9 @@ from flask import Flask
 
 from corosrv.base.errors import HttpError
 from corosrv.contracts import settings
+from corosrv.gateway.delegation import announcement
 from corosrv.gateway.forwarding.peek import FORWARDED
+from corosrv.serving.part import Format
 from corosrv.serving.server import Server
 
 UPSTREAM = "http://127.0.0.1:1"
@@ -50,6 +53,15 @@ def test_each_forwarded_path_has_one_view_with_and_without_a_model_of_this_serve
 
     assert {f"/llm{path.path}" for path in FORWARDED} <= {rule for rule, method in views if method == "POST"}
     assert [view for view, n in views.items() if n > 1 and view[1] not in ("HEAD", "OPTIONS")] == []
+
+
+def test_parts_and_announcements_name_formats_alike():
+    named = {
+        getattr(announcement, name)
+        for name in ["OPENAI", "ANTHROPIC", "LLAMACPP", "OLLAMA", "UPSTREAM", "V2", "PREDICTIONS"]
+    }
+
+    assert named == set(get_args(Format))
 
 
 def test_models_of_upstreams_are_listed_below_a_prefix_too():

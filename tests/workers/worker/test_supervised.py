@@ -107,6 +107,15 @@ def test_listeners_hear_of_the_end_and_of_the_next_process() -> None:
     assert states == [WorkerState.READY, WorkerState.DEFUNCT, WorkerState.STARTING, WorkerState.READY]
 
 
+def test_a_listener_that_fails_keeps_no_process_from_following() -> None:
+    supervised = started()
+    supervised.on_change(lambda: [][0])
+
+    supervised.die_and_return()
+
+    assert supervised.state is WorkerState.READY
+
+
 def test_the_log_names_the_process_and_pauses_that_grow(caplog: pytest.LogCaptureFixture) -> None:
     supervised = started()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import gevent
@@ -110,9 +111,9 @@ class ServingProcess(ControlListener[ControlIn, LaneIn], Generic[ControlOut, Con
     def _on_over(self, reason: str) -> None:
         """Fails whatever waits for the process, which is of no use any more."""
 
+    @abstractmethod
     def stop(self, timeout: float) -> None:
         """Ends the process once nothing runs, or kills it after `timeout` seconds. Waits for its end."""
-        raise NotImplementedError
 
     def kill(self, fault: str = "") -> None:
         """Kills the process and all of its group. Does not wait for its end.
@@ -123,16 +124,20 @@ class ServingProcess(ControlListener[ControlIn, LaneIn], Generic[ControlOut, Con
             self._is_stopping = True
         self._link.kill(fault)
 
+    @abstractmethod
     def start(self) -> None:
         """Starts the process. Blocks the hub for milliseconds at most."""
-        raise NotImplementedError
 
     def _notify(self) -> None:
-        for listener in self._listeners:
-            try:
-                listener()
-            except Exception:  # the other listeners have to hear of it
-                self._log.exception("a listener to the state of %s failed", self.name)
+        _tell(self._listeners, self.name)
+
+
+def _tell(listeners: Sequence[Callable[[], None]], name: str) -> None:
+    for listener in listeners:
+        try:
+            listener()
+        except Exception:  # the other listeners have to hear of it, and a dead process has to be followed by another
+            log.exception("a listener to the state of %s failed", name)
 
 
 ProcessT = TypeVar("ProcessT", bound=ServingProcess[Any, Any, Any, Any])
@@ -235,5 +240,4 @@ class SupervisedProcess(Generic[ProcessT]):
         self.process.start()
 
     def _notify(self) -> None:
-        for listener in self._listeners:
-            listener()
+        _tell(self._listeners, self.process.name)
