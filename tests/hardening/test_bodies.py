@@ -189,6 +189,15 @@ def test_h055_stops_and_seeds_that_cannot_be_are_refused(watched: Server, fields
     assert (refused(watched, fields) or "").startswith(next(iter(fields)))
 
 
+def test_h054_long_texts_of_biases_are_refused_before_they_are_read(watched: Server) -> None:
+    """Reading them would hold the hub, which any test with a server fails of."""
+    biases = {f"{number}{'x' * 9000}": 1 for number in range(1000)}
+    with watched.connect() as connection:
+        answer = connection.post({"prompt": "a", "logit_bias": biases}, "/completion")
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, "logit_bias")
+
+
 def test_h056_what_is_the_engine_s_own_means_nothing_from_outside(watched: Server) -> None:
     private = {"n_ctx": 10**9, "n_batch": -1, "cache_type_k": "x", "mmproj": "/etc/passwd", "slot_id": 99, "owner": 7}
     private |= {"caller": "somebody", "model_path": "/etc/passwd", "threads": 10**6, "reader_bytes": 1, "n_seq_max": 0}

@@ -10,15 +10,15 @@ import pytest
 from flask import Flask
 
 from tests.hardening.largest import Body, Limits, bodies
-from tests.hardening.lists import HubHold, Route, measure, routes_of, served
+from tests.hardening.lists import Finding, HubHold, Route, measure, routes_of, served
 from tests.support.engines import FAST
 
 SHORT = Limits(values=20_000, keys=1000, n_bytes=2**20)
 # What counts or renders a prompt takes the bodies of what answers it.
 SAME = ("/apply-template", "/chat/completions/input_tokens", "/responses/input_tokens", "/v1/messages/count_tokens")
 # What takes microseconds for each value of such a body would take seconds for those of the largest.
-# Twice the longest that was seen with tests on both processors, which stretches processor time, too.
 HELD = 0.06  # seconds of processor time
+N_LOOKS = 3  # at what holds the hub for longer: other programs on the same processors stretch processor time, too
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +37,20 @@ def hold() -> Iterator[HubHold]:
     gc.unfreeze()
 
 
+def least_held(serving: Flask, route: Route, body: Body, hold: HubHold) -> Finding:
+    """Sends a body once; again where it held the hub for long, and takes the shortest."""
+    finding = measure(serving, route, body, hold)
+    for _ in range(1, N_LOOKS):
+        if finding.held > HELD:
+            finding = min(finding, measure(serving, route, body, hold), key=lambda measured: measured.held)
+    return finding
+
+
 @pytest.mark.timeout(600)  # nine hundred requests, one after the other
 def test_h028_no_list_or_map_of_a_body_holds_the_hub(serving: Flask, hold: HubHold) -> None:
     routes = [route for route in routes_of(serving) if route.path not in SAME]
     findings = [
-        measure(serving, route, body, hold) for route in routes for body in bodies(route.kind, route.example, SHORT)
+        least_held(serving, route, body, hold) for route in routes for body in bodies(route.kind, route.example, SHORT)
     ]
 
     assert {"/predictions", "/tokenize", "/v1/messages"} < {route.path for route in routes}

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         State,
         Vocabulary,
         Worker,
+        token_biases,
     )
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "Tokens",
     "Vocabulary",
     "Worker",
+    "token_biases",
 ]
 
 _HOMES = {
@@ -115,6 +117,7 @@ _HOMES = {
     "Tokens": "job",
     "Vocabulary": "worker",
     "Worker": "worker",
+    "token_biases": "worker",
 }
 
 

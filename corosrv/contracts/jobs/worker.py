@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from corosrv.base.errors import Refused
+from corosrv.base.processor import Turns
 from corosrv.contracts.jobs.job import AnyJob, Messages, Prompt, Sampling
 from corosrv.contracts.jobs.reader import Chunk, Reader
 from corosrv.formats.callformats.description import BARE, AnswerFormat, CallFormat
@@ -124,6 +126,29 @@ class Vocabulary(Protocol):
 
         `number` of `n_prompts`: which one it is, for the error.
         """
+
+
+MAX_BIASED_CHARS = 256
+MAX_TOKEN_BIASES = 2048  # each of them is looked at for each token of each answer
+
+
+def token_biases(biases: Iterable[tuple[int | str, float]], vocabulary: Vocabulary) -> list[tuple[int, float]]:
+    """Turns the texts among biases into their tokens; lets others run where they are many.
+
+    Raises Refused for ids that the model does not have, long texts, and too many tokens.
+    """
+    found: list[tuple[int, float]] = []
+    for key, bias in Turns().among(biases):
+        if isinstance(key, str) and len(key) > MAX_BIASED_CHARS:
+            raise Refused(f"logit_bias: a text has at most {MAX_BIASED_CHARS} characters", "logit_bias")
+        tokens = [key] if isinstance(key, int) else vocabulary.tokenize(key, False, False, "logit_bias")
+        found += [(token, bias) for token in tokens]
+        if any(not 0 <= token < vocabulary.size for token in tokens):
+            last = vocabulary.size - 1
+            raise Refused(f"logit_bias: {key} is no token id of this model (0 to {last})", "logit_bias")
+        if len(found) > MAX_TOKEN_BIASES:
+            raise Refused(f"logit_bias: its texts have more than {MAX_TOKEN_BIASES} tokens", "logit_bias")
+    return found
 
 
 class SlotState(msgspec.Struct, frozen=True):

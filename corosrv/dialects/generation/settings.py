@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from corosrv.contracts.jobs import Job, Sampling, Vocabulary
+from corosrv.contracts.jobs import Job, Sampling, Vocabulary, token_biases
 
 _RANDOM_SEED = 2**32 - 1
 # Members with the same name on both sides; the texts of a request are not among them.
@@ -67,7 +67,5 @@ def _biases(sampling: Sampling, vocabulary: Vocabulary) -> list[dict[str, Any]]:
     """Lists the biases token by token; a token that is banned has -inf, which JSON writes as null."""
     banned = vocabulary.end_tokens if sampling.ignore_eos else ()
     biases = [{"bias": float("-inf"), "token": token} for token in banned]
-    for key, bias in sampling.logit_bias:
-        tokens = [key] if isinstance(key, int) else vocabulary.tokenize(key, False, False, "logit_bias")
-        biases += [{"bias": bias, "token": token} for token in tokens]
+    biases += [{"bias": bias, "token": token} for token, bias in token_biases(sampling.logit_bias, vocabulary)]
     return biases

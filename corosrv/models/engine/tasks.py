@@ -16,9 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from corosrv.base.errors import NotSupported, Refused
-from corosrv.base.processor import Turns
 from corosrv.base.waits import ThreadLock
-from corosrv.contracts.jobs import Adapter, AnyJob, EmbedJob, Job, Pieces, RerankJob, Rows, Terms, ThoughtBudget
+from corosrv.contracts.jobs import (
+    Adapter,
+    AnyJob,
+    EmbedJob,
+    Job,
+    Pieces,
+    RerankJob,
+    Rows,
+    Terms,
+    ThoughtBudget,
+    token_biases,
+)
 from corosrv.models.engine.binding import Task, TaskKind
 from corosrv.models.engine.marks import Piece
 from corosrv.models.engine.slots import TaskNote, TaskNotes
@@ -106,8 +116,6 @@ class Adapters:
 
 
 MAX_STOP_BYTES = 256
-MAX_BIASED_CHARS = 256
-MAX_BIASES = 2048  # once texts are tokens
 
 
 class TaskMaker:
@@ -170,7 +178,7 @@ class TaskMaker:
         seed = job.sampling.seed if job.sampling.seed is not None else random.getrandbits(32)
         sampling = job.sampling
         if sampling.logit_bias:
-            sampling = replace(sampling, logit_bias=self._biases(sampling.logit_bias))
+            sampling = replace(sampling, logit_bias=tuple(token_biases(sampling.logit_bias, self._vocabulary)))
         if sampling.thoughts is not None:
             sampling = replace(sampling, thoughts=self._with_ending(sampling.thoughts))
         scales = self._adapters.scales(job.lora)
@@ -229,24 +237,6 @@ class TaskMaker:
         """Returns the budget with the tokens that end the thoughts; those of a client's words are no control tokens."""
         pieces = [Piece(budget.message, True), Piece(budget.closing + budget.rest, False)]
         return replace(budget, ending=tuple(self._vocabulary.tokens_of(pieces, False, "reasoning_budget_message")))
-
-    def _biases(self, biases: Sequence[tuple[int | str, float]]) -> tuple[tuple[int, float], ...]:
-        """Turns the texts among biases into their tokens. Raises Refused for ids that the model does not have."""
-        vocabulary = self._vocabulary
-        token_biases: list[tuple[int, float]] = []
-        turns = Turns()
-        for key, bias in biases:
-            turns.give_way()
-            if isinstance(key, str) and len(key) > MAX_BIASED_CHARS:
-                raise Refused(f"logit_bias: a text has at most {MAX_BIASED_CHARS} characters", "logit_bias")
-            tokens = [key] if isinstance(key, int) else vocabulary.tokens_of([Piece(key, True)], False, "logit_bias")
-            for token in tokens:
-                vocabulary.check(token, "logit_bias")
-                token_biases.append((token, bias))
-            # Each of them is looked at for each token of each answer.
-            if len(token_biases) > MAX_BIASES:
-                raise Refused(f"logit_bias: its texts have more than {MAX_BIASES} tokens", "logit_bias")
-        return tuple(token_biases)
 
 
 def _stops(job: Job) -> list[bytes]:

@@ -349,6 +349,13 @@ def test_biases_name_tokens_or_texts_in_either_form(biases):
 # What is refused.
 
 
+@pytest.mark.parametrize("biases", [[["a" * 257, 1]], [["a" * 256, 1]] * 9, [[263, 1]]])
+def test_biases_that_the_model_cannot_count_are_refused_when_they_are_shown(biases):
+    """Long texts, more than 2048 tokens, and an id that the vocabulary does not have."""
+    with pytest.raises(Refused, match=r"^logit_bias: "):
+        whole(last(0), logit_bias=biases)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
