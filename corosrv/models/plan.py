@@ -28,7 +28,7 @@ def estimate(settings: ModelSettings, facts: Facts | None) -> int:
     if facts is None:
         return 0
     # How much will be repacked is known afterwards: at most everything.
-    copies = facts.size if settings.kernels == "auto" else 0
+    copies = facts.size if settings.kernels != "ggml" else 0
     pair = _pair(settings, facts)
     return facts.size + copies + model_needs(settings, facts).cache(pair) + projector_bytes(settings)
 

@@ -62,8 +62,9 @@ class SlotSettings:
     threads: int = setting(0, "compute threads; 0: physical cores", check=between(0, 1024))
     kernels: str = setting(
         "auto",
-        "auto: corosrv's own matrix products and attention where they are faster; ggml: libllama's alone",
-        check=one_of("auto", "ggml"),
+        "auto: corosrv's own matrix products and attention where they are faster; avx2: those without wider "
+        "instructions; ggml: libllama's alone",
+        check=one_of("auto", "avx2", "ggml"),
     )
     batch: int = setting(512, "rows that one step computes at most", check=between(1, 65_536))
     step_ms: float = setting(

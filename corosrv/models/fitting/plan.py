@@ -253,7 +253,7 @@ def model_needs(settings: ModelSettings, facts: Facts, gpu_share: float = 0.0) -
         rows=max(settings.batch, settings.slots),
         shares_context=settings.kv_unified,
         may_share_context=not settings.deterministic,
-        may_copy=settings.kernels == "auto" and gpu_share < 1,
+        may_copy=settings.kernels != "ggml" and gpu_share < 1,
         prefix_bytes=settings.cache_bytes,
         more_bytes=projector_bytes(settings),
         gpu_share=gpu_share,

@@ -126,6 +126,17 @@ int32_t sampling_threads(const corosrv_options& options) {
   return options.synthetic == nullptr ? std::max(options.threads, 1) : 1;
 }
 
+KernelSet to_kernels(int32_t from) {
+  switch (from) {
+    case COROSRV_KERNELS_GGML:
+      return KernelSet::kGgml;
+    case COROSRV_KERNELS_AVX2:
+      return KernelSet::kAvx2;
+    default:
+      return KernelSet::kAuto;
+  }
+}
+
 std::optional<Pooling> to_pooling(int32_t from) {
   switch (from) {
     case COROSRV_POOLING_NONE:
@@ -199,7 +210,7 @@ ModelOptions to_model_options(const corosrv_options& from) {
   options.shifts_context = from.context_shift != 0;
   options.whole_context = from.whole_context != 0;
   options.is_safe = from.safe_load != 0;
-  options.has_own_kernels = from.kernels == COROSRV_KERNELS_AUTO;
+  options.kernels = to_kernels(from.kernels);
   options.copy_bytes = from.copy_bytes;
   if (from.placement != nullptr) options.placement = to_placement(*from.placement);
   return options;

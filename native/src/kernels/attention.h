@@ -29,10 +29,17 @@ struct Attention {
 
 constexpr size_t kHeadStep = 16;
 
-// Returns whether this processor has the instructions of attend().
-bool can_attend();
-
 // Computes the output. Any number of threads may call it, for different outputs.
-void attend(const Attention& attention);
+using Attend = void (*)(const Attention& attention);
+
+// Each returns null where this processor lacks the instructions.
+Attend avx2_attention();
+Attend avx512_attention();
+
+// Returns the fastest of this processor; null where it has none.
+inline Attend best_attention() {
+  const Attend wide = avx512_attention();
+  return wide != nullptr ? wide : avx2_attention();
+}
 
 }  // namespace corosrv

@@ -1,35 +1,76 @@
-// Target attributes and helpers of the AVX-512 kernels. The extension is compiled for any x86-64 processor: functions
-// that need more carry a target attribute, and are called only if has_avx512() and the like return true.
+// Registers of sixteen numbers. Whoever includes it has defined COROSRV_KERNEL, the target attribute of its functions.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#ifndef __clang__
-// GCC's own headers initialise some registers with themselves.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-#include <immintrin.h>
-
-#define COROSRV_HAS_KERNELS 1
-#define COROSRV_AVX512_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"
-#define COROSRV_AVX512 __attribute__((target(COROSRV_AVX512_TARGET)))
-#define COROSRV_AVX512_VNNI __attribute__((target(COROSRV_AVX512_TARGET ",avx512vnni")))
+#include "kernels/instruction_sets.h"
 
 namespace corosrv {
 
-inline bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx2") &&
-         __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+namespace {
+
+using Ints = __m512i;
+using Floats = __m512;
+constexpr size_t kLanes = 16;
+
+COROSRV_KERNEL inline Ints load(const uint8_t* from) { return _mm512_loadu_si512(from); }
+COROSRV_KERNEL inline Ints bytes_of(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+COROSRV_KERNEL inline Ints ints_of(int32_t value) { return _mm512_set1_epi32(value); }
+COROSRV_KERNEL inline Ints both(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+COROSRV_KERNEL inline Ints either(Ints a, Ints b) { return _mm512_or_si512(a, b); }
+COROSRV_KERNEL inline Ints differing(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
+template <int kBits>
+COROSRV_KERNEL inline Ints shift_left(Ints a) {
+  return _mm512_slli_epi16(a, kBits);
+}
+template <int kBits>
+COROSRV_KERNEL inline Ints shift_right(Ints a) {
+  return _mm512_srli_epi16(a, kBits);
+}
+COROSRV_KERNEL inline Ints load_table(const uint8_t* from) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+COROSRV_KERNEL inline Ints look_up(Ints table, Ints indices) { return _mm512_shuffle_epi8(table, indices); }
+
+COROSRV_KERNEL inline Floats floats_of(float value) { return _mm512_set1_ps(value); }
+COROSRV_KERNEL inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
+COROSRV_KERNEL inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+COROSRV_KERNEL inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+COROSRV_KERNEL inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+// The second where one is NaN.
+COROSRV_KERNEL inline Floats maximum(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+COROSRV_KERNEL inline Floats load_floats(const float* from) { return _mm512_loadu_ps(from); }
+COROSRV_KERNEL inline void store(float* to, Floats a) { _mm512_storeu_ps(to, a); }
+COROSRV_KERNEL inline float largest_of(Floats a) { return _mm512_reduce_max_ps(a); }
+COROSRV_KERNEL inline float sum_of(Floats a) { return _mm512_reduce_add_ps(a); }
+COROSRV_KERNEL inline int32_t sum_of(Ints a) { return _mm512_reduce_add_epi32(a); }
+
+COROSRV_KERNEL inline Floats load_halves(const uint8_t* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+COROSRV_KERNEL inline __m128i load_sixteen(const uint8_t* bytes) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+}
+COROSRV_KERNEL inline Floats load_bytes(const uint8_t* from) {
+  return to_floats(_mm512_cvtepu8_epi32(load_sixteen(from)));
+}
+COROSRV_KERNEL inline Floats load_signed_bytes(const uint8_t* from) {
+  return to_floats(_mm512_cvtepi8_epi32(load_sixteen(from)));
+}
+// Half of 2 to the power of each byte less 127; nothing for the two smallest.
+COROSRV_KERNEL inline Floats load_powers(const uint8_t* from) {
+  const __m128i less_one = _mm_subs_epu8(load_sixteen(from), _mm_set1_epi8(1));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(less_one), 23));
 }
 
-// Loads sixteen 16-bit floats.
-COROSRV_AVX512 inline __m512 load_halves(const uint8_t* halves) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+// Returns four activations, repeated in each lane.
+COROSRV_KERNEL inline Ints broadcast(const int8_t* quants) {
+  int32_t four;
+  std::memcpy(&four, quants, sizeof four);
+  return ints_of(four);
 }
+
+}  // namespace
 
 }  // namespace corosrv
-
-#endif

@@ -18,14 +18,31 @@ namespace corosrv {
 
 namespace {
 
-std::optional<BlockFormat> format_of(const ggml_tensor& weight) {
-  if (weight.type == GGML_TYPE_Q4_1) return BlockFormat::kQ4_1;
-  if (weight.type == GGML_TYPE_Q8_0) return BlockFormat::kQ8_0;
-  return std::nullopt;
-}
-
-bool is_plain_matrix(const ggml_tensor& tensor) {
-  return tensor.ne[2] == 1 && tensor.ne[3] == 1 && ggml_is_contiguous(&tensor);
+std::optional<BlockFormat> format_of(ggml_type type) {
+  switch (type) {
+    case GGML_TYPE_Q4_0:
+      return BlockFormat::kQ4_0;
+    case GGML_TYPE_Q4_1:
+      return BlockFormat::kQ4_1;
+    case GGML_TYPE_Q5_0:
+      return BlockFormat::kQ5_0;
+    case GGML_TYPE_Q5_1:
+      return BlockFormat::kQ5_1;
+    case GGML_TYPE_Q8_0:
+      return BlockFormat::kQ8_0;
+    case GGML_TYPE_IQ4_NL:
+      return BlockFormat::kIQ4_NL;
+    case GGML_TYPE_MXFP4:
+      return BlockFormat::kMXFP4;
+    case GGML_TYPE_Q4_K:
+      return BlockFormat::kQ4_K;
+    case GGML_TYPE_Q5_K:
+      return BlockFormat::kQ5_K;
+    case GGML_TYPE_Q6_K:
+      return BlockFormat::kQ6_K;
+    default:
+      return std::nullopt;
+  }
 }
 
 // Returns whether the tensor is a weight with the bytes of the file: buffers of weights that ggml rearranged for its
@@ -136,9 +153,15 @@ std::array<char, 64> op_params_of(ggml_custom_op_t function, void* user_data) {
 
 }  // namespace
 
+std::optional<BlockFormat> packed_format(const ggml_tensor& weight) {
+  const std::optional<BlockFormat> format = format_of(weight.type);
+  const bool is_plain = weight.ne[2] == 1 && weight.ne[3] == 1 && ggml_is_contiguous(&weight);
+  return format && is_plain && PackedMatrix::fits(*format, extent(weight, 1), extent(weight, 0)) ? format
+                                                                                                 : std::nullopt;
+}
+
 std::unique_ptr<GraphKernels> GraphKernels::make(const KernelChoice& choice) {
-  const bool has_faster =
-      choice.is_faster_allowed && (PackedMatrix::is_supported() || can_attend()) && !has_accelerator();
+  const bool has_faster = (choice.products != nullptr || choice.attend != nullptr) && !has_accelerator();
   if (!has_faster && !choice.is_deterministic) return nullptr;
   auto kernels = std::make_unique<GraphKernels>(choice);
   if (choice.is_deterministic && !is_cpu_alone()) {
@@ -149,7 +172,7 @@ std::unique_ptr<GraphKernels> GraphKernels::make(const KernelChoice& choice) {
 
 GraphKernels::GraphKernels(const KernelChoice& choice)
     : choice_(choice),
-      attend_(op_params_of(&GraphKernels::attend, nullptr)),
+      attend_(op_params_of(&GraphKernels::attend, this)),
       multiply_by_rows_(op_params_of(&GraphKernels::multiply_by_rows, this)),
       row_products_(choice.is_deterministic ? RowProducts::make() : nullptr) {
   if (choice.is_deterministic && !row_products_) {
@@ -161,7 +184,7 @@ GraphKernels::~GraphKernels() = default;
 
 GraphKernels::Weight::Weight(GraphKernels& owner, BlockFormat format, const ggml_tensor& tensor)
     : kernels(owner),
-      matrix(format, tensor.data, extent(tensor, 1), extent(tensor, 0)),
+      matrix(*owner.choice_.products, format, tensor.data, extent(tensor, 1), extent(tensor, 0)),
       quantize_and_multiply(op_params_of(&GraphKernels::quantize_and_multiply, this)),
       multiply_only(op_params_of(&GraphKernels::multiply, this)) {}
 
@@ -214,7 +237,7 @@ bool GraphKernels::replace_by_row_product(ggml_tensor* node) {
 }
 
 bool GraphKernels::replace_attention(ggml_tensor* node) {
-  if (node->op != GGML_OP_FLASH_ATTN_EXT || !choice_.is_faster_allowed || !can_attend() || !is_plain_attention(*node)) {
+  if (node->op != GGML_OP_FLASH_ATTN_EXT || choice_.attend == nullptr || !is_plain_attention(*node)) {
     return false;
   }
   const float scale = attention_params(*node)[kScale];
@@ -241,9 +264,8 @@ GraphKernels::Weight* GraphKernels::find(const ggml_tensor* tensor) {
 }
 
 std::unique_ptr<GraphKernels::Weight> GraphKernels::pack(const ggml_tensor* tensor) {
-  const std::optional<BlockFormat> format = format_of(*tensor);
-  if (!choice_.is_faster_allowed || !PackedMatrix::is_supported() || !format || !is_plain_matrix(*tensor) ||
-      !PackedMatrix::fits(extent(*tensor, 1), extent(*tensor, 0)) ||
+  const std::optional<BlockFormat> format = packed_format(*tensor);
+  if (choice_.products == nullptr || !format ||
       ggml_nbytes(tensor) > choice_.max_bytes - std::min(bytes_, choice_.max_bytes)) {
     return nullptr;
   }
@@ -262,7 +284,7 @@ void GraphKernels::quantize_share(const ggml_tensor& activations, int thread, in
     const size_t column = block % row_blocks;
     n = std::min(row_blocks - column, end - block);
     const float* row = reinterpret_cast<const float*>(row_at(activations, block / row_blocks));
-    quantize(row + column * kBlockValues, n, &activations_[block]);
+    choice_.products->quantize(row + column * kBlockValues, n, &activations_[block]);
   }
 }
 
@@ -284,13 +306,14 @@ void GraphKernels::multiply_by_rows(ggml_tensor* node, int thread, int n_threads
   static_cast<GraphKernels*>(kernels)->row_products_->compute(*node, thread, n_threads);
 }
 
-void GraphKernels::attend(ggml_tensor* node, int thread, int n_threads, void*) {
+void GraphKernels::attend(ggml_tensor* node, int thread, int n_threads, void* kernels) {
+  const Attend attend = static_cast<GraphKernels*>(kernels)->choice_.attend;
   const size_t n_tokens = extent(*node->src[0], 1), n_key_heads = extent(*node->src[1], 2);
   const size_t n_parts = n_tokens * n_key_heads * extent(*node->src[0], 3);
   // Threads take parts in turn, because later tokens of a prompt see more cells.
   for (size_t part = static_cast<size_t>(thread); part < n_parts; part += static_cast<size_t>(n_threads)) {
     const size_t row = part / n_key_heads;
-    corosrv::attend(attention_of(*node, row % n_tokens, part % n_key_heads, row / n_tokens));
+    attend(attention_of(*node, row % n_tokens, part % n_key_heads, row / n_tokens));
   }
 }
 

@@ -4,10 +4,12 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "kernels/attention.h"
 #include "kernels/packed_matrix.h"
 #include "kernels/spin_barrier.h"
 
@@ -19,10 +21,14 @@ class RowProducts;
 
 // Which operations GraphKernels may replace.
 struct KernelChoice {
-  bool is_faster_allowed;  // packed products and attend(), where they are faster than ggml's kernels
-  size_t max_bytes;        // the most memory for packed copies of weights; other weights are left to ggml
-  bool is_deterministic;   // no row of a batch may depend on its neighbours (invariant I9)
+  const ProductKernels* products;  // for packed weights; null: ggml's products
+  Attend attend;                   // null: ggml's attention
+  size_t max_bytes;                // the most memory for packed copies of weights; other weights are left to ggml
+  bool is_deterministic;           // no row of a batch may depend on its neighbours (invariant I9)
 };
+
+// Returns the format of a weight that PackedMatrix can hold.
+std::optional<BlockFormat> packed_format(const ggml_tensor& weight);
 
 // Replaces matrix products and attention in the graphs of one llama_context, which must not outlive it.
 //
@@ -88,7 +94,7 @@ class GraphKernels {
   static void quantize_and_multiply(ggml_tensor* node, int thread, int n_threads, void* weight);
   static void multiply(ggml_tensor* node, int thread, int n_threads, void* weight);
   static void multiply_by_rows(ggml_tensor* node, int thread, int n_threads, void* kernels);
-  static void attend(ggml_tensor* node, int thread, int n_threads, void*);
+  static void attend(ggml_tensor* node, int thread, int n_threads, void* kernels);
 
   const KernelChoice choice_;
   const OpParams attend_;

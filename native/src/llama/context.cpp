@@ -68,10 +68,17 @@ Context make_context(llama_model* model, const ModelOptions& options, const Cont
   return context;
 }
 
+const ProductKernels* products_of(KernelSet kernels) {
+  if (kernels == KernelSet::kGgml) return nullptr;
+  return kernels == KernelSet::kAvx2 ? avx2_products() : best_products();
+}
+
 std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model,
                                            bool is_deterministic) {
-  KernelChoice choice;
-  choice.is_faster_allowed = options.has_own_kernels && computes_layers(options, model);
+  KernelChoice choice{};
+  const bool is_faster_allowed = options.kernels != KernelSet::kGgml && computes_layers(options, model);
+  choice.products = is_faster_allowed ? products_of(options.kernels) : nullptr;
+  if (is_faster_allowed) choice.attend = options.kernels == KernelSet::kAvx2 ? avx2_attention() : best_attention();
   choice.max_bytes = static_cast<size_t>(options.copy_bytes);
   choice.is_deterministic = is_deterministic;
   return GraphKernels::make(choice);

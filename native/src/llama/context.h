@@ -13,6 +13,9 @@ namespace corosrv {
 // The most rows of one llama_decode for which vectors are made: libllama reserves room for the logits of each, too.
 constexpr int32_t kVectorRows = 128;
 
+// Returns the routines for packed weights that a set has on this processor; null for none.
+const ProductKernels* products_of(KernelSet kernels);
+
 // What a context is made for.
 struct ContextPurpose {
   int32_t tokens;                    // of a slot, or its part of what all share

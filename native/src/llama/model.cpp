@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "kernels/graph_kernels.h"
 #include "llama/log.h"
 
 namespace corosrv {
@@ -105,6 +106,22 @@ Model load_model(const std::string& path, const Placement& placement, bool may_r
     return nullptr;
   }
   return model;
+}
+
+bool is_packable(const std::string& path) {
+  ggml_context* tensors = nullptr;
+  gguf_context* file = gguf_init_from_file(path.c_str(), {true, &tensors});
+  if (file == nullptr) return false;
+  size_t n_bytes = 0, n_packable = 0;
+  for (ggml_tensor* tensor = ggml_get_first_tensor(tensors); tensor != nullptr;
+       tensor = ggml_get_next_tensor(tensors, tensor)) {
+    if (ggml_n_dims(tensor) < 2) continue;
+    n_bytes += ggml_nbytes(tensor);
+    if (packed_format(*tensor)) n_packable += ggml_nbytes(tensor);
+  }
+  ggml_free(tensors);
+  gguf_free(file);
+  return n_packable > 0 && n_packable >= n_bytes / 100 * 95;
 }
 
 std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::vector<std::string>& paths,

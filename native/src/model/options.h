@@ -40,6 +40,13 @@ struct Placement {
   bool stretches_context() const { return rope_scaling > 0 || rope_freq_base > 0 || rope_freq_scale > 0; }
 };
 
+// Who multiplies matrices and computes attention.
+enum class KernelSet {
+  kAuto,  // corosrv where it is faster and the processor can, else libllama
+  kGgml,  // libllama alone
+  kAvx2,  // as kAuto, but without wider instructions
+};
+
 // A model of a GGUF file.
 struct ModelOptions {
   std::string path;
@@ -54,8 +61,8 @@ struct ModelOptions {
   bool shifts_context = false;        // whatever generates here has to be able to
   bool whole_context = false;         // made while the model loads, not in the background once it serves
   bool is_safe = false;               // no repacked weights (libllama's use_extra_bufts=false)
-  bool has_own_kernels = true;        // corosrv's compute where they are faster and the processor can
-  uint64_t copy_bytes = 0;            // that these may take for weights in another order, at most
+  KernelSet kernels = KernelSet::kAuto;
+  uint64_t copy_bytes = 0;  // that these may take for weights in another order, at most
   Placement placement;
 };
 

@@ -16,7 +16,7 @@ FILLED = 16 * 2048 * 23_040  # bytes of the KV cache if all of it were there: 75
 TOUCHED = 4 * 400 * 10_000  # bytes that the prompts fill at least, with keys and values of 8 bits
 
 WITH_OWN_KERNELS = pytest.mark.skipif(
-    "avx512_vnni" not in cpu_identity(), reason="without AVX512-VNNI the default computes with libllama's kernels, too"
+    "avx2" not in cpu_identity(), reason="without AVX2 the default computes with libllama's kernels, too"
 )
 
 # A process of its own, whose memory nothing else takes. The prompts need more room than the first context has, and so

@@ -1,11 +1,16 @@
 """The real model with corosrv's matrix kernels, next to the same with libllama's alone."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from corosrv.models.engine import Engine
 from corosrv.models.engine.libllama import cpu_identity
+from corosrv.models.engine.trial import difference, draw
+from tests.models.engine.test_probe import options
+from tests.support.architectures import quantize
 from tests.support.engines import answer, job, opened, packaged_model, read_all, text_of
 
 pytestmark = pytest.mark.model
@@ -17,13 +22,30 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def ours() -> Iterator[Engine]:
+FORMATS = ["Q4_0", "Q4_K_M", "Q6_K"]
+
+
+def sets() -> list[str]:
+    """The sets of kernels that this processor has of its own."""
     flags = cpu_identity()
-    if "avx512_vnni" not in flags or "amx_tile" in flags:
-        pytest.skip("this processor has no use for the kernels: it lacks AVX512-VNNI, or has AMX")
-    with opened(model=packaged_model(), slots=16, ctx=256, queue=64) as engine:
+    if "amx_tile" in flags or "avx2" not in flags:
+        return []
+    return ["auto", "avx2"] if "avx512_vnni" in flags else ["auto"]
+
+
+WITH_KERNELS = pytest.mark.skipif(not sets(), reason="no use for the kernels: the processor lacks AVX2, or has AMX")
+
+
+@pytest.fixture(scope="module", params=[pytest.param("auto", marks=WITH_KERNELS)] if not sets() else sets())
+def ours(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with opened(model=packaged_model(), slots=16, ctx=256, queue=64, kernels=request.param) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The packaged model in other formats. Rows of 576 numbers become Q5_0 or Q8_0 where a format is one of 256."""
+    return quantize(Path(packaged_model()), tmp_path_factory.mktemp("formats"), FORMATS)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +67,22 @@ def test_all_weights_are_repacked_and_the_copy_is_as_large_as_they_are(ours):
 def test_libllama_can_be_left_alone(libllamas):
     assert (libllamas.info.own_kernels, libllamas.info.packed_bytes) == (0, 0)
     assert libllamas.info.kernels == "libllama's kernels alone"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # the formats are written first
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("kernels", sets() or [pytest.param("auto", marks=WITH_KERNELS)])
+def test_other_formats_are_packed_and_answer_as_with_libllama(files, name, kernels):
+    """Also those that libllama would rearrange, and then keep for its own kernels."""
+    own = options(files[name], kernels=kernels, copy_bytes=1 << 40)
+
+    answer, has_own_kernels = draw(own)
+
+    assert has_own_kernels
+    assert difference(answer, draw(replace(own, kernels="ggml"))[0]) == ""
+    with opened(model=str(files[name]), slots=2, ctx=128, kernels=kernels) as engine:
+        assert 0.97 * engine.info.size < engine.info.packed_bytes < 1.06 * engine.info.size
 
 
 def test_the_fingerprint_tells_the_kernels_apart(ours, libllamas):

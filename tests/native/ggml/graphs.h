@@ -19,7 +19,7 @@ namespace corosrv {
 constexpr int64_t kColumns = 96;
 constexpr int kThreads = 3;
 constexpr size_t kNoLimit = size_t{1} << 40;
-constexpr KernelChoice kFaster{true, kNoLimit, false};
+inline const KernelChoice kFaster{best_products(), best_attention(), kNoLimit, false};
 
 using Values = std::vector<float>;
 using Tensors = std::vector<ggml_tensor*>;
@@ -79,13 +79,13 @@ class Machine {
 class Weights {
  public:
   Weights(Machine& machine, ggml_type type, const std::vector<int64_t>& n_rows,
-          ggml_backend_buffer_usage usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
-      : Weights(machine.backend(), type, n_rows, usage) {}
+          ggml_backend_buffer_usage usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS, int64_t n_columns = kColumns)
+      : Weights(machine.backend(), type, n_rows, usage, n_columns) {}
 
   Weights(ggml_backend_t place, ggml_type type, const std::vector<int64_t>& n_rows,
-          ggml_backend_buffer_usage usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+          ggml_backend_buffer_usage usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS, int64_t n_columns = kColumns)
       : context_(ggml_init({n_rows.size() * ggml_tensor_overhead(), nullptr, true})) {
-    for (const int64_t rows : n_rows) matrices_.push_back(ggml_new_tensor_2d(context_.get(), type, kColumns, rows));
+    for (const int64_t rows : n_rows) matrices_.push_back(ggml_new_tensor_2d(context_.get(), type, n_columns, rows));
     buffer_ = ggml_backend_alloc_ctx_tensors(context_.get(), place);
     ggml_backend_buffer_set_usage(buffer_, usage);
     for (ggml_tensor* matrix : matrices_) fill(matrix);
@@ -101,7 +101,7 @@ class Weights {
   static void fill(ggml_tensor* matrix) {
     const Values values = random_values(static_cast<size_t>(ggml_nelements(matrix)), 7);
     std::vector<char> blocks(ggml_nbytes(matrix));
-    ggml_quantize_chunk(matrix->type, values.data(), blocks.data(), 0, matrix->ne[1], kColumns, nullptr);
+    ggml_quantize_chunk(matrix->type, values.data(), blocks.data(), 0, matrix->ne[1], matrix->ne[0], nullptr);
     ggml_backend_tensor_set(matrix, blocks.data(), 0, blocks.size());
   }
 

@@ -27,7 +27,7 @@ struct SplitModel {
 };
 
 KERNEL_TEST(
-    PackedMatrix::is_supported(),
+    best_products() != nullptr,
     "products on another device are left to it, those of the processor are replaced, and all are what ggml makes") {
   GraphKernels kernels(kFaster);
   Machine ours(&kernels, other_device()), theirs(nullptr);
@@ -69,7 +69,7 @@ TEST("what lies in a device's memory is left to it, though the processor can rea
   CHECK_EQ(kernels.bytes(), size_t{0});
 }
 
-KERNEL_TEST(PackedMatrix::is_supported(),
+KERNEL_TEST(best_products() != nullptr,
             "what lies in the processor's memory, or in what a device lends it, is replaced") {
   Machine bare(nullptr);
   const Weights weights(bare, GGML_TYPE_Q4_1, {16});

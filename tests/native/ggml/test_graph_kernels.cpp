@@ -17,8 +17,8 @@
 namespace corosrv {
 namespace {
 
-constexpr KernelChoice kDeterministic{true, kNoLimit, true};
-constexpr KernelChoice kDeterministicAlone{false, kNoLimit, true};
+const KernelChoice kDeterministic{best_products(), best_attention(), kNoLimit, true};
+const KernelChoice kDeterministicAlone{nullptr, nullptr, kNoLimit, true};
 
 // What a layer asks for: three products of the same activations, one of others, and one of the first again.
 Graph::Build layer(const Weights& weights) {
@@ -31,9 +31,22 @@ Graph::Build layer(const Weights& weights) {
   };
 }
 
-KERNEL_TEST(PackedMatrix::is_supported(),
+// Whether the first rows give the same bits whatever comes behind them.
+void check_rows_alone_and_together(Machine& machine, const Graph::Build& build) {
+  const Values input = input_of(80, 1);
+  const std::vector<Values> together = Graph(machine, 80, build).compute(input);
+  for (const int64_t n_rows : {1, 2, 3, 17, 65}) {
+    const std::vector<Values> few = Graph(machine, n_rows, build).compute(input);
+    for (size_t i = 0; i < few.size(); ++i) {
+      CHECK(std::memcmp(few[i].data(), together[i].data(), few[i].size() * sizeof(float)) == 0);
+    }
+  }
+}
+
+KERNEL_TEST(best_products() != nullptr,
             "products are ggml's but for the order of their sums, also in a graph that is computed again") {
-  for (const ggml_type type : {GGML_TYPE_Q4_1, GGML_TYPE_Q8_0}) {
+  for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0,
+                               GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4}) {
     GraphKernels kernels(kFaster);
     Machine machine(&kernels);
     const Weights weights(machine, type, {48, 16, 160});
@@ -43,7 +56,25 @@ KERNEL_TEST(PackedMatrix::is_supported(),
   }
 }
 
-KERNEL_TEST(PackedMatrix::is_supported(),
+KERNEL_TEST(best_products() != nullptr,
+            "products with formats of 256 numbers are near ggml's, and no row needs another") {
+  constexpr int64_t kWide = 768;
+  for (const ggml_type type : {GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
+    GraphKernels kernels(kFaster);
+    Machine machine(&kernels);
+    const Weights weights(machine, type, {48, 16}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, kWide);
+    const Graph::Build build = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+      ggml_tensor* wide = ggml_repeat_4d(context, input, kWide, input->ne[1], 1, 1);
+      return {ggml_mul_mat(context, weights[0], wide), ggml_mul_mat(context, weights[1], wide)};
+    };
+
+    // ggml has one scale for 256 activations. Outputs are of the size of thirty.
+    for (const int64_t n_rows : {1, 33}) check_against_ggml(machine, n_rows, build, 2, 2, 1.0f);
+    check_rows_alone_and_together(machine, build);
+  }
+}
+
+KERNEL_TEST(best_products() != nullptr,
             "activations of an earlier graph are not taken for those of a later one at the same address") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
@@ -79,7 +110,7 @@ TEST("what is no plain product with a weight stays ggml's") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Weights others(machine, GGML_TYPE_Q4_1, {16}, GGML_BACKEND_BUFFER_USAGE_ANY);
-  const Weights unknown(machine, GGML_TYPE_Q5_1, {16});
+  const Weights unknown(machine, GGML_TYPE_F16, {16});
   const Weights odd(machine, GGML_TYPE_Q4_1, {24});
   const Weights good(machine, GGML_TYPE_Q4_1, {32});
 
@@ -105,24 +136,12 @@ Graph::Build planes(const Weights& weights) {
   };
 }
 
-KERNEL_TEST(PackedMatrix::is_supported(), "the packed product is taken however the rows of a batch lie") {
+KERNEL_TEST(best_products() != nullptr, "the packed product is taken however the rows of a batch lie") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Weights weights(machine, GGML_TYPE_Q4_1, {32});
 
   for (const int64_t n_rows : {2, 10, 34}) check_against_ggml(machine, n_rows, planes(weights), 2);
-}
-
-// Whether the first rows give the same bits whatever comes behind them.
-void check_rows_alone_and_together(Machine& machine, const Graph::Build& build) {
-  const Values input = input_of(80, 1);
-  const std::vector<Values> together = Graph(machine, 80, build).compute(input);
-  for (const int64_t n_rows : {1, 2, 3, 17, 65}) {
-    const std::vector<Values> few = Graph(machine, n_rows, build).compute(input);
-    for (size_t i = 0; i < few.size(); ++i) {
-      CHECK(std::memcmp(few[i].data(), together[i].data(), few[i].size() * sizeof(float)) == 0);
-    }
-  }
 }
 
 constexpr ggml_type kTypes[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q4_0,  GGML_TYPE_Q4_1,
@@ -213,10 +232,10 @@ TEST("an operation that looks at its neighbours breaks the promise, and is named
   CHECK(kernels.violation().find("CUMSUM of f32") != std::string::npos);
 }
 
-KERNEL_TEST(PackedMatrix::is_supported(), "weights are packed up to the limit, and each once") {
+KERNEL_TEST(best_products() != nullptr, "weights are packed up to the limit, and each once") {
   Machine bare(nullptr);
   const Weights weights(bare, GGML_TYPE_Q4_1, {16, 16, 16});
-  GraphKernels kernels({true, 2 * weights.bytes(0) + weights.bytes(0) / 2, false});
+  GraphKernels kernels({best_products(), nullptr, 2 * weights.bytes(0) + weights.bytes(0) / 2, false});
   Machine machine(&kernels);
 
   check_against_ggml(machine, 5, layer(weights), 4);  // all but the products with the third
@@ -277,7 +296,8 @@ class Cache {
   ggml_backend_buffer_t buffer_;
 };
 
-KERNEL_TEST(can_attend(), "attention is ggml's but for rounding, also in a graph that is computed again") {
+KERNEL_TEST(best_attention() != nullptr,
+            "attention is ggml's but for rounding, also in a graph that is computed again") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Cache cache(machine);
@@ -286,7 +306,7 @@ KERNEL_TEST(can_attend(), "attention is ggml's but for rounding, also in a graph
   for (const int64_t n_rows : {2, 14, 160}) check_against_ggml(machine, n_rows, cache.attention(), 1, 3, 5e-3f);
 }
 
-KERNEL_TEST(can_attend(), "attention of a token gives the same bits alone and among others") {
+KERNEL_TEST(best_attention() != nullptr, "attention of a token gives the same bits alone and among others") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Cache cache(machine);
@@ -299,7 +319,8 @@ KERNEL_TEST(can_attend(), "attention of a token gives the same bits alone and am
   CHECK(std::memcmp(alone.data(), together.data(), kColumns * sizeof(float)) == 0);
 }
 
-KERNEL_TEST(can_attend(), "attention that has several kernels in ggml breaks the promise unless ours computes it") {
+KERNEL_TEST(best_attention() != nullptr,
+            "attention that has several kernels in ggml breaks the promise unless ours computes it") {
   GraphKernels kernels(kDeterministic);
   Machine machine(&kernels);
   const Cache cache(machine);

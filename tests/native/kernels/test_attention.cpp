@@ -4,8 +4,8 @@
 #include <random>
 #include <vector>
 
+#include "check.h"
 #include "kernels/attention.h"
-#include "kernels/kernel_test.h"
 
 namespace corosrv {
 namespace {
@@ -68,11 +68,11 @@ struct Scene {
     }
   }
 
-  Values attend() const {
+  Values attend(Attend with) const {
     Values output(n_heads * head_size, NAN);
-    corosrv::attend({head_size, n_heads, queries.data(), query_stride() * 4, n_cells(), mask.data(),
-                     reinterpret_cast<const uint8_t*>(keys.data()), cell_stride() * 2,
-                     reinterpret_cast<const uint8_t*>(values.data()), cell_stride() * 2, kScale, output.data()});
+    with({head_size, n_heads, queries.data(), query_stride() * 4, n_cells(), mask.data(),
+          reinterpret_cast<const uint8_t*>(keys.data()), cell_stride() * 2,
+          reinterpret_cast<const uint8_t*>(values.data()), cell_stride() * 2, kScale, output.data()});
     return output;
   }
 
@@ -108,50 +108,68 @@ bool are_same_bits(const Values& a, const Values& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-KERNEL_TEST(can_attend(), "attention agrees with plain arithmetic on random shapes") {
-  std::mt19937 random(1);
-  for (unsigned round = 0; round < 60; ++round) {
-    Scene scene(1 + random() % 9, kHeadStep * (1 + random() % 9), 1 + random() % 400, round);
-    scene.hide(static_cast<double>(round % 3) / 2.5);
-    const Values found = scene.attend(), expected = scene.expected();
-
-    float most = 0;
-    for (size_t i = 0; i < found.size(); ++i) most = std::fmax(most, std::fabs(found[i] - expected[i]));
-    CHECK(most < 1e-5f);
-    CHECK(std::none_of(found.begin(), found.end(), [](float value) { return std::isnan(value); }));
+// Calls `check` with the attention of each instruction set of this processor.
+template <typename Check>
+void with_each(const Check& check) {
+  for (const Attend attend : {avx2_attention(), avx512_attention()}) {
+    if (attend != nullptr) check(attend);
   }
 }
 
-KERNEL_TEST(can_attend(), "scores far apart neither overflow nor vanish") {
-  Scene scene(3, 64, 300, 2);
-  for (float& value : scene.queries) value *= 40;
-  const Values found = scene.attend(), expected = scene.expected();
+TEST("attention agrees with plain arithmetic on random shapes") {
+  with_each([](Attend attend) {
+    std::mt19937 random(1);
+    for (unsigned round = 0; round < 60; ++round) {
+      Scene scene(1 + random() % 9, kHeadStep * (1 + random() % 9), 1 + random() % 400, round);
+      scene.hide(static_cast<double>(round % 3) / 2.5);
+      const Values found = scene.attend(attend), expected = scene.expected();
 
-  for (size_t i = 0; i < found.size(); ++i) CHECK(std::fabs(found[i] - expected[i]) < 1e-3f);
+      float most = 0;
+      for (size_t i = 0; i < found.size(); ++i) most = std::fmax(most, std::fabs(found[i] - expected[i]));
+      CHECK(most < 1e-5f);
+      CHECK(std::none_of(found.begin(), found.end(), [](float value) { return std::isnan(value); }));
+    }
+  });
 }
 
-KERNEL_TEST(can_attend(), "hidden cells are not read and change no bit") {
-  for (const size_t n_cells : {1u, 15u, 16u, 127u, 128u, 129u, 143u, 300u}) {
-    const Scene scene(3, 64, n_cells, 3);
+TEST("scores far apart neither overflow nor vanish") {
+  with_each([](Attend attend) {
+    Scene scene(3, 64, 300, 2);
+    for (float& value : scene.queries) value *= 40;
+    const Values found = scene.attend(attend), expected = scene.expected();
 
-    CHECK(are_same_bits(scene.with_hidden_cells().attend(), scene.attend()));
-    CHECK(are_same_bits(scene.with_hidden_cells(200).attend(), scene.attend()));
-  }
+    for (size_t i = 0; i < found.size(); ++i) CHECK(std::fabs(found[i] - expected[i]) < 1e-3f);
+  });
 }
 
-KERNEL_TEST(can_attend(), "who is shown nothing gets zeros") {
-  Scene scene(5, 32, 40, 4);
-  scene.hide(1.0);
+TEST("hidden cells are not read and change no bit") {
+  with_each([](Attend attend) {
+    for (const size_t n_cells : {1u, 15u, 16u, 127u, 128u, 129u, 143u, 300u}) {
+      const Scene scene(3, 64, n_cells, 3);
 
-  CHECK(scene.attend() == Values(5 * 32, 0.0f));
+      CHECK(are_same_bits(scene.with_hidden_cells().attend(attend), scene.attend(attend)));
+      CHECK(are_same_bits(scene.with_hidden_cells(200).attend(attend), scene.attend(attend)));
+    }
+  });
 }
 
-KERNEL_TEST(can_attend(), "what is not a number is not hidden from whoever looks at it") {
-  Scene scene(2, 32, 40, 5);
-  scene.keys[17 * scene.cell_stride()] = kNan;
-  const Values found = scene.attend();
+TEST("who is shown nothing gets zeros") {
+  with_each([](Attend attend) {
+    Scene scene(5, 32, 40, 4);
+    scene.hide(1.0);
 
-  CHECK(std::all_of(found.begin(), found.end(), [](float value) { return std::isnan(value); }));
+    CHECK(scene.attend(attend) == Values(5 * 32, 0.0f));
+  });
+}
+
+TEST("what is not a number is not hidden from whoever looks at it") {
+  with_each([](Attend attend) {
+    Scene scene(2, 32, 40, 5);
+    scene.keys[17 * scene.cell_stride()] = kNan;
+    const Values found = scene.attend(attend);
+
+    CHECK(std::all_of(found.begin(), found.end(), [](float value) { return std::isnan(value); }));
+  });
 }
 
 }  // namespace

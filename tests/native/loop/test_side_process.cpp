@@ -53,7 +53,8 @@ TEST("the time for which a side process is stopped is counted, and no other") {
 
   const auto begin = Clock::now();
   side.suspend();
-  REQUIRE(eventually([&] { return Clock::now() - begin > milliseconds(50); }));
+  const auto suspended = Clock::now();
+  REQUIRE(eventually([&] { return Clock::now() - suspended > milliseconds(50); }));
   const auto held = side.held();
   CHECK(held >= milliseconds(50));
 

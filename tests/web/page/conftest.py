@@ -59,11 +59,13 @@ class Chat:
         self.wait("!window.isOld && !!document.getElementById('message')")
 
     def click(self, words: str, within: str = "document") -> None:
-        """Clicks the last button with these words, or of this name."""
-        self.run(
+        """Clicks the last button with these words, or of this name, as soon as it can be clicked."""
+        found = (
             f"[...{within}.querySelectorAll('button, summary')].filter((one) => one.checkVisibility() && "
-            f"(one.textContent.trim() === {json.dumps(words)} || one.ariaLabel === {json.dumps(words)})).at(-1).click()"
+            f"(one.textContent.trim() === {json.dumps(words)} || one.ariaLabel === {json.dumps(words)})).at(-1)"
         )
+        self.wait(f"{found} && !{found}.disabled")
+        self.run(f"{found}.click()")
 
     def count(self, selector: str) -> int:
         return int(self.run(f"document.querySelectorAll({json.dumps(selector)}).length"))

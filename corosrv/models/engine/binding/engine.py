@@ -130,7 +130,11 @@ POOLINGS = {
     "last": lib.COROSRV_POOLING_LAST,
     "rank": lib.COROSRV_POOLING_RANK,
 }
-_KERNELS = {"auto": lib.COROSRV_KERNELS_AUTO, "ggml": lib.COROSRV_KERNELS_GGML}
+_KERNELS = {
+    "auto": lib.COROSRV_KERNELS_AUTO,
+    "ggml": lib.COROSRV_KERNELS_GGML,
+    "avx2": lib.COROSRV_KERNELS_AVX2,
+}
 
 
 class BorrowedOptions:

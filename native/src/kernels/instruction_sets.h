@@ -1,0 +1,38 @@
+// The instruction sets that kernels are written for. The extension is compiled for any x86-64 processor: functions that
+// need more carry a target attribute, and are called only if has_avx2() and the like return true.
+#pragma once
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#ifndef __clang__
+// GCC's own headers initialise some registers with themselves.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+
+#define COROSRV_HAS_KERNELS 1
+#define COROSRV_AVX2_TARGET "avx2,fma,f16c"
+#define COROSRV_AVX512_TARGET "avx512f,avx512bw,avx512vl,avx512dq," COROSRV_AVX2_TARGET
+#define COROSRV_AVX2 __attribute__((target(COROSRV_AVX2_TARGET)))
+#define COROSRV_AVX512 __attribute__((target(COROSRV_AVX512_TARGET)))
+#define COROSRV_AVX512_VNNI __attribute__((target(COROSRV_AVX512_TARGET ",avx512vnni")))
+
+namespace corosrv {
+
+inline bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+inline bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && has_avx2();
+}
+
+// Rounds to the digits of a 16-bit float.
+COROSRV_AVX2 inline float round_to_half(float value) {
+  return _cvtsh_ss(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+}  // namespace corosrv
+
+#endif

@@ -1,0 +1,216 @@
+// The one body of all products, for products_avx2.cpp and products_avx512.cpp alone.
+//
+// Whoever includes it has defined before, in corosrv's anonymous namespace: COROSRV_KERNEL, the target attribute of
+// every function; Ints and Floats, registers of kLanes numbers of 32 bits; kSignedQuants, whether quants of 8 bits are
+// multiplied as signed bytes; and the functions called here that this file does not define.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/packed_matrix.h"
+
+namespace corosrv {
+
+namespace {
+
+// What the products of a format need besides its layout. Unpacked quants are unsigned bytes up to kMost; kOffset is
+// subtracted from each.
+template <BlockFormat kFormat>
+struct Quants {
+  static constexpr unsigned kMost = 15;
+  static constexpr int kOffset = 0;
+};
+template <>
+struct Quants<BlockFormat::kQ4_0> {
+  static constexpr unsigned kMost = 15;
+  static constexpr int kOffset = 8;
+};
+template <>
+struct Quants<BlockFormat::kQ5_0> {
+  static constexpr unsigned kMost = 31;
+  static constexpr int kOffset = 16;
+};
+template <>
+struct Quants<BlockFormat::kQ5_1> {
+  static constexpr unsigned kMost = 31;
+  static constexpr int kOffset = 0;
+};
+template <>
+struct Quants<BlockFormat::kQ5_K> : Quants<BlockFormat::kQ5_1> {};
+template <>
+struct Quants<BlockFormat::kQ6_K> {
+  static constexpr unsigned kMost = 63;
+  static constexpr int kOffset = 32;
+};
+template <>
+struct Quants<BlockFormat::kQ8_0> {
+  static constexpr unsigned kMost = 255;
+  static constexpr int kOffset = 128;
+};
+template <>
+struct Quants<BlockFormat::kIQ4_NL> : Quants<BlockFormat::kQ8_0> {
+  static constexpr uint8_t kTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+};
+template <>
+struct Quants<BlockFormat::kMXFP4> {  // twice the values of four-bit floats
+  static constexpr unsigned kMost = 24;
+  static constexpr int kOffset = 12;
+  static constexpr uint8_t kTable[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+};
+
+// Returns the bits [kBit, kBit + 1] or [kBit] of each byte, which `mask` selects once they are the bits from 4 on.
+template <int kBit>
+COROSRV_KERNEL inline Ints upper_bits(Ints packed, Ints mask) {
+  if constexpr (kBit <= 4) return both(shift_left<4 - kBit>(packed), mask);
+  return both(shift_right<(kBit > 4 ? kBit - 4 : 0)>(packed), mask);
+}
+
+// Makes bytes of the quants of one block: register i has numbers 4 i to 4 i + 3 of kLanes rows.
+template <BlockFormat kFormat>
+COROSRV_KERNEL inline void unpack(const uint8_t* quants, Ints (&weights)[8]) {
+  constexpr size_t kBits = layout_of(kFormat).n_bits, kLine = 4 * kGroupRows;
+  if constexpr (kBits == 8) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < 8; ++i) weights[i] = load(quants + i * kLine);
+  } else {
+    const Ints nibble = bytes_of(0x0f);
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; ++i) {
+      const Ints packed = load(quants + i * kLine);
+      weights[i] = both(packed, nibble);
+      weights[i + 4] = both(shift_right<4>(packed), nibble);
+    }
+  }
+  if constexpr (kBits == 5) {
+    const Ints fifth = load(quants + 4 * kLine), mask = bytes_of(0x10);
+    weights[0] = either(weights[0], upper_bits<0>(fifth, mask));
+    weights[1] = either(weights[1], upper_bits<1>(fifth, mask));
+    weights[2] = either(weights[2], upper_bits<2>(fifth, mask));
+    weights[3] = either(weights[3], upper_bits<3>(fifth, mask));
+    weights[4] = either(weights[4], upper_bits<4>(fifth, mask));
+    weights[5] = either(weights[5], upper_bits<5>(fifth, mask));
+    weights[6] = either(weights[6], upper_bits<6>(fifth, mask));
+    weights[7] = either(weights[7], upper_bits<7>(fifth, mask));
+  }
+  if constexpr (kBits == 6) {
+    const Ints mask = bytes_of(0x30);
+#pragma GCC unroll 2
+    for (size_t half = 0; half < 2; ++half) {
+      const Ints upper = load(quants + (4 + half) * kLine);
+      Ints* const first = weights + 4 * half;
+      first[0] = either(first[0], upper_bits<0>(upper, mask));
+      first[1] = either(first[1], upper_bits<2>(upper, mask));
+      first[2] = either(first[2], upper_bits<4>(upper, mask));
+      first[3] = either(first[3], upper_bits<6>(upper, mask));
+    }
+  }
+  if constexpr (kFormat == BlockFormat::kIQ4_NL || kFormat == BlockFormat::kMXFP4) {
+    const Ints table = load_table(Quants<kFormat>::kTable);
+#pragma GCC unroll 8
+    for (size_t i = 0; i < 8; ++i) weights[i] = look_up(table, weights[i]);
+  }
+  if constexpr (kSignedQuants && Quants<kFormat>::kMost > 127) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < 8; ++i) weights[i] = differing(weights[i], bytes_of(0x80));
+  }
+}
+
+// Returns the scale of 32 numbers, or of each half of them where a format has two, from `params` of a block of ggml's.
+template <BlockFormat kFormat>
+COROSRV_KERNEL inline Floats scale_of(const uint8_t* params, size_t block, size_t half, size_t lane) {
+  if constexpr (kFormat == BlockFormat::kMXFP4) return load_powers(params + lane);
+  const Floats scale = load_halves(params + 2 * lane);
+  constexpr PackedLayout kLayout = layout_of(kFormat);
+  if constexpr (kFormat == BlockFormat::kQ6_K) {
+    return mul(scale, load_signed_bytes(params + (2 + 2 * block + half) * kGroupRows + lane));
+  } else if constexpr (kLayout.n_blocks > 1) {
+    return mul(scale, load_bytes(params + (4 + 2 * block) * kGroupRows + lane));
+  } else {
+    return scale;
+  }
+}
+
+template <BlockFormat kFormat>
+COROSRV_KERNEL inline Floats minimum_of(const uint8_t* params, size_t block, size_t lane) {
+  const Floats minimum = load_halves(params + 2 * (kGroupRows + lane));
+  if constexpr (layout_of(kFormat).n_blocks == 1) return minimum;
+  return mul(minimum, load_bytes(params + (5 + 2 * block) * kGroupRows + lane));
+}
+
+// Returns the products of the registers [kFrom, kTo) with one row's quants, less the offset.
+template <BlockFormat kFormat, size_t kFrom, size_t kTo>
+COROSRV_KERNEL inline Floats product(const Ints (&weights)[8], const int8_t* quants, int32_t sum) {
+  using Format = Quants<kFormat>;
+  constexpr int kOffset = kSignedQuants && Format::kMost > 127 ? 0 : Format::kOffset;
+  return to_floats(dot<Format::kMost, kFrom, kTo>(weights, quants, ints_of(-kOffset * sum)));
+}
+
+// Computes kLanes outputs for each of kRows rows of activations. An output is summed over the blocks in order, in one
+// lane and by the same operations for any kRows.
+template <BlockFormat kFormat, size_t kRows>
+COROSRV_KERNEL void multiply_lanes(const uint8_t* group, size_t n_blocks, const ActivationBlock* rows, float* output,
+                                   size_t n_outputs, size_t lane) {
+  constexpr PackedLayout kLayout = layout_of(kFormat);
+  constexpr bool kHasMinima = kLayout.n_halves == 2, kHasHalves = kFormat == BlockFormat::kQ6_K;
+  const uint8_t* quants = group + kLayout.group_params(n_blocks) + 4 * lane;
+  Floats sums[kRows];
+#pragma GCC unroll 16
+  for (size_t r = 0; r < kRows; ++r) sums[r] = floats_of(0.0f);
+  for (size_t b = 0; b < n_blocks; ++b) {
+    const uint8_t* params = group + b / kLayout.n_blocks * kLayout.params();
+    Ints weights[8];
+    unpack<kFormat>(quants + b * kLayout.quants(), weights);
+    const Floats scales = scale_of<kFormat>(params, b % kLayout.n_blocks, 0, lane);
+    Floats others = scales;  // the scales of the second halves, or the minima
+    if constexpr (kHasHalves) others = scale_of<kFormat>(params, b % kLayout.n_blocks, 1, lane);
+    if constexpr (kHasMinima) others = minimum_of<kFormat>(params, b % kLayout.n_blocks, lane);
+#pragma GCC unroll 16
+    for (size_t r = 0; r < kRows; ++r) {
+      const ActivationBlock& block = rows[r * n_blocks + b];
+      const Floats scale = floats_of(block.scale);
+      if constexpr (kHasHalves) {
+        const Floats first = product<kFormat, 0, 4>(weights, block.quants, block.half_sums[0]);
+        const Floats second = product<kFormat, 4, 8>(weights, block.quants, block.half_sums[1]);
+        sums[r] = multiply_add(first, mul(scales, scale), sums[r]);
+        sums[r] = multiply_add(second, mul(others, scale), sums[r]);
+      } else {
+        const int32_t sum = block.half_sums[0] + block.half_sums[1];
+        if constexpr (kHasMinima) sums[r] = multiply_add(others, floats_of(block.scaled_sum), sums[r]);
+        const Floats all = product<kFormat, 0, 8>(weights, block.quants, sum);
+        sums[r] = multiply_add(all, mul(scales, scale), sums[r]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (size_t r = 0; r < kRows; ++r) store(output + r * n_outputs + lane, sums[r]);
+}
+
+template <BlockFormat kFormat, size_t kRows>
+COROSRV_KERNEL void multiply(const uint8_t* group, size_t n_blocks, const ActivationBlock* rows, float* output,
+                             size_t n_outputs) {
+  for (size_t lane = 0; lane < kGroupRows; lane += kLanes) {
+    multiply_lanes<kFormat, kRows>(group, n_blocks, rows, output, n_outputs, lane);
+  }
+}
+
+using Tiles = std::array<ProductKernels::Tile, ProductKernels::kTileRows>;
+
+template <BlockFormat kFormat, size_t... kRows>
+constexpr Tiles tiles_of(std::index_sequence<kRows...>) {
+  return {&multiply<kFormat, kRows + 1>...};
+}
+
+template <size_t... kFormats>
+constexpr std::array<Tiles, kBlockFormats> all_tiles(std::index_sequence<kFormats...>) {
+  return {tiles_of<static_cast<BlockFormat>(kFormats)>(std::make_index_sequence<ProductKernels::kTileRows>())...};
+}
+
+// Returns the tiles of every format.
+constexpr std::array<Tiles, kBlockFormats> all_tiles() { return all_tiles(std::make_index_sequence<kBlockFormats>()); }
+
+}  // namespace
+
+}  // namespace corosrv
