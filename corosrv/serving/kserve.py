@@ -128,6 +128,7 @@ class KservePart(Part):
                 check_ready=context.check,
                 find_object=no_objects if self._objects is None else self._find_object,
                 takes_keys=self._takes_keys,
+                answers=context.answers,
             )
         ]
         if self._objects is not None:

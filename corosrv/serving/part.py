@@ -19,8 +19,8 @@ from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import Settings
 from corosrv.web.groups.table import GroupTable
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.keyed_answers import KeyedAnswers
 from corosrv.web.http.metrics import HttpStats
+from corosrv.web.kept.keyed_answers import KeyedAnswers
 
 Format = Literal["openai", "anthropic", "llamacpp", "ollama", "upstream", "v2", "predictions"]
 

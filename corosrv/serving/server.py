@@ -32,9 +32,12 @@ from corosrv.web.groups.table import GroupTable
 from corosrv.web.http import access, body_reader, health, metrics, openapi, terms
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.heap import BodyBudget
-from corosrv.web.http.keyed_answers import KeyCollector, KeyedAnswers
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, register_errors
+from corosrv.web.kept import streams as stream_routes
+from corosrv.web.kept.answer_logs import AnswerLogs, LogCollector
+from corosrv.web.kept.keyed_answers import KeyCollector, KeyedAnswers
+from corosrv.web.kept.streams import ResumableStreams
 from corosrv.web.live import LiveFeed
 from corosrv.web.management import routes as management_routes
 from corosrv.web.management.listener import ManagementListener, ManagementSettings
@@ -56,7 +59,9 @@ class Server:
         self.settings = server = settings.server
         self._stats = metrics.HttpStats()
         self._bodies = BodyReader(server.body_timeout_s, BodyBudget(server.bodies_bytes))
-        answers = KeyedAnswers(self._bodies, server.idempotency_bytes, server.idempotency_s, len(server.keys))
+        n_keys = len(server.keys)
+        self._streams = self._make_streams(n_keys)
+        answers = KeyedAnswers(self._bodies, server.idempotency_bytes, server.idempotency_s, n_keys, self._streams)
         self._stats.registry.register(KeyCollector(answers))
         self.context = context = ServerContext(
             settings=settings,
@@ -84,6 +89,19 @@ class Server:
         self._is_started = False
         self._has_warned = False
         self._started_at = int(time.time())
+
+    def _make_streams(self, n_keys: int) -> ResumableStreams:
+        server = self.settings
+        logs = AnswerLogs(
+            server.resume_bytes,
+            server.resume_stream_bytes,
+            server.resume_s,
+            server.resume_kept_s,
+            n_keys,
+            has_hub=lambda: bool(monkey.is_module_patched("socket")),
+        )
+        self._stats.registry.register(LogCollector(logs))
+        return ResumableStreams(logs, server.write_timeout_s, self._stats)
 
     def _cluster(self) -> Cluster | None:
         context, server = self.context, self.settings
@@ -241,6 +259,7 @@ class Server:
         if parts.models is not None or parts.upstreams is not None:
             elsewhere = None if self.cluster is None else self.cluster.groups.abort_elsewhere
             yield group_routes.blueprint(context.groups, elsewhere)
+            yield stream_routes.blueprint(self._streams)
         for part in context.parts:
             yield from part.blueprints()
         if self.settings.page:

@@ -180,16 +180,16 @@ def test_h065_headers_come_at_once_and_comments_while_it_waits(start: Servers) -
         assert time.monotonic() - began < 20  # of the minute that the first one takes
 
 
-def test_h066_a_stream_has_no_name_to_take_it_over_by(narrow: Server) -> None:
-    fields = {"X-Conversation-Id": "mine", "Last-Event-ID": "1"}
-    body = chat(stream=True, max_tokens=20)
+def test_h066_a_stream_is_read_on_by_its_caller_alone(narrow: Server) -> None:
+    mine = {"X-Conversation-Id": "mine", "Authorization": "Bearer one"}
     with narrow.connect() as one, narrow.connect() as other:
-        for connection in (one, other):
-            connection.send(request("POST", CHAT, body, fields))
-        streams = [events(connection.answer().body) for connection in (one, other)]
+        one.send(request("POST", CHAT, chat(stream=True, max_tokens=20), mine))
+        whole = one.answer().body
+        stranger = other.ask("GET", "/v1/stream?conv_id=mine", headers={"Authorization": "Bearer two"})
+        again = other.ask("GET", "/v1/stream?conv_id=mine", headers={"Authorization": "Bearer one"})
 
-    assert all(stream[-1] == "[DONE]" for stream in streams)
-    assert streams[0][0]["id"] != streams[1][0]["id"]
+    assert events(whole)[-1] == "[DONE]"
+    assert (stranger.status, again.body) == (404, whole)
 
 
 def test_h068_who_accepts_nothing_is_dropped_and_the_others_go_on(start: Servers) -> None:

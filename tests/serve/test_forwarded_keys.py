@@ -95,7 +95,7 @@ def test_a_repeated_stream_is_sent_again_and_forwarded_once(case: Case):
 
     first, second = case.ask(stream=True), case.ask(stream=True)
 
-    assert first.body == second.body == EVENT * 2 + b"data: [DONE]\n\n"
+    assert first.body == second.body == b"id: 1\n%bid: 2\n%bid: 3\ndata: [DONE]\n\n" % (EVENT, EVENT)
     assert (is_replayed(second), case.n_asked) == (True, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import select
 import socket
 import struct
@@ -137,6 +138,9 @@ class Connection:
         self.leave()
 
 
+_NUMBER = re.compile(rb"\Aid: \d+\n")  # of streams that can be resumed
+
+
 def events(body: bytes) -> list[Any]:
     """The events of a stream as JSON, [DONE] as the string "[DONE]"; comments are left out. Checks the form."""
     *blocks, rest = body.split(b"\n\n")
@@ -145,6 +149,7 @@ def events(body: bytes) -> list[Any]:
     for block in blocks:
         if block == b":":
             continue
+        block = _NUMBER.sub(b"", block)
         assert block.startswith(b"data: "), f"not one data line: {block!r}"
         assert b"\n" not in block, f"more than one line: {block!r}"
         data = block.removeprefix(b"data: ")
@@ -166,7 +171,7 @@ def named_events(body: bytes) -> list[Any]:
     for block in blocks:
         if block == b":":
             continue
-        name, data = block.split(b"\n")
+        name, data = _NUMBER.sub(b"", block).split(b"\n")
         found.append(json.loads(data.removeprefix(b"data: ")))
         assert name.decode() == f"event: {found[-1]['type']}"
     return found

@@ -12,8 +12,8 @@ from corosrv.contracts.jobs import State
 from corosrv.serving.part import Part, ServerContext
 from corosrv.web.groups.table import GroupTable
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.keyed_answers import KeyedAnswers
 from corosrv.web.http.metrics import HttpStats
+from corosrv.web.kept.keyed_answers import KeyedAnswers
 
 
 class ScriptedPart(Part):

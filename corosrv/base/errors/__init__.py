@@ -41,6 +41,7 @@ CorosrvError
 │   ├── InvalidTensor        a tensor is not what its datatype and shape say
 │   ├── CallRefused          a handler refused its input
 │   ├── ObjectExpired        the object was here, and is no longer
+│   ├── EventsGone           events of a stream that a client comes back for are kept no longer
 │   ├── ObjectTooLarge       the object is larger than the store takes
 │   ├── KeyReused            an Idempotency-Key came with another request than before
 │   └── Conflict             two models match alike, or calls would wait for each other
@@ -63,6 +64,7 @@ CorosrvError
 │   ├── EncoderBusy          as many images as may wait for the encoder do
 │   ├── EncoderUnavailable   images cannot be encoded now
 │   ├── TooManyMembers       as many requests are in groups as may be
+│   ├── TooManyLogs          as many streams run that their clients may resume as may
 │   └── QueueFull            the queue is full
 ├── AppError                 an application registers a handler that cannot be served; its worker does not start
 ├── DeadlinePassed           the time of a call was over
@@ -144,6 +146,7 @@ from corosrv.base.errors.calls import (
     Conflict,
     DeadlinePassed,
     EncodeTimedOut,
+    EventsGone,
     GroupAborted,
     HandlerFailed,
     InvalidTensor,
@@ -197,6 +200,7 @@ from corosrv.base.errors.unavailable import (
     TooBusy,
     TooManyBodies,
     TooManyImages,
+    TooManyLogs,
     TooManyMembers,
     Unavailable,
     WireError,
@@ -223,6 +227,7 @@ __all__ = [
     "EncoderBusy",
     "EncoderUnavailable",
     "ErrorKind",
+    "EventsGone",
     "Forbidden",
     "FrameTooLarge",
     "GroupAborted",
@@ -285,6 +290,7 @@ __all__ = [
     "TooBusy",
     "TooManyBodies",
     "TooManyImages",
+    "TooManyLogs",
     "TooManyMembers",
     "TooManyReaders",
     "Unauthorized",

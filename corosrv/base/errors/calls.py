@@ -76,6 +76,17 @@ class KeyReused(Refused):
         super().__init__(message, "Idempotency-Key", "idempotency_key_reused")
 
 
+class EventsGone(Refused):
+    """Events of a stream that a client comes back for are kept no longer."""
+
+    status = 410
+    kind = ErrorKind.NOT_FOUND
+
+    def __init__(self, lost: str, first: int, param: str | None) -> None:
+        super().__init__(f"{lost} of this stream are kept no longer; the first that is kept is {first}", param)
+        self.code = "events_gone"
+
+
 class HandlerFailed(CorosrvError):
     """The handler raised, or returned what it must not. Its own words are in the log, and never in an answer."""
 

@@ -83,6 +83,13 @@ class TooManyMembers(Unavailable):
         super().__init__(f"more than {limit} requests are in groups; try again, or leave out X-Group-Id")
 
 
+class TooManyLogs(Unavailable):
+    """The request is one that its client may come back to, and as many such requests run as may."""
+
+    def __init__(self, n_running: int) -> None:
+        super().__init__(f"{n_running} streams that their clients may resume run already; try again later")
+
+
 class EncoderBusy(Unavailable):
     """Too many images wait for the encoder."""
 

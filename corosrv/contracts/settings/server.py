@@ -161,6 +161,21 @@ class LimitSettings:
     idempotency_s: float = setting(
         86_400.0, "seconds for which such an answer is kept, unless newer ones need the room", check=between(1, 7 * DAY)
     )
+    resume_s: float = setting(
+        60.0,
+        "seconds for which a stream that its client may resume runs on when the client has left, until it is "
+        "cancelled; 0: no stream can be resumed",
+        check=between(0, DAY),
+    )
+    resume_kept_s: float = setting(
+        300.0, "seconds for which the events of such a stream are kept after its end", check=between(0, DAY)
+    )
+    resume_stream_bytes: int = setting(
+        4_194_304, "bytes of events kept of one such stream; beyond them the oldest go", check=of_bytes(65_536)
+    )
+    resume_bytes: int = setting(
+        67_108_864, "bytes of events kept of all such streams, an equal part for each API key", check=of_bytes(65_536)
+    )
     head_timeout_s: float = setting(10.0, "seconds in which the head of a request must arrive", check=between(1, DAY))
     body_timeout_s: float = setting(30.0, "seconds in which the body of a request must arrive", check=between(1, DAY))
     body_rate: float = setting(

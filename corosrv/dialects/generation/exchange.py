@@ -23,11 +23,11 @@ from corosrv.web.groups.routes import join_group
 from corosrv.web.groups.table import GroupMember, GroupTable
 from corosrv.web.http import body_reader, sse
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.keyed_answers import KeyedAnswers
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import json_response
 from corosrv.web.http.terms import IgnoredFields, request_terms
+from corosrv.web.kept.keyed_answers import KeyedAnswers
 
 FailureOf = Callable[[Chunk], CorosrvError | None]
 

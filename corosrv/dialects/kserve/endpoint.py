@@ -176,7 +176,7 @@ class InferEndpoint:
         )
 
     def _first_events(self, environ: dict[str, Any], reader: InferReader, events: TextEvents) -> bytes:
-        watch = ClientWatch(environ, reader.cancel)
+        watch = ClientWatch(sse.watched(environ), reader.cancel)
         try:
             items = reader.take(self.limits.ping_interval)
         except ReadTimeout:

@@ -20,6 +20,7 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.openapi import View, with_idempotency_key, without_key
 from corosrv.web.http.reply import json_response
+from corosrv.web.kept.keyed_answers import KeyedAnswers
 
 _MODEL = "/v2/models/<name>"
 _VERSION = f"{_MODEL}/versions/<version>"
@@ -36,13 +37,16 @@ def blueprint(
     check_ready: Callable[[], None],
     find_object: FindObject = no_objects,
     takes_keys: bool = True,
+    answers: KeyedAnswers | None = None,
 ) -> Blueprint:
     """Makes the routes. `check_ready`: raises the Unavailable that calls would meet now.
 
-    `takes_keys`: the worker heeds idempotency keys, and the API document says so.
+    `takes_keys`: the worker heeds idempotency keys, and the API document says so. `answers`: lets clients resume their
+    streams.
     """
     routes = Blueprint("kserve", __name__)
     keyed: Callable[[View], View] = with_idempotency_key if takes_keys else lambda view: view
+    resumable = (answers or KeyedAnswers(bodies, max_bytes=0)).once(limits.max_body_bytes, is_kept=False)
     endpoint = InferEndpoint(worker, bodies, stats, limits, find_object)
 
     @routes.get("/v2")
@@ -110,6 +114,7 @@ def blueprint(
     @routes.post(f"{_VERSION}/generate_stream", endpoint="generate_stream_version")
     @api_docs.generate_stream
     @keyed
+    @resumable
     def generate_stream(name: str, version: str = "") -> Response:
         return endpoint.generate_stream(ModelTarget(name, version))
 

@@ -1,17 +1,73 @@
-"""One client that reads a prediction's events: waits for them, and gets an error event when it has missed some."""
+"""A prediction's events, numbered from 1, and the reader of one client, which is told if it has missed some."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from corosrv.base.errors import CorosrvError, Misuse
-from corosrv.contracts.jobs import Reader, Sink
-from corosrv.contracts.jobs.buffered import ItemPump
-from corosrv.contracts.jobs.reader import take_first
-from corosrv.dialects.predictions.history import Cursor, Event, EventPiece, Gap, History
+from corosrv.base.errors import CorosrvError
+from corosrv.dialects.predictions.files import TURN, encode
+from corosrv.web.kept.event_log import Cursor, EventLog, EventPiece, LogReader
 
+LIVE = 1024  # events kept for those who read right now, where none are for those who come later
 MAX_READERS = 1024  # of one prediction
 PING_SECONDS = 15.0
+
+
+class Event:
+    """One thing that happened, as a server-sent event; encoded once, whoever reads it."""
+
+    __slots__ = ("_pieces", "data", "name", "number")
+
+    def __init__(self, name: str, data: Any, number: int | None = None) -> None:
+        self.name = name
+        self.data = data
+        self.number = number  # None: not of the history, so that nobody goes on after it
+        self._pieces: tuple[bytes, ...] = ()
+
+    @property
+    def wire(self) -> bytes:
+        """The event as it is sent."""
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+
+    @property
+    def pieces(self) -> tuple[bytes, ...]:
+        """The same in pieces, of which an event of ordinary size has one. A large one is never copied as a whole."""
+        if not self._pieces:
+            number = b"" if self.number is None else b"id: %d\n" % self.number
+            head = b"%bevent: %b\ndata: " % (number, self.name.encode())
+            texts = (head, *encode(self.data), b"\n\n")
+            is_small = sum(map(len, texts)) <= TURN
+            self._pieces = (b"".join(texts),) if is_small else tuple(filter(None, texts))
+        return self._pieces
+
+
+class History(EventLog[Event]):
+    """The last `capacity` events. With a capacity of 0 it keeps events for current readers only."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._is_replayed = capacity > 0
+        self._capacity = capacity or LIVE
+
+    def append(self, name: str, data: Any, is_last: bool = False) -> None:
+        """Adds an event and wakes parked readers. The last one is always kept."""
+        self.n_events += 1
+        self.is_ended = is_last
+        if self._is_replayed or self.n_readers or is_last:
+            self._kept.append(Event(name, data, self.n_events))
+            if len(self._kept) > self._capacity:
+                self._kept.popleft()
+        else:
+            self._kept.clear()  # what is kept has no holes
+        self.wake_parked()
+
+    def cursor(self, last_number: int | None = None) -> Cursor[Event]:
+        """Returns a cursor that reads the events after number `last_number`; None: from the first event on."""
+        if self._is_replayed:
+            return Cursor(self, min(last_number or 0, self.n_events))
+        return Cursor(self, self.n_events - self.is_ended)
+
 
 Item = Event | EventPiece
 
@@ -31,78 +87,12 @@ class EventEncoder:
         """Does nothing."""
 
 
-class EventReader(Reader[Item]):
-    """A client's place among a prediction's events, read by a corosrv.web.http.sse.EventStream.
-
-    Belongs to the hub's thread.
-
-    A reader that falls behind the kept history gets one `error` event and then the stream ends. `on_leave` is called
-    once, when the reader is closed, with whether it left by itself: one that fell behind did not.
-    """
+class EventReader(LogReader[Event]):
+    """A client's place among a prediction's events; see LogReader."""
 
     def __init__(self, history: History, after_number: int | None, on_leave: Callable[[bool], None]) -> None:
-        self._history = history
-        self._cursor: Cursor = history.cursor(after_number)
-        self._on_leave = on_leave
-        self.is_lost = False  # it fell behind the kept history
-        self._is_closed = False
-        self._pump: ItemPump[Item] | None = None  # of whoever waits
+        super().__init__(history, history.cursor(after_number), on_leave)
 
-    @property
-    def is_finished(self) -> bool:
-        """True if no more events will come."""
-        return self._is_closed or self.is_lost or self._cursor.is_at_end
-
-    def take(self, timeout: float | None = None) -> list[Item]:
-        """Returns unread events, at least one; an empty list once the last one was taken. Waits.
-
-        Raises ReadTimeout after `timeout` seconds without any.
-        """
-        return take_first(self.pump, timeout)
-
-    def pump(self, sink: Sink[Item], timeout: float | None = None) -> None:
-        """Hands unread events to `sink` whenever there are some, until it returns False or the last one was taken.
-
-        Waits; `sink` must not. Raises what it raises, and ReadTimeout after `timeout` seconds without events.
-        """
-        if self._pump is not None:
-            raise Misuse("another greenlet reads these events already; give each greenlet a reader of its own")
-        self._pump = pump = ItemPump(self, sink)
-        try:
-            pump.run(timeout)
-        finally:
-            self._pump = None
-            self._history.unpark(pump.schedule)
-
-    def on_news(self, listener: Callable[[], None]) -> bool:
-        """Calls `listener` once, at the next event. Returns False, and calls nothing, if there is one or the end."""
-        if self.is_finished or self._cursor.has_unread:
-            return False
-        self._history.park(listener)
-        return True
-
-    def take_nowait(self) -> list[Item]:
-        """Returns some unread events, perhaps none. Never waits."""
-        if self._is_closed or self.is_lost:
-            return []
-        try:
-            return self._cursor.take()
-        except Gap as gap:
-            self.is_lost = True
-            error = "SSE stream replay truncated: this reader was behind the events that are kept"
-            return [Event("error", {"error": error, "skipped": gap.n_skipped})]
-
-    def cancel(self) -> None:
-        """Closes the reader: the client is gone. Never waits."""
-        self.close()
-
-    def close(self) -> None:
-        """Stops reading and calls `on_leave`. Later calls do nothing."""
-        if self._is_closed:
-            return
-        has_left = not self.is_finished
-        self._is_closed = True
-        self._cursor.close()
-        if self._pump is not None:
-            self._pump.schedule()
-        self._on_leave(has_left)
+    def gap_event(self, n_skipped: int) -> Event:
+        error = "SSE stream replay truncated: this reader was behind the events that are kept"
+        return Event("error", {"error": error, "skipped": n_skipped})

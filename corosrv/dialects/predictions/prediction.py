@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any
 
 from corosrv.base.errors import IllegalTransition
+from corosrv.dialects.predictions.events import History
 from corosrv.dialects.predictions.files import encode_in_turns, split_in_turns
-from corosrv.dialects.predictions.history import History
 
 
 def utc_now() -> datetime:

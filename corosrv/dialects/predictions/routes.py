@@ -26,10 +26,10 @@ from corosrv.web.http import body_reader, sse
 from corosrv.web.http.access import came_by_loopback
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.client import ClientWatch
-from corosrv.web.http.keyed_answers import KeyedAnswers, keep_if
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.openapi import without_key
 from corosrv.web.http.reply import encoded_response, json_response, register_errors
+from corosrv.web.kept.keyed_answers import KeyedAnswers, keep_if
 from corosrv.web.page.routes import page_for_people
 
 _FAILED = (409, 503)  # these say so in a member of their own
@@ -122,7 +122,7 @@ class PredictionEndpoint:
 
 _CANCEL = "/cancel"
 _CANCEL_METHODS = ["POST", "PUT"]
-_SHAPING = ("Accept", "Prefer", "Last-Event-ID")  # headers that change the form of an answer
+_SHAPING = ("Accept", "Prefer")  # headers that change the form of an answer
 
 
 def blueprint(

@@ -20,10 +20,9 @@ from corosrv.contracts.jobs.setup import Done, Setup, Terminal, WorkerState
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions import health, parse
 from corosrv.dialects.predictions.drain import Drain, Supervisor
-from corosrv.dialects.predictions.events import MAX_READERS, EventReader
+from corosrv.dialects.predictions.events import MAX_READERS, EventReader, History
 from corosrv.dialects.predictions.files import Files, ServerFolder, sweep
 from corosrv.dialects.predictions.health import HealthState, PredictorHealth, SlotCounts
-from corosrv.dialects.predictions.history import History
 from corosrv.dialects.predictions.parse import PredictionCall
 from corosrv.dialects.predictions.prediction import Prediction, Status, utc_now
 from corosrv.dialects.predictions.run import AnswerReader, Run, log_prediction

@@ -15,8 +15,8 @@ from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, InferEnd, Infer
 from corosrv.gateway.forwarding.headers import answer_headers, media_type
 from corosrv.web.http import sse
 from corosrv.web.http.client import ClientWatch
-from corosrv.web.http.keyed_answers import is_keyed, keep_if
 from corosrv.web.http.metrics import HttpStats
+from corosrv.web.kept.keyed_answers import is_keyed, keep_if
 
 MAX_HELD = 1 << 20  # bytes of an event that has not ended
 
@@ -111,9 +111,13 @@ class AnswerPassing:
         write_timeout: float,
         stats: HttpStats,
         hold: Callable[[int], None],
+        *,
+        is_stream: bool = False,
     ) -> None:
-        """`hold`: counts bytes that are kept until the request is over; raises TooManyBodies."""
+        """`hold`: counts bytes that are kept until the request is over; raises TooManyBodies. `is_stream`: a stream was
+        asked for."""
         self._request = request
+        self._watched = sse.watched(request.environ) if is_stream else request.environ
         self._reader = reader
         self._make_error = make_error
         self._write_timeout = write_timeout
@@ -126,7 +130,7 @@ class AnswerPassing:
         A client that leaves meanwhile cancels the call. Raises ClientGone, the error that has ended the call,
         WorkerLost for an answer that cannot be passed on, and TooManyBodies.
         """
-        watch = ClientWatch(self._request.environ, self._reader.cancel)
+        watch = ClientWatch(self._watched, self._reader.cancel)
         try:
             head, items = self._begin(watch)
             ends = _STREAMS.get(media_type(head.headers))

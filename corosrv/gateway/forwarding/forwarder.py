@@ -119,7 +119,10 @@ class Forwarder:
         reader = self._submit(peeked.model, forwarded, replace(terms, session=session), member, join and join[1])
         make_error = partial(error_event, is_anthropic=path.is_anthropic, request_id=terms.request_id)
         hold = partial(self._bodies.hold, incoming)
-        answer = AnswerPassing(incoming, reader, make_error, options.write_timeout, self._stats, hold).response()
+        passing = AnswerPassing(
+            incoming, reader, make_error, options.write_timeout, self._stats, hold, is_stream=peeked.is_stream
+        )
+        answer = passing.response()
         if path.is_anthropic:
             answer.headers["Request-Id"] = str(current(g).get("corosrv_request_id", ""))
         return answer

@@ -15,9 +15,11 @@ _PREFIX = "HTTP_"  # of a header's name in the WSGI environment
 _ASKED = frozenset({"ACCEPT", "USER_AGENT", "TRACEPARENT", "TRACESTATE"})
 _ASKED_PREFIXES = ("ANTHROPIC_", "OPENAI_", "X_")
 _STAYING_PREFIXES = ("X_COROSRV_", "X_FORWARDED_")
-_STAYING = frozenset({"X_REQUEST_ID", "X_API_KEY", "X_REAL_IP"})
+_STAYING = frozenset(
+    {"X_REQUEST_ID", "X_API_KEY", "X_REAL_IP", "X_CONVERSATION_ID"}
+)  # the last: its stream is resumed here
 _KEYS = ("HTTP_AUTHORIZATION", "HTTP_X_API_KEY")
-_IDEMPOTENCY = "HTTP_IDEMPOTENCY_KEY"
+_IDEMPOTENCY = ("HTTP_IDEMPOTENCY_KEY", "HTTP_LAST_EVENT_ID")
 _MAX_KNOWN = 256  # names whose fate is remembered, of those that clients and upstreams choose
 
 # What an answer says of itself comes back. What it says to browsers and proxies of a whole site does not (cookies, what
@@ -48,8 +50,8 @@ def request_headers(
     passing = [field for field in environ if _goes_on(field) and field not in one_hop]
     if passes_keys:
         passing += [field for field in _KEYS if field in environ and field not in one_hop]
-    if passes_idempotency and _IDEMPOTENCY in environ:
-        passing.append(_IDEMPOTENCY)
+    if passes_idempotency:
+        passing += [field for field in _IDEMPOTENCY if field in environ]
     return (
         ("Content-Type", environ.get("CONTENT_TYPE") or "application/json"),
         *((_spelt(field), environ[field]) for field in passing),

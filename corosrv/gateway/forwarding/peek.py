@@ -74,6 +74,7 @@ class RoutedBody(msgspec.Struct):
     priority: Any = None
     user: Any = None
     prompt_cache_key: Any = None
+    stream: Any = None
 
 
 class PromptedBody(RoutedBody):
@@ -101,6 +102,7 @@ class Peeked:
     priority: int | None
     session: str
     prompt: bytes = b""
+    is_stream: bool = False
 
 
 def peek(body: bytes, *, reads_prompt: bool) -> Peeked:
@@ -113,6 +115,7 @@ def peek(body: bytes, *, reads_prompt: bool) -> Peeked:
         priority=priority if is_known else None,
         session=next((name[:MAX_SESSION] for name in (routed.prompt_cache_key, routed.user) if _is_name(name)), ""),
         prompt=_beginning(routed) if isinstance(routed, PromptedBody) else b"",
+        is_stream=routed.stream is True,
     )
 
 

@@ -20,11 +20,11 @@ from corosrv.fleet.upstreams.upstream import UpstreamState
 from corosrv.gateway.forwarding.forwarder import Forwarder
 from corosrv.gateway.forwarding.peek import BY_PATH, FORWARDED, MODELS, OF_ONE_SERVER, PROPS, ForwardedPath
 from corosrv.web.groups.routes import GenerateHeaders
-from corosrv.web.http.keyed_answers import KeyedAnswers
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.openapi import GENERATES, operation
 from corosrv.web.http.reply import json_response
 from corosrv.web.http.terms import QueueHeaders
+from corosrv.web.kept.keyed_answers import KeyedAnswers
 
 OWNER = "corosrv"
 

@@ -42,6 +42,7 @@ TAGS = {
     "Embeddings": "Vectors of texts, and ranking of documents.",
     "Tokens": "Conversions between texts and tokens.",
     "Groups": "Requests that belong together, and are aborted together.",
+    "Streams": "Streams that go on while their client is away, and are read on when it comes back.",
     "Models": "The models and their states.",
     "Server": "Health, metrics and documentation of the server.",
 }

@@ -12,11 +12,11 @@ from msgspec import Meta
 
 from corosrv.base.errors import NotFound, Refused
 from corosrv.web.groups.table import GroupMember, GroupTable
-from corosrv.web.http.keyed_answers import keep_if
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.openapi import operation
 from corosrv.web.http.reply import json_response
 from corosrv.web.http.terms import QueueHeaders
+from corosrv.web.kept.keyed_answers import keep_if
 
 GROUP = "X-Group-Id"
 MAX_NAME = 255  # characters

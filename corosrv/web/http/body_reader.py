@@ -159,9 +159,7 @@ class BodyReader:
 
     def read_ahead(self, request: Request, limit: int) -> bytes:
         """Reads the whole body as `read` does, which returns it once more afterwards. Waits."""
-        body = self.read(request, limit)
-        request.environ[_READ_AHEAD] = body
-        return body
+        return self.put_back(request, self.read(request, limit))
 
     def read_inflated(self, request: Request, limit: int) -> bytes:
         """Reads the whole body, which may be compressed, as `read` does; `limit` also holds for what it inflates to.
@@ -181,8 +179,13 @@ class BodyReader:
 
     def read_again(self, request: Request, body: bytes, limit: int) -> bytes:
         """Returns a body that was kept as `read_inflated` does."""
-        request.environ[_READ_AHEAD] = body
+        self.put_back(request, body)
         return self.read_inflated(request, limit)
+
+    def put_back(self, request: Request, body: bytes) -> bytes:
+        """Has a body read once more, as it was sent; returns it."""
+        request.environ[_READ_AHEAD] = body
+        return body
 
     def read_as_sent(self, request: Request, limit: int) -> bytes:
         """Reads the whole body, compressed or not, as `read` does."""

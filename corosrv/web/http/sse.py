@@ -88,6 +88,8 @@ class RecordedEncoder(Generic[Item]):
 _failed = Flood(log, "%d more streams ended in an error")
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+# In the WSGI environment: the request's stream is written to a log, which its client reads, or another one.
+LOGGED = "corosrv.stream_is_logged"
 PING = b":\n\n"
 # Stands before the next line: an empty line would be one that is no JSON.
 BLANK = b" "
@@ -99,16 +101,21 @@ UNSENT_BYTES = 16_384
 MOST_LISTED = 1_000_000
 
 
+def watched(environ: dict[str, Any]) -> dict[str, Any]:
+    """Returns the environment whose client has the stream cancelled when it leaves: none of a stream that is logged."""
+    return {} if LOGGED in environ else environ
+
+
 class EventStream(Generic[Item]):
     """A WSGI body: what the encoder makes of the items, one piece for all that were unread.
 
     Owns the reader and the watch on the client; the server calls close() whatever happens. `first` is sent with the
-    headers, so that a client that waits in the queue sees that it was taken.
+    headers, so that a client that waits in the queue sees that it was taken. One that is logged has no client.
     """
 
     __slots__ = (
         "_encoder", "_first", "_is_closed", "_ping", "_ping_interval", "_reader", "_sender", "_socket", "_stats",
-        "_taken", "_timeout_before", "_watch", "_write_timeout"
+        "_taken", "_timeout_before", "_watch", "_write_timeout", "has_failed"
     )  # fmt: skip
 
     def __init__(
@@ -128,14 +135,17 @@ class EventStream(Generic[Item]):
         self._taken: list[Item] = []  # before the first piece was sent
         self._encoder = encoder
         self._ping_interval = ping_interval if ping_interval > 0 else None
+        self.has_failed = False  # it ended in an error
+        is_logged, environ = LOGGED in environ, watched(environ)
         self._watch = ClientWatch(environ, reader.cancel)
         self._socket = environ.get("gunicorn.socket")
         self._timeout_before = None if self._socket is None else self._socket.gettimeout()
         self._write_timeout = write_timeout
-        self._stats = stats
+        self._stats = None if is_logged else stats
         self._is_closed = False
         self._sender: DirectSender | None = None
-        stats.stream_opened()
+        if self._stats is not None:
+            self._stats.stream_opened()
 
     def wait_for_start(self, seconds: float, check: Callable[[list[Item]], None]) -> None:
         """Waits until there is something to send besides `first`, at most so long; see `check` for what came.
@@ -216,12 +226,26 @@ class EventStream(Generic[Item]):
 
     def _end_in(self, error: CorosrvError) -> bytes:
         """Makes the last piece of a stream that ends in an error."""
+        self.has_failed = True
         self._log_unless_gone(error)
         return self._encoder.encode_error(error)
 
     def _log_encoders_failure(self) -> None:
         if self._encoder.failure is not None:
+            self.has_failed = True
             self._log_unless_gone(self._encoder.failure)
+
+    def fills_silence(self, piece: bytes) -> bool:
+        """Tells whether a piece behind the first is no more than a sign of life."""
+        return piece is self._ping
+
+    @property
+    def reader(self) -> Reader[Item]:
+        return self._reader
+
+    def cancel(self) -> None:
+        """Ends the job, whose last event says so. Never waits."""
+        self._reader.cancel()
 
     def _log_unless_gone(self, error: CorosrvError) -> None:
         if not self._watch.is_gone:  # who leaves has the job cancelled: nothing went wrong
@@ -244,7 +268,8 @@ class EventStream(Generic[Item]):
         self._encoder.close()
         if self._socket is not None:
             self._socket.settimeout(self._timeout_before)
-        self._stats.stream_closed()
+        if self._stats is not None:
+            self._stats.stream_closed()
 
 
 def _log_failure(error: CorosrvError) -> None:

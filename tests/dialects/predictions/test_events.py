@@ -8,8 +8,7 @@ import gevent
 import pytest
 
 from corosrv.base.errors import Misuse, ReadTimeout
-from corosrv.dialects.predictions.events import EventEncoder, EventReader
-from corosrv.dialects.predictions.history import Event, History
+from corosrv.dialects.predictions.events import Event, EventEncoder, EventReader, History
 
 TIMEOUT = 10
 

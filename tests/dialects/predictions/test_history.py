@@ -2,8 +2,9 @@
 
 import pytest
 
+from corosrv.dialects.predictions.events import LIVE, Event, History
 from corosrv.dialects.predictions.files import TURN, LargeJson
-from corosrv.dialects.predictions.history import LIVE, PIECE, Event, EventPiece, Gap, History
+from corosrv.web.kept.event_log import PIECE, EventPiece, Gap
 
 
 def filled(capacity: int, n: int) -> History:

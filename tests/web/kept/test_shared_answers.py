@@ -13,7 +13,7 @@ from corosrv.fleet.cluster.key_records import KeyRecords
 from corosrv.fleet.cluster.queue_names import KeyNames
 from corosrv.web.http.reply import json_response
 from tests.support.redis_server import redis_server
-from tests.web.http.test_keyed_answers import App
+from tests.web.kept.test_keyed_answers import App
 
 NAMES = KeyNames("test")
 RECORD = NAMES.name("record", "", "k")

@@ -18,9 +18,9 @@ from corosrv.base.errors import CorosrvError, Refused
 from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.web.http import sse
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.keyed_answers import KeyedAnswers, keep_if
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import error_response, json_response
+from corosrv.web.kept.keyed_answers import KeyedAnswers, keep_if
 from tests.support.engines import TIMEOUT
 from tests.support.readers import HandDrivenReader
 from tests.web.http.test_sse import END, Encoder

@@ -1,6 +1,7 @@
 """Answers of requests that are repeated with an Idempotency-Key: computed once, and sent again as they were.
 
-What failed, broke off or was left is not kept. `AnswerRecording` copies an answer while it is sent.
+What failed, broke off or was left is not kept. A stream is also
+written to a log, so that who repeats its request follows it while it runs; see corosrv.web.kept.streams.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,86 +24,35 @@ from corosrv.contracts.idempotency import (
     HEADER,
     LIFETIME,
     MAX_BYTES,
-    KeyClaim,
     KeyedRecords,
-    SharedClaim,
     SharedRecords,
     parse_key,
 )
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.openapi import with_idempotency_key
-from corosrv.web.http.reply import Flood, whole_response
 from corosrv.web.http.sse import EventStream
+from corosrv.web.kept.recording import AnswerClaim, AnswerRecording, KeptAnswer
+from corosrv.web.kept.streams import (
+    CONVERSATION_FIELD,
+    CREDENTIALS,
+    LAST_EVENT,
+    NamedRequest,
+    ResumableStreams,
+    conversation_of,
+    last_event,
+    scoped,
+    stream_not_found,
+)
 
 log = logging.getLogger("corosrv.http")
-_too_large = Flood(log, "%d more answers were too large to be kept under their Idempotency-Key")
 
-_TOO_LARGE = "an answer was too large to be kept under its Idempotency-Key; see COROSRV_IDEMPOTENCY_BYTES"
 _FIELD = f"HTTP_{HEADER.upper().replace('-', '_')}"  # in WSGI's words
 _KEEP_IF = "corosrv_keep_if"
-# A server that asks for no keys may pass them on: whoever has another one is not given what the first one got.
-_CREDENTIALS = ("HTTP_AUTHORIZATION", "HTTP_X_API_KEY")
 # A larger body is hashed in a thread.
 _AT_ONCE = 1 << 20
 
 View = TypeVar("View", bound=Callable[..., Response])
-
-
-@dataclass(frozen=True, slots=True)
-class KeptAnswer:
-    """Holds an answer as it was sent, without the headers that each answer has of its own."""
-
-    status: int
-    headers: tuple[tuple[str, str], ...]
-    pieces: tuple[bytes, ...]
-
-    def response(self) -> Response:
-        """Makes the answer to a repeated request."""
-        kind = dict(self.headers).get("Content-Type", "")
-        response = whole_response(self.pieces, kind, self.status)
-        for name, value in self.headers:
-            response.headers[name] = value
-        response.headers["Idempotency-Replayed"] = "true"
-        return response
-
-
-class AnswerClaim:
-    """The right to answer the first request under a key, in this server and among those that it shares with."""
-
-    __slots__ = ("_records", "_shared")
-
-    def __init__(self, records: KeyClaim[KeptAnswer], shared: SharedClaim | None = None) -> None:
-        self._records = records
-        self._shared = shared
-
-    def share(self, shared: SharedClaim | None) -> None:
-        self._shared = shared
-
-    def grow(self, n_bytes: int) -> bool:
-        """Counts bytes of the answer; see KeyClaim."""
-        return self._records.grow(n_bytes)
-
-    def finish(self, answer: KeptAnswer, now: float) -> None:
-        """Keeps the answer, unless it is too large."""
-        is_kept = self._records.finish(answer, now)
-        if self._shared is None:
-            return
-        if is_kept:
-            self._shared.finish(msgspec.msgpack.encode(answer))
-        else:
-            self._shared.drop()
-
-    def drop(self) -> None:
-        """Frees the key."""
-        self._records.drop()
-        if self._shared is not None:
-            self._shared.drop()
-
-    def abandon(self) -> None:
-        """Frees the key among the servers that share it. May be called while garbage is collected."""
-        if self._shared is not None:
-            self._shared.abandon()
 
 
 def keep_if(is_good: Callable[[], bool]) -> None:
@@ -121,14 +70,20 @@ class KeyedAnswers:
     """
 
     def __init__(
-        self, bodies: BodyReader, max_bytes: int = MAX_BYTES, lifetime: float = LIFETIME, n_callers: int = 1
+        self,
+        bodies: BodyReader,
+        max_bytes: int = MAX_BYTES,
+        lifetime: float = LIFETIME,
+        n_callers: int = 1,
+        streams: ResumableStreams | None = None,
     ) -> None:
-        """See KeyedRecords; without bytes the header is ignored."""
+        """See KeyedRecords; without bytes the header is ignored. `streams`: makes those that clients come back to."""
         self._bodies = bodies
         self._records: KeyedRecords[KeptAnswer] = KeyedRecords(max_bytes, lifetime, n_callers)
         self._lock = ThreadLock()
         self._lost_claims: deque[AnswerClaim] = deque()
         self._shared: SharedRecords | None = None
+        self._streams = streams
         self.n_replayed = 0
 
     def share(self, records: SharedRecords) -> None:
@@ -145,43 +100,95 @@ class KeyedAnswers:
         with self._lock:
             return self._records.n_bytes
 
-    def once(self, max_body_bytes: int, headers: Iterable[str] = ()) -> Callable[[View], View]:
-        """Makes a decorator of views that answer each key once; requests without the header go straight to the view.
+    def once(self, max_body_bytes: int, headers: Iterable[str] = (), *, is_kept: bool = True) -> Callable[[View], View]:
+        """Makes a decorator of views that answer each key once, and whose streams can be resumed; requests that name
+        neither a key nor a conversation go straight to the view.
 
         `headers`: names of those that change the view's answer, so that with other values it is another request.
+        `is_kept`: answers that have ended are kept here, and not by whoever makes them.
         """
         names = tuple(f"HTTP_{name.upper().replace('-', '_')}" for name in headers)
 
         def decorate(view: View) -> View:
             @functools.wraps(view)
             def answer(*arguments: Any, **keywords: Any) -> Response:
-                if not is_keyed(current(request)):
+                environ = current(request).environ
+                if _FIELD not in environ and CONVERSATION_FIELD not in environ:
                     return view(*arguments, **keywords)
-                return self._answer(functools.partial(view, *arguments, **keywords), max_body_bytes, names)
+                bound = functools.partial(view, *arguments, **keywords)
+                key = parse_key(environ[_FIELD]) if self._records.is_on and _FIELD in environ else ""
+                conversation = conversation_of(environ) if self._resumes else ""
+                if not key and not conversation:
+                    return bound()
+                asking = self._read(key, conversation, max_body_bytes, names, is_kept=is_kept)
+                return self._answer(bound, asking)
 
-            return with_idempotency_key(answer)  # type: ignore[return-value]
+            return with_idempotency_key(answer) if self._records.is_on and is_kept else answer  # type: ignore[return-value]
 
-        return decorate if self._records.is_on else lambda view: view
+        return decorate if self._records.is_on or self._streams is not None else lambda view: view
 
-    def _answer(self, view: Callable[[], Response], max_body_bytes: int, names: tuple[str, ...]) -> Response:
-        """Answers from the records, or calls the view. Waits for the body. Raises Refused, KeyReused and Conflict."""
-        incoming = current(request)
-        key = parse_key(incoming.environ[_FIELD])
-        digest = _digest(incoming, self._bodies.read_ahead(incoming, max_body_bytes), names)
-        begun = self._begin(key, digest)
-        if isinstance(begun, KeptAnswer):
+    @property
+    def _resumes(self) -> bool:
+        return self._streams is not None and self._streams.logs.is_on
+
+    def _read(
+        self, key: str, conversation: str, max_body_bytes: int, names: tuple[str, ...], *, is_kept: bool
+    ) -> NamedRequest:
+        """Reads what the request at hand asks for. Waits for its body. Raises Refused."""
+        incoming, bodies = current(request), self._bodies
+        if is_kept:
+            body = bodies.read_ahead(incoming, max_body_bytes)
+        else:
+            body = bodies.put_back(incoming, bodies.read_as_sent(incoming, max_body_bytes))
+        return NamedRequest(
+            key if is_kept else "",
+            tuple(
+                scoped(incoming.environ, *name) for name in (("key", key), ("conversation", conversation)) if name[1]
+            ),
+            _digest(incoming, body, names),
+            last_event(incoming.environ) if self._resumes else None,
+        )
+
+    def _answer(self, view: Callable[[], Response], asking: NamedRequest) -> Response:
+        """Answers from a log or the records, or calls the view. Waits.
+
+        Raises KeyReused, Conflict, TooManyLogs, EventsGone, and NotFound for a stream that is not known any more.
+        """
+        if self._streams is not None and (repeated := self._streams.repeat(asking)) is not None:
             self.n_replayed += 1
-            return begun.response()
-        if (answer := self._begin_shared(begun, key, digest)) is not None:
-            self.n_replayed += 1
-            return answer.response()
-        recording = AnswerRecording(self, begun)
+            return repeated
+        claim = None
+        if asking.key:
+            begun = self._begin(asking.key, asking.digest)
+            kept = begun if isinstance(begun, KeptAnswer) else self._begin_shared(begun, asking.key, asking.digest)
+            if kept is not None:
+                self.n_replayed += 1
+                return kept.response(asking.after)
+            assert isinstance(begun, AnswerClaim)
+            claim = begun
+        recording = None if claim is None else AnswerRecording(self, claim)
         try:
-            response = view()
-            recording.attach(response, current(g).pop(_KEEP_IF, None))
+            if asking.after is not None:
+                raise stream_not_found(LAST_EVENT)
+            return self._compute(view, asking, recording)
         except BaseException:
-            recording.drop()
+            if recording is not None:
+                recording.drop()
             raise
+
+    def _compute(
+        self, view: Callable[[], Response], asking: NamedRequest, recording: AnswerRecording | None
+    ) -> Response:
+        streams = self._streams if self._resumes else None
+        response = view() if streams is None else streams.call(view)
+        is_good = current(g).pop(_KEEP_IF, None)
+        if recording is not None:
+            recording.attach(response, is_good)
+        if isinstance(response.response, EventStream):
+            if streams is not None:
+                streams.keep(response, asking.names, asking.digest, recording)
+            elif recording is not None:
+                response.response.record(recording)
         return response
 
     def _begin(self, key: str, digest: bytes) -> KeptAnswer | AnswerClaim:
@@ -231,72 +238,6 @@ class KeyedAnswers:
         self._lost_claims.append(claim)
 
 
-class AnswerRecording:
-    """Records the answer of one request in the making; see corosrv.web.http.sse.Recording.
-
-    Ends once. One that nobody ends, because the server broke down around it, ends as dropped when it is collected.
-    """
-
-    def __init__(self, answers: KeyedAnswers, claim: AnswerClaim) -> None:
-        self._answers = answers
-        self._claim: AnswerClaim | None = claim
-        self._is_good: Callable[[], bool] | None = None
-        self._status = 200
-        self._headers: tuple[tuple[str, str], ...] = ()
-        self._body = bytearray()
-        self._is_given_up = False
-
-    def attach(self, response: Response, is_good: Callable[[], bool] | None) -> None:
-        """Keeps a response that is complete, or begins to record a stream."""
-        self._is_good = is_good
-        self._status = response.status_code
-        self._headers = tuple((name, value) for name, value in response.headers if name != "Content-Length")
-        body: Any = response.response
-        if not 200 <= self._status < 300:
-            self.drop()
-        elif isinstance(body, EventStream):
-            body.record(self)
-        elif response.is_sequence and self._grow(sum(map(len, body))):
-            self._finish(tuple(body))
-        else:
-            self.drop()
-
-    def add(self, piece: bytes) -> None:
-        if self._grow(len(piece)):
-            self._body += piece
-
-    def finish(self) -> None:
-        self._finish((bytes(self._body),))
-
-    def drop(self) -> None:
-        claim, self._claim = self._claim, None
-        self._body = bytearray()
-        if claim is not None:
-            self._answers.drop(claim)
-
-    def __del__(self) -> None:
-        if self._claim is not None:
-            self._answers.drop_later(self._claim)
-
-    def _grow(self, n_bytes: int) -> bool:
-        if self._claim is None or self._is_given_up:
-            return False
-        if self._answers.grow(self._claim, n_bytes):
-            return True
-        self._is_given_up = True
-        self._body = bytearray()
-        _too_large.count(lambda: log.warning(_TOO_LARGE))
-        return False
-
-    def _finish(self, pieces: tuple[bytes, ...]) -> None:
-        if self._claim is None or (self._is_good is not None and not self._is_good()):
-            self.drop()
-            return
-        claim, self._claim = self._claim, None
-        self._answers.finish(claim, KeptAnswer(self._status, self._headers, pieces))
-        self._body = bytearray()
-
-
 def is_keyed(incoming: Request) -> bool:
     """Tells whether a request has an Idempotency-Key, so that its answer may be kept."""
     return _FIELD in incoming.environ
@@ -307,7 +248,7 @@ def _digest(incoming: Request, body: bytes, names: tuple[str, ...]) -> bytes:
     environ = incoming.environ
     digest = hashlib.blake2b(digest_size=16)
     if not caller():
-        names += _CREDENTIALS
+        names += CREDENTIALS
     for name in ("REQUEST_METHOD", "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING", *names):
         value = str(environ.get(name, "")).encode("latin-1", "replace")
         digest.update(len(value).to_bytes(8, "little"))

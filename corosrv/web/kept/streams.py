@@ -1,0 +1,251 @@
+"""Streams that clients come back to: each is written to a log by a greenlet of its own, and read from there.
+
+A client comes back by the same request with its Idempotency-Key, or by the id of its conversation (`/v1/stream`). It
+says which event it had last, or gets all of them. Names of logs are their caller's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+import msgspec
+from flask import Blueprint, Request, Response, request
+
+from corosrv.base.errors import CorosrvError, NotFound, Refused
+from corosrv.web.http import sse
+from corosrv.web.http.lean_flask import caller, current
+from corosrv.web.http.metrics import HttpStats
+from corosrv.web.http.openapi import operation
+from corosrv.web.kept.answer_log import AnswerLog, FollowedEvents, LogName, StreamReader
+from corosrv.web.kept.answer_logs import AnswerLogs
+
+log = logging.getLogger("corosrv.http")
+
+CONVERSATION = "X-Conversation-Id"
+LAST_EVENT = "Last-Event-ID"
+MAX_NAME = 255  # characters
+
+CONVERSATION_FIELD = "HTTP_X_CONVERSATION_ID"  # in WSGI's words
+_LAST_EVENT_FIELD = "HTTP_LAST_EVENT_ID"
+_PLAIN = re.compile(rf"[ -~]{{1,{MAX_NAME}}}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+# A server that asks for no keys may pass them on: whoever has another one is not given what the first one got.
+CREDENTIALS = ("HTTP_AUTHORIZATION", "HTTP_X_API_KEY")
+
+
+def last_event(environ: Mapping[str, Any]) -> int | None:
+    """Returns the number of the last event that a client has; None if it names none. Raises Refused."""
+    text = environ.get(_LAST_EVENT_FIELD)
+    return None if text is None else parse_number(text.strip(), LAST_EVENT)
+
+
+def parse_number(text: str, param: str) -> int:
+    """Returns the number that a client names. Raises Refused, which names `param`."""
+    if not _NUMBER.fullmatch(text):
+        raise Refused(f"{param} must be a number from 0 on, not {text[:40]!r}", param)
+    return int(text)
+
+
+def conversation_of(environ: Mapping[str, Any]) -> str:
+    """Returns the id of the conversation that a request names; empty if it names none. Raises Refused."""
+    text = environ.get(CONVERSATION_FIELD)
+    return "" if text is None else _conversation(text, CONVERSATION)
+
+
+def _conversation(text: str, param: str) -> str:
+    if not _PLAIN.fullmatch(text):
+        raise Refused(f"{param}: must be 1 to {MAX_NAME} characters of printable ASCII", param)
+    return text
+
+
+def stream_not_found(param: str) -> NotFound:
+    """Makes the error for a stream that was never here, is forgotten, or is another caller's."""
+    words = "no stream of this name runs here, or ended lately enough to be remembered"
+    return NotFound(f"{words}; send the request without {param}" if param == LAST_EVENT else words, param,
+                    "stream_not_found")  # fmt: skip
+
+
+def scoped(environ: Mapping[str, Any], kind: str, name: str) -> LogName:
+    """Makes the name of a log that no other caller's requests have, whether or not this server asks for keys."""
+    shown = [str(environ.get(field, "")) for field in CREDENTIALS]
+    is_own = caller() or not any(shown)
+    return (kind, "" if is_own else hashlib.sha256(repr(shown).encode()).hexdigest(), name)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRequest:
+    """A request by what it asks for, and the names that its answer is kept under.
+
+    `key`: under which it is kept when it has ended; `after`: the last event that its client has, if it says so.
+    """
+
+    key: str
+    names: tuple[LogName, ...]
+    digest: bytes
+    after: int | None
+
+
+class ResumableStreams:
+    """Makes streams that clients may come back to, and the answers of those who do."""
+
+    def __init__(self, logs: AnswerLogs, write_timeout: float, stats: HttpStats) -> None:
+        """`write_timeout`: seconds that a client may accept nothing."""
+        self.logs = logs
+        self._write_timeout = write_timeout
+        self._stats = stats
+
+    def find(self, name: LogName) -> AnswerLog | None:
+        """Returns the log of the current request's caller that has this name."""
+        return self.logs.owned_by(caller()).find(name)
+
+    def call(self, view: Callable[[], Response]) -> Response:
+        """Calls a view whose stream, if it makes one, is for `keep`. Raises TooManyLogs, and what the view does."""
+        self.logs.owned_by(caller()).check_room()
+        environ = current(request).environ
+        environ[sse.LOGGED] = True
+        try:
+            return view()
+        finally:
+            del environ[sse.LOGGED]
+
+    def keep(
+        self,
+        response: Response,
+        names: Iterable[LogName],
+        digest: bytes = b"",
+        recording: sse.Recording | None = None,
+        *,
+        needs_client: bool = True,
+    ) -> AnswerLog:
+        """Writes a response's stream to a log, from which the response reads from now on. Returns at once.
+
+        `digest`: of what was asked; `recording`: gets a copy; `needs_client`: the answer ends when all have left.
+        """
+        source: Any = response.response
+        if isinstance(source.reader, StreamReader):  # it reads a log already
+            answer = source.reader.answer
+        else:
+            answer = self.logs.owned_by(caller()).open(digest, source.cancel, is_lines=response.mimetype == sse.LINES)
+            answer.head = (response.status_code, tuple(response.headers))
+            answer.needs_client = needs_client
+            gevent.spawn(_write, source, answer, recording)
+            response.response = self._stream(answer.follow(0, LAST_EVENT))
+        for name in names:
+            if (other := self.find(name)) is not None and other is not answer:
+                other.cancel()  # this one takes its place
+        self.logs.owned_by(caller()).name(answer, names)
+        return answer
+
+    def _stream(self, reader: StreamReader) -> sse.EventStream[Any]:
+        # Without comments of its own: those that fill silence are in the log, so that bytes can be counted.
+        environ = current(request).environ
+        return sse.EventStream(
+            environ, reader, b"", FollowedEvents(reader.answer), -1, self._write_timeout, self._stats
+        )
+
+    def response(self, reader: StreamReader) -> Response:
+        """Makes the answer of a client that comes back."""
+        response = sse.response(self._stream(reader))
+        status, headers = reader.answer.head
+        response.status_code = status
+        for name, value in headers:
+            response.headers[name] = value
+        return response
+
+    def repeat(self, asking: NamedRequest) -> Response | None:
+        """Answers a request that is repeated from the log of the first one: while that runs, and afterwards for who
+        says what it had. None if there is no such log, or it is of another request. Raises EventsGone and Refused.
+
+        Who only names a conversation again asks for its next turn.
+        """
+        for kind, answer in [(name[0], self.find(name)) for name in asking.names]:
+            if answer is None or answer.digest != asking.digest:
+                continue
+            if asking.after is not None or (kind == "key" and not answer.is_ended):
+                response = self.response(answer.follow(asking.after or 0, LAST_EVENT))
+                response.headers["Idempotency-Replayed"] = "true"
+                return response
+        return None
+
+
+def _write(source: sse.EventStream[Any], answer: AnswerLog, recording: sse.Recording | None) -> None:
+    """Writes a stream to its log, and to a recording, until it ends. Waits."""
+    try:
+        with closing(source):
+            for number, piece in enumerate(source):
+                events = answer.write(piece)
+                if recording is not None and not (number and source.fills_silence(piece)):
+                    recording.add(events)
+                answer.wait_for_room()
+            if recording is not None and not source.has_failed:
+                recording.finish()
+    except Exception:  # a bug: the stream ends here, and those who read it are told
+        log.exception("an answer could not be finished")
+        answer.write_error(CorosrvError("the answer could not be finished"))
+    finally:
+        if recording is not None:
+            recording.drop()
+        answer.end()
+
+
+class StreamQuery(msgspec.Struct):
+    """Members of the query of a stream that is read on."""
+
+    conv_id: str
+    from_: int = msgspec.field(name="from", default=0)
+
+
+def blueprint(streams: ResumableStreams) -> Blueprint:
+    """The routes that llama-server has for streams of conversations."""
+    routes = Blueprint("streams", __name__)
+
+    @routes.get("/v1/stream")
+    @operation(
+        "Streams",
+        "Read a stream on",
+        "The stream of the request that named this conversation in `X-Conversation-Id`: from its first byte, behind "
+        "`from` bytes, or behind the event that `Last-Event-ID` names; then what is yet to come. Kept for some minutes "
+        "after its end.",
+        media_type="text/event-stream",
+        statuses=(400, 404, 410),
+        query=StreamQuery,
+    )
+    def read_on() -> Response:
+        incoming = current(request)
+        answer = streams.find(_name(incoming))
+        if answer is None:
+            raise stream_not_found("conv_id")
+        after = last_event(incoming.environ)
+        if after is not None:
+            return streams.response(answer.follow(after, LAST_EVENT))
+        return streams.response(answer.follow_bytes(parse_number(incoming.args.get("from") or "0", "from"), "from"))
+
+    @routes.delete("/v1/stream")
+    @operation(
+        "Streams",
+        "Stop a stream",
+        "Ends the request that named this conversation, if it runs, and forgets its stream. The answer is 204, also "
+        "where there is nothing of that name.",
+        statuses=(400,),
+        query=StreamQuery,
+    )
+    def stop() -> Response:
+        answer = streams.find(_name(current(request)))
+        if answer is not None:
+            answer.cancel()
+            answer.drop()
+        return Response(status=204)
+
+    return routes
+
+
+def _name(incoming: Request) -> LogName:
+    conversation = incoming.args.get("conv_id", "")
+    return scoped(incoming.environ, "conversation", _conversation(conversation, "conv_id"))
