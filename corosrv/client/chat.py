@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import secrets
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +27,8 @@ _TIMEOUT = 600.0  # seconds without a byte
 _LOAD_S, _PAUSE_S = 600.0, 0.5  # that a model may take to load, and between two looks
 _MAX_BODY = 4 << 20  # bytes of an answer that is no stream
 _MAX_LINE = 4 << 20  # bytes of an event
+_RECONNECTS = 5  # for one answer whose connection breaks
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 class ChatFailed(click.ClickException):
@@ -90,26 +93,52 @@ class ChatServer:
             return ""
 
     def answer(self, body: dict[str, Any]) -> Generator[Delta, None, None]:
-        with self._request("POST", CHAT, json.dumps({**body, "stream": True}).encode()) as answer:
-            for data in event_data(answer, _MAX_LINE):
-                if data.strip() != b"[DONE]":
-                    yield _delta(_object(data))
+        name = secrets.token_hex(16)
+        text = json.dumps({**body, "stream": True}).encode()
+        headers = {"Idempotency-Key": name, "X-Group-Id": name}
+        n_broken = 0
+        is_over = False
+        try:
+            while not is_over:
+                try:
+                    with self._request("POST", CHAT, text, headers) as answer:
+                        for number, data in event_data(answer, _MAX_LINE):
+                            if number:
+                                headers["Last-Event-ID"] = number
+                            if data.strip() != b"[DONE]":
+                                yield _delta(_object(data))
+                    is_over = True
+                except ConnectionLost:
+                    n_broken += 1
+                    if "Last-Event-ID" not in headers or n_broken > _RECONNECTS:
+                        raise
+                    time.sleep(_PAUSE_S * n_broken)
+        finally:
+            if not is_over:  # it would run on, for whoever comes back
+                with contextlib.suppress(ChatFailed), self._request("DELETE", f"/v1/groups/{name}"):
+                    pass
 
     @contextlib.contextmanager
-    def _request(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
-        """Sends a request; the connection ends with the block. Raises ChatFailed."""
+    def _request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = _NO_HEADERS
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Sends a request; the connection ends with the block. Raises ChatFailed, or ConnectionLost."""
         address = self._address
         connection = blocking_connection(address, _TIMEOUT)
         with contextlib.closing(connection):
             try:
-                connection.request(method, address.prefix + path, body, self._headers)
+                connection.request(method, address.prefix + path, body, {**self._headers, **headers})
                 answer = connection.getresponse()
                 if answer.status != 200:
                     raise _Answered(answer.status, answer.read(_MAX_BODY))
                 yield answer
             except (OSError, http.client.HTTPException) as error:
                 words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                raise ChatFailed(f"no answer from {self._url}: {words}; `corosrv serve` starts a server") from None
+                raise ConnectionLost(f"no answer from {self._url}: {words}; `corosrv serve` starts a server") from None
+
+
+class ConnectionLost(ChatFailed):
+    """The server cannot be reached, or the connection broke in the middle of an answer."""
 
 
 class _Answered(ChatFailed):

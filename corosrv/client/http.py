@@ -130,11 +130,14 @@ def blocking_connection(address: ServerAddress, timeout: float) -> http.client.H
     return http.client.HTTPConnection(address.host, address.port, timeout=timeout)
 
 
-def event_data(answer: http.client.HTTPResponse, max_line: int) -> Iterator[bytes]:
-    """Yields the data of server-sent events that have one line each. Waits."""
+def event_data(answer: http.client.HTTPResponse, max_line: int) -> Iterator[tuple[str, bytes]]:
+    """Yields the ids and the data of server-sent events that have one line of data each; "" without an id. Waits."""
+    number = ""
     while line := answer.readline(max_line):
-        if line.startswith(b"data: "):
-            yield line.removeprefix(b"data: ")
+        if line.startswith(b"id: "):
+            number = line.removeprefix(b"id: ").decode("latin-1").strip()
+        elif line.startswith(b"data: "):
+            yield number, line.removeprefix(b"data: ")
 
 
 class HttpConnections:

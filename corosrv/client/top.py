@@ -44,7 +44,7 @@ def frames(address: ServerAddress, key: str) -> Iterator[dict[str, Any]]:
         connection = blocking_connection(address, TIMEOUT)
         try:
             answer = _ask(connection, address, key)
-            yield from map(_decode, event_data(answer, MAX_LINE))
+            yield from (_decode(data) for _, data in event_data(answer, MAX_LINE))
         finally:
             connection.close()
     except (OSError, http.client.HTTPException) as error:

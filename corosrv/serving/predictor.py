@@ -44,7 +44,10 @@ class PredictorPart(Part):
         self._ending: gevent.Greenlet | None = None
         self.on_unloadable: Callable[[str], None] = lambda reason: None  # if the predictor's code cannot be loaded
         self.worker = PredictorWorker(_maker(predictor), is_wanted=predictor.restart_worker)
-        self.service = PredictionService(self.worker, predictor, logs_json=context.settings.server.log_format == "json")
+        server = context.settings.server
+        self.service = PredictionService(
+            self.worker, predictor, logs_json=server.log_format == "json", resume_s=server.resume_s
+        )
 
     @property
     def is_alone(self) -> bool:

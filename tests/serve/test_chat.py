@@ -7,14 +7,17 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import termios
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
+from corosrv.client.chat import ChatServer, ConnectionLost
 from tests.serve.server import BIN, Server, Servers
 from tests.support.waiting import eventually
 
@@ -130,3 +133,56 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends_the_conversation(terminal: Termi
     terminal.type("\x04")
 
     assert terminal.process.wait(SECONDS) == 0
+
+
+@contextmanager
+def cutting_proxy(port: int, n_bytes: int) -> Iterator[str]:
+    """Stands before a server, and cuts each connection when so many bytes have come back over it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve(client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", port)) as server:
+            server.sendall(client.recv(65_536))
+            left = n_bytes
+            while left and (data := server.recv(min(left, 4096))):
+                client.sendall(data)
+                left -= len(data)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    with listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_an_answer_whose_connection_breaks_is_read_on(server: Server) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "seed": 1, "temperature": 0}
+    whole = [delta.text for delta in ChatServer(f"http://127.0.0.1:{server.port}").answer(body)]
+
+    with cutting_proxy(server.port, 4000) as url:
+        pieces = [delta.text for delta in ChatServer(url).answer(body)]
+
+    assert pieces == whole
+
+
+def test_an_answer_is_given_up_when_its_connection_breaks_again_and_again(server: Server) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3000}
+    with cutting_proxy(server.port, 1500) as url, pytest.raises(ConnectionLost):
+        list(ChatServer(url).answer(body))
+
+    server.wait_idle()
+
+
+def test_an_answer_that_is_stopped_runs_no_longer(server: Server) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3000}
+    answer = ChatServer(f"http://127.0.0.1:{server.port}").answer(body)
+    next(answer)
+
+    answer.close()
+
+    server.wait_idle(within=10)

@@ -145,7 +145,7 @@ def test_the_oldest_make_room_for_the_newest(start: Servers) -> None:
     [
         ({"input": []}, "input"),
         ({}, "input"),
-        ({**HI, "background": True}, "background"),
+        ({**HI, "background": True, "store": False}, "background"),
         ({**HI, "tools": [{"type": "web_search"}], "stream": True}, "tools[0].type"),
         ({"input": "x" * 5000, "stream": True}, "input"),
     ],

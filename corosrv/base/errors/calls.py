@@ -82,9 +82,10 @@ class EventsGone(Refused):
     status = 410
     kind = ErrorKind.NOT_FOUND
 
-    def __init__(self, lost: str, first: int, param: str | None) -> None:
-        super().__init__(f"{lost} of this stream are kept no longer; the first that is kept is {first}", param)
-        self.code = "events_gone"
+    def __init__(self, lost: str, first: int | None, param: str | None) -> None:
+        """`first`: the first that is kept; None: none is."""
+        kept = "" if first is None else f"; the first that is kept is {first}"
+        super().__init__(f"{lost} of this stream are kept no longer{kept}", param, "events_gone")
 
 
 class HandlerFailed(CorosrvError):

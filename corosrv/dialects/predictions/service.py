@@ -84,11 +84,16 @@ class PredictionService:
     The worker is started by whoever made it, and stopped by `shutdown`.
     """
 
-    def __init__(self, worker: WorkerLike, settings: PredictionSettings, logs_json: bool = False) -> None:
-        """`logs_json`: whether the lines of ended predictions are JSON."""
+    def __init__(
+        self, worker: WorkerLike, settings: PredictionSettings, logs_json: bool = False, resume_s: float = 0.0
+    ) -> None:
+        """`logs_json`: whether the lines of ended predictions are JSON. `resume_s`: seconds for which a prediction runs
+        on when the last client of its stream has left."""
         self.worker = worker
         self.settings = settings
         self._logs_json = logs_json
+        self._resume_s = resume_s
+        self._left: dict[str, float] = {}  # when the last client of a stream left, by the prediction's id
         destinations = Destinations(settings.webhook_destinations)
         self.webhooks = Webhooks(settings.webhook_interval, settings.webhook_token, destinations=destinations)
         self._files = Files(settings.upload_url or None)
@@ -195,6 +200,7 @@ class PredictionService:
         prediction = run.prediction
         del self._runs[prediction.id]
         self._bound_to_readers.discard(prediction.id)
+        self._left.pop(prediction.id, None)
         self._ended[status.value] += 1
         self._supervisor.finish(prediction, time.monotonic())
         self._forget_later()
@@ -238,8 +244,21 @@ class PredictionService:
 
     def _on_leave(self, prediction: Prediction, has_left: bool) -> None:
         assert prediction.history is not None
-        if has_left and prediction.id in self._bound_to_readers and not prediction.history.n_readers:
+        if not has_left or prediction.id not in self._bound_to_readers or prediction.history.n_readers:
+            return
+        if not self._resume_s:
             self.cancel(prediction.id)
+            return
+        self._left[prediction.id] = left_at = time.monotonic()
+        gevent.spawn_later(self._resume_s, self._cancel_unless_resumed, prediction, left_at)
+
+    def _cancel_unless_resumed(self, prediction: Prediction, left_at: float) -> None:
+        """Cancels a prediction nobody has come back to since; whoever did and left again is waited for anew."""
+        assert prediction.history is not None
+        if self._left.get(prediction.id) == left_at:
+            del self._left[prediction.id]
+            if not prediction.history.n_readers and self._supervisor.find_running(prediction.id) is prediction:
+                self.cancel(prediction.id)
 
     def cancel(self, id: str) -> bool:
         """Asks a running prediction to end; returns False if no prediction of this id runs. Never waits."""

@@ -143,6 +143,7 @@ _WORDS = {
     401: "No key, or a wrong one",
     404: "There is no such thing here",
     409: "The first request with this Idempotency-Key still runs: repeat it later",
+    410: "The events that are asked for are kept no longer",
     413: "The body is too large",
     415: "The body is no JSON, or compressed",
     422: "The Idempotency-Key was used for another request",

@@ -17,6 +17,7 @@ import msgspec
 from gevent.event import Event as Signal
 
 from corosrv.base.errors import CorosrvError, EventsGone, Refused
+from corosrv.web.http.sse import Recording
 from corosrv.web.kept.event_log import Cursor, EventLog, EventPiece, LogReader
 
 LOG_COST = 4096  # bytes that a log takes besides its events, about: they bound the number of logs
@@ -84,6 +85,7 @@ class AnswerLog(EventLog[LoggedEvent]):
         self.is_lines = is_lines
         self.head: tuple[int, tuple[tuple[str, str], ...]] = (200, ())  # status and headers
         self.needs_client = True  # without one, the answer is cancelled in a while
+        self.recording: Recording | None = None  # gets a copy
         self.n_bytes = LOG_COST
         self.left_at: float | None = owner.now()  # when its last client left
         self.ended_at = 0.0
@@ -104,7 +106,7 @@ class AnswerLog(EventLog[LoggedEvent]):
         Lines of JSON have no place for a number, and are counted.
         """
         events = list(map(self._numbered, split_events(piece, self.is_lines)))
-        self._make_room()
+        self.make_room()
         self.wake_parked()
         return b"".join(events)
 
@@ -131,7 +133,8 @@ class AnswerLog(EventLog[LoggedEvent]):
         self.n_bytes += n_bytes
         self._owner.grow(n_bytes)
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
+        """Drops the oldest events while the log is over its bounds, but none that its fastest follower needs."""
         read = max((cursor.position for cursor in self._cursors), default=self.n_events)
         while self._is_over and self.n_lost < read:
             dropped = self._kept.popleft()
@@ -148,7 +151,7 @@ class AnswerLog(EventLog[LoggedEvent]):
         while self._is_over and self._cursors:
             self._room = Signal()
             self._room.wait(_LOOK_S)
-            self._make_room()
+            self.make_room()
         self._room = None
 
     def end(self) -> None:
@@ -182,6 +185,16 @@ class AnswerLog(EventLog[LoggedEvent]):
         if not self.is_ended:
             self._cancel()
 
+    def wait_for_end(self, seconds: float) -> bool:
+        """Waits until the answer has ended, at most so long; returns whether it has."""
+        deadline = self._owner.now() + seconds
+        while not self.is_ended and (left := deadline - self._owner.now()) > 0:
+            news = Signal()
+            self.park(news.set)
+            news.wait(left)
+            self.unpark(news.set)
+        return self.is_ended
+
     def drop(self) -> None:
         """Takes the log away from all who could come back to it."""
         self._owner.drop(self)
@@ -197,7 +210,7 @@ class AnswerLog(EventLog[LoggedEvent]):
             )
         if after < self._number_lost:
             raise self.events_gone(param)
-        n_seen = sum(1 for _ in takewhile(lambda event: event.number <= after, self._kept))
+        n_seen = sum(1 for _ in takewhile(lambda event: event.number <= after, self._kept)) if after else 0
         return StreamReader(self, Cursor(self, self.n_lost + n_seen))
 
     def events_gone(self, param: str | None = None) -> EventsGone:

@@ -49,8 +49,10 @@ class OwnerLogs:
     def open(self, digest: bytes, cancel: Callable[[], None], *, is_lines: bool = False) -> AnswerLog:
         """Makes a log for an answer that begins; see AnswerLog."""
         answer = AnswerLog(self, digest, cancel, is_lines=is_lines)
-        self._running[answer] = None
         self.grow(LOG_COST)
+        for other in self._running:
+            other.make_room()  # where it is needed now
+        self._running[answer] = None
         return answer
 
     def name(self, answer: AnswerLog, names: Iterable[LogName]) -> None:

@@ -83,7 +83,7 @@ class KeyedAnswers:
         self._lock = ThreadLock()
         self._lost_claims: deque[AnswerClaim] = deque()
         self._shared: SharedRecords | None = None
-        self._streams = streams
+        self.streams = streams
         self.n_replayed = 0
 
     def share(self, records: SharedRecords) -> None:
@@ -125,11 +125,11 @@ class KeyedAnswers:
 
             return with_idempotency_key(answer) if self._records.is_on and is_kept else answer  # type: ignore[return-value]
 
-        return decorate if self._records.is_on or self._streams is not None else lambda view: view
+        return decorate if self._records.is_on or self.streams is not None else lambda view: view
 
     @property
     def _resumes(self) -> bool:
-        return self._streams is not None and self._streams.logs.is_on
+        return self.streams is not None and self.streams.logs.is_on
 
     def _read(
         self, key: str, conversation: str, max_body_bytes: int, names: tuple[str, ...], *, is_kept: bool
@@ -154,7 +154,7 @@ class KeyedAnswers:
 
         Raises KeyReused, Conflict, TooManyLogs, EventsGone, and NotFound for a stream that is not known any more.
         """
-        if self._streams is not None and (repeated := self._streams.repeat(asking)) is not None:
+        if self.streams is not None and (repeated := self.streams.repeat(asking)) is not None:
             self.n_replayed += 1
             return repeated
         claim = None
@@ -179,7 +179,7 @@ class KeyedAnswers:
     def _compute(
         self, view: Callable[[], Response], asking: NamedRequest, recording: AnswerRecording | None
     ) -> Response:
-        streams = self._streams if self._resumes else None
+        streams = self.streams if self._resumes else None
         response = view() if streams is None else streams.call(view)
         is_good = current(g).pop(_KEEP_IF, None)
         if recording is not None:

@@ -113,7 +113,7 @@ class ResumableStreams:
         try:
             return view()
         finally:
-            del environ[sse.LOGGED]
+            environ.pop(sse.LOGGED, None)
 
     def keep(
         self,
@@ -135,8 +135,10 @@ class ResumableStreams:
             answer = self.logs.owned_by(caller()).open(digest, source.cancel, is_lines=response.mimetype == sse.LINES)
             answer.head = (response.status_code, tuple(response.headers))
             answer.needs_client = needs_client
-            gevent.spawn(_write, source, answer, recording)
+            gevent.spawn(_write, source, answer)
             response.response = self._stream(answer.follow(0, LAST_EVENT))
+        if recording is not None:
+            answer.recording, answer.digest = recording, digest
         for name in names:
             if (other := self.find(name)) is not None and other is not answer:
                 other.cancel()  # this one takes its place
@@ -175,8 +177,9 @@ class ResumableStreams:
         return None
 
 
-def _write(source: sse.EventStream[Any], answer: AnswerLog, recording: sse.Recording | None) -> None:
+def _write(source: sse.EventStream[Any], answer: AnswerLog) -> None:
     """Writes a stream to its log, and to a recording, until it ends. Waits."""
+    recording = answer.recording
     try:
         with closing(source):
             for number, piece in enumerate(source):

@@ -155,14 +155,47 @@ def test_silence_is_filled_with_comments(streams: PredictorServer):
     assert rest(connection)[-1]["event"] == "completed"
 
 
-def test_a_client_that_leaves_its_stream_cancels_it(streams: PredictorServer):
-    connection = streams.begin({"gate": str(streams.gate("never"))}, STREAM, id="abandoned")
+@pytest.mark.parametrize("resume_s", [0, 0.2])
+def test_a_client_that_leaves_its_stream_and_stays_away_cancels_it(tmp_path: Path, resume_s: float):
+    with serving_predictor(tmp_path, "streams.py:Predictor", resume_s=resume_s) as streams:
+        connection = streams.begin({"gate": str(streams.gate("never"))}, STREAM, id="abandoned")
+        connection.head()
+        read_until(connection, b'"index":0}\n\n')
+
+        connection.leave()
+
+        assert streams.wait_for("abandoned", "canceled")["output"] == ["number 0"]
+
+
+def test_a_client_that_drops_its_socket_at_every_event_gets_all_of_them(streams: PredictorServer):
+    expected = parse_events(streams.put("whole", {}, STREAM).body)
+    seen: list[dict[str, Any]] = []
+    connection = streams.begin({}, STREAM, id="dropped")
     connection.head()
-    read_until(connection, b'"index":0}\n\n')
+    while True:
+        piece = read_until(connection, b"\n\n")
+        seen.append(parse_events(piece[: piece.index(b"\n\n") + 2])[0])
+        connection.leave()
+        if seen[-1]["event"] == "completed":
+            break
+        connection = follow(streams, "dropped", last_event=len(seen))
 
-    connection.leave()
+    assert [(event["id"], event["event"]) for event in seen] == [(event["id"], event["event"]) for event in expected]
+    assert seen[-1]["data"]["output"] == expected[-1]["data"]["output"]
 
-    assert streams.wait_for("abandoned", "canceled")["output"] == ["number 0"]
+
+def test_a_client_that_comes_back_in_time_keeps_its_prediction(tmp_path: Path):
+    with serving_predictor(tmp_path, "streams.py:Predictor", resume_s=0.3) as streams:
+        gate = streams.gate("back")
+        connection = streams.begin({"gate": str(gate)}, STREAM, id="back")
+        connection.head()
+        read_until(connection, b'"index":0}\n\n')
+        connection.leave()
+        back = follow(streams, "back", last_event=3)
+        time.sleep(0.5)  # longer than it would have run on by itself
+        gate.open()
+
+        assert rest(back)[-1]["data"]["status"] == "succeeded"
 
 
 def test_a_stream_goes_on_while_somebody_else_reads_it(streams: PredictorServer):

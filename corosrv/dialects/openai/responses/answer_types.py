@@ -10,7 +10,7 @@ from corosrv.dialects.generation.answer_types import PromptProgress, Timings
 from corosrv.dialects.openai.responses import schema
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputPart(msgspec.Struct):
@@ -117,6 +117,13 @@ class ResponseEvent(msgspec.Struct):
     namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str | msgspec.UnsetType = msgspec.UNSET
     text: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ReadQuery(msgspec.Struct):
+    """Members of the query of a response that is read again."""
+
+    stream: bool = False
+    starting_after: int = 0  # the sequence number of the last event that the client has
 
 
 class DeletedResponse(msgspec.Struct):

@@ -70,6 +70,19 @@ class ResponseAnswer(BlockAnswer):
         self._origins = origins
         self._input_items = input_items
         self._sequence_number = 0
+        self.is_cancelled = False  # by its own route
+
+    @property
+    def id(self) -> str:
+        return "resp_" + self._key
+
+    @property
+    def is_background(self) -> bool:
+        return bool(self._echo["background"])
+
+    def snapshot(self) -> ResponseObject:
+        """Makes the response as far as it has come."""
+        return self._response("in_progress")
 
     def complete_answer(self) -> ResponseObject:
         response = self._response("incomplete" if self._is_cut else "completed")
@@ -121,9 +134,13 @@ class ResponseAnswer(BlockAnswer):
         return self._send("response." + response.status, response=response, timings=self.tally.timings())
 
     def failure(self, error: CorosrvError) -> bytes:
-        response = self._response("failed")
-        response.error = ResponseError(getattr(error, "code", None) or "server_error", str(error))
-        return self._send("response.failed", response=response)
+        status: ResponseStatus = "cancelled" if self.is_cancelled else "failed"
+        response = self._response(status)
+        if not self.is_cancelled:
+            response.error = ResponseError(getattr(error, "code", None) or "server_error", str(error))
+        if self.is_background and self._keep is not None:  # its client learns of it by asking
+            self._keep(Stored(response, self._turns, self._input_items))
+        return self._send(f"response.{status}", response=response)
 
     def _send(self, type: str, **members: Any) -> bytes:
         event = ResponseEvent(type, self._sequence_number, **members)
@@ -168,7 +185,7 @@ class ResponseAnswer(BlockAnswer):
     def _response(self, status: ResponseStatus) -> ResponseObject:
         is_over = status in ("completed", "incomplete")
         return ResponseObject(
-            id="resp_" + self._key,
+            id=self.id,
             object="response",
             created_at=self._created,
             completed_at=int(time.time()) if status == "completed" else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corosrv.dialects.openai.answer_types import InputTokens
 from corosrv.dialects.openai.responses import schema
-from corosrv.dialects.openai.responses.answer_types import DeletedResponse, ResponseEvent, ResponseObject
+from corosrv.dialects.openai.responses.answer_types import DeletedResponse, ReadQuery, ResponseEvent, ResponseObject
 from corosrv.dialects.openai.responses.items import InputItems, InputQuery
 from corosrv.images.intake import images_in
 from corosrv.web.groups.routes import GenerateHeaders
@@ -41,7 +41,18 @@ count = operation(
     statuses=GENERATES,
     examples={"A question": {"input": "Name three colours."}},
 )
-read = operation(_TAG, "Read a stored response", answer=ResponseObject, statuses=(400, 404), parameters=_ID)
+read = operation(
+    _TAG,
+    "Read a stored response",
+    "One that runs in the background as far as it has come; with `stream` its events, behind `starting_after`.",
+    answer=ResponseObject,
+    statuses=(400, 404, 410),
+    parameters=_ID,
+    query=ReadQuery,
+)
+cancel = operation(
+    _TAG, "Cancel a response that runs in the background", answer=ResponseObject, statuses=(400, 404), parameters=_ID
+)
 input_items = operation(
     _TAG,
     "List the input of a stored response",

@@ -54,6 +54,8 @@ def call(
     Waits for images, and while a conversation that may be truncated is counted. Raises Refused.
     """
     _check_include(body.include or ())
+    if body.background and body.store is False:
+        raise Refused("background: a response that is not stored cannot be read when it is ready", "background")
     turns, tools = _turns(body, shelf, images), read_tools(body.tools or [])
 
     def translate(turns: tuple[Turn, ...]) -> tuple[Job, Parser]:
@@ -174,7 +176,7 @@ def _echo(
     """Returns what a response repeats of its request."""
     return {
         "model": card.id,
-        "background": False,
+        "background": bool(body.background),
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},

@@ -12,6 +12,8 @@ from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.openai import events
 from corosrv.dialects.openai.responses import api_docs, items, parse, schema
 from corosrv.dialects.openai.responses.answer_types import DeletedResponse
+from corosrv.dialects.openai.responses.answers import ResponseAnswer
+from corosrv.dialects.openai.responses.background import BackgroundResponses
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf
 from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.lean_flask import caller
@@ -21,13 +23,17 @@ from corosrv.web.http.reply import json_response, register_errors
 def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     """Responses: asked for, read again, deleted, and counted."""
     routes = Blueprint("responses", __name__)
+    background = BackgroundResponses(flow)
 
     @routes.post("/v1/responses")
     @routes.post("/responses", endpoint="short")
     @flow.once
     @api_docs.respond
     def respond() -> Response:
-        return flow.answer(call())
+        made = call()
+        if isinstance(made.answer, ResponseAnswer) and made.answer.is_background:
+            return background.start(made, made.answer)
+        return flow.answer(made)
 
     @routes.post("/v1/responses/input_tokens")
     @routes.post("/responses/input_tokens", endpoint="count_short")
@@ -38,10 +44,19 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     @routes.get("/v1/responses/<id>")
     @api_docs.read
     def read(id: str) -> Response:
-        for name in ("stream", "starting_after", "include"):
-            if request.args.get(name, "false") != "false":
-                raise NotSupported(f"{name} is not offered for a stored response", name, "unsupported_parameter")
-        return json_response(shelf().get(id).response)
+        is_stream = request.args.get("stream", "false") != "false"
+        for name in ("include",) if is_stream else ("starting_after", "include"):
+            if name in request.args:
+                words = f"{name} is not offered for a stored response" + (" without stream" * (name != "include"))
+                raise NotSupported(words, name, "unsupported_parameter")
+        if is_stream:
+            return background.follow(id, shelf())
+        return json_response(background.read(id) or shelf().get(id).response)
+
+    @routes.post("/v1/responses/<id>/cancel")
+    @api_docs.cancel
+    def cancel(id: str) -> Response:
+        return json_response(background.cancel(id, shelf()))
 
     @routes.get("/v1/responses/<id>/input_items")
     @api_docs.input_items
@@ -51,7 +66,7 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     @routes.delete("/v1/responses/<id>")
     @api_docs.delete
     def delete(id: str) -> Response:
-        shelf().drop(id)
+        background.drop(id, shelf())
         return json_response(DeletedResponse(id, "response", True))
 
     def call() -> Call:

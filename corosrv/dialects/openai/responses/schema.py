@@ -15,7 +15,6 @@ MAX_ITEMS = 2048
 
 UNSUPPORTED: fields.Neutral = {
     **fields.EVERYWHERE,
-    "background": (False,),
     "context_management": ([],),
     "conversation": (),
     "max_tool_calls": (),
@@ -103,6 +102,7 @@ class NamedTool(msgspec.Struct, omit_defaults=True):
 
 class ResponseBody(ThoughtFields, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS)]
+    background: bool | None = None
     include: list[str] | None = None
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None

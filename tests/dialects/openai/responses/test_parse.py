@@ -151,7 +151,6 @@ def test_an_item_that_cannot_be_read_is_refused_with_its_place(asked, sent, para
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("background", True),
         ("conversation", "conv_1"),
         ("include", ["reasoning.encrypted_content", "message.output_text.logprobs"]),
         ("max_tool_calls", 3),
