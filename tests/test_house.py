@@ -14,7 +14,6 @@ SMALL = 60  # lines: a file below it has two importers, or is one of these
 SMALL_FILES = {
     "corosrv.dialects.anthropic.api_docs",
     "corosrv.dialects.kserve.several",
-    "corosrv.dialects.openai.responses.api_docs",
     "corosrv.images.encoder.check",
     "corosrv.workers.manager.collector",
 }

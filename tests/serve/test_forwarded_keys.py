@@ -170,3 +170,31 @@ def test_a_key_of_an_answer_that_was_given_here_is_not_forwarded(case: Case):
         assert case.ask(model="near", max_tokens=2).body == first.body
     assert json.loads(first.body)["model"] == "near"
     assert case.n_asked == 0
+
+
+def test_a_client_that_drops_its_socket_at_every_event_is_forwarded_once(case: Case):
+    given = [b'id: 9\ndata: {"choices":[],"n":%d}\n\n' % number for number in range(4)]
+    goes_on = [threading.Event() for _ in given]
+
+    def answer(handler: Handler) -> None:
+        handler.begin_stream()
+        for event, gate in zip(given, goes_on, strict=True):
+            handler.chunk(event)
+            assert gate.wait(WAIT)
+        handler.chunk(b"data: [DONE]\n\n")
+        handler.end_stream()
+
+    case.upstream.behaviour = answer
+    got, number = b"", 0
+    while not got.endswith(b"[DONE]\n\n"):
+        headers = {"Idempotency-Key": case.key} | ({"Last-Event-ID": str(number)} if number else {})
+        connection = case.forwarding.server.connect()
+        connection.send(request("POST", CHAT, chat(model=FAR, stream=True), headers))
+        got += next(piece for piece in connection.body(connection.head()) if piece)
+        connection.leave()
+        if number < len(goes_on):
+            goes_on[number].set()
+        number += 1
+
+    expected = b"".join(b"id: %d\n%b" % (n, event[6:]) for n, event in enumerate(given, 1)) + b"id: 5\ndata: [DONE]\n\n"
+    assert (got, case.n_asked) == (expected, 1)

@@ -70,15 +70,12 @@ class ResponseAnswer(BlockAnswer):
         self._origins = origins
         self._input_items = input_items
         self._sequence_number = 0
+        self.is_background: bool = echo["background"]
         self.is_cancelled = False  # by its own route
 
     @property
     def id(self) -> str:
         return "resp_" + self._key
-
-    @property
-    def is_background(self) -> bool:
-        return bool(self._echo["background"])
 
     def snapshot(self) -> ResponseObject:
         """Makes the response as far as it has come."""
