@@ -67,7 +67,9 @@ class PredictionEndpoint:
         )
         prediction, outcome = service.admit(call)
         is_new = outcome is CallOutcome.NEW
-        if call.is_stream and (reader := service.follow(prediction, parse.last_event_id(request.headers))):
+        is_logged = sse.LOGGED in request.environ
+        last_number = None if is_logged else parse.last_event_id(request.headers)
+        if call.is_stream and (reader := service.follow(prediction, last_number, is_logged=is_logged)):
             keep_if(lambda: is_new and not reader.is_lost and prediction.status is Status.SUCCEEDED)
             return self._stream(reader)
         keep_if(lambda: is_new and prediction.status not in (Status.FAILED, Status.CANCELED))

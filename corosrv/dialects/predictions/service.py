@@ -228,8 +228,10 @@ class PredictionService:
         """Returns a prediction that runs or ended lately, or None."""
         return self._supervisor.find(id, time.monotonic())
 
-    def follow(self, prediction: Prediction, last_number: int | None) -> EventReader | None:
+    def follow(self, prediction: Prediction, last_number: int | None, *, is_logged: bool = False) -> EventReader | None:
         """Returns a reader of the prediction's events after number `last_number`, None: from the first one on.
+
+        `is_logged`: the reader's own log has waited for clients by the time that it leaves.
 
         Returns None if the predictor does not stream.
 
@@ -240,17 +242,19 @@ class PredictionService:
             return None
         if history.n_readers >= MAX_READERS:
             raise TooManyReaders(MAX_READERS)
-        return EventReader(history, last_number, functools.partial(self._on_leave, prediction))
+        return EventReader(
+            history, last_number, functools.partial(self._on_leave, prediction, 0.0 if is_logged else self._resume_s)
+        )
 
-    def _on_leave(self, prediction: Prediction, has_left: bool) -> None:
+    def _on_leave(self, prediction: Prediction, resume_s: float, has_left: bool) -> None:
         assert prediction.history is not None
         if not has_left or prediction.id not in self._bound_to_readers or prediction.history.n_readers:
             return
-        if not self._resume_s:
+        if not resume_s:
             self.cancel(prediction.id)
             return
         self._left[prediction.id] = left_at = time.monotonic()
-        gevent.spawn_later(self._resume_s, self._cancel_unless_resumed, prediction, left_at)
+        gevent.spawn_later(resume_s, self._cancel_unless_resumed, prediction, left_at)
 
     def _cancel_unless_resumed(self, prediction: Prediction, left_at: float) -> None:
         """Cancels a prediction nobody has come back to since; whoever did and left again is waited for anew."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.predictors import ASYNC, PREDICTIONS, STREAM, PredictorServer, serving_predictor
+from tests.support.predictors import ASYNC, PREDICTIONS, STREAM, PredictorServer, parse_events, serving_predictor
 
 _numbers = itertools.count()
 
@@ -75,14 +75,27 @@ def test_a_stream_of_a_prediction_that_failed_runs_again(streams: PredictorServe
     assert "idempotency-replayed" not in second.headers
 
 
-def test_a_client_that_leaves_its_stream_leaves_its_key_free(streams: PredictorServer, key):
+def test_a_client_that_leaves_its_stream_and_comes_back_reads_it_on(streams: PredictorServer, key):
     gate = streams.gate("key-leaving")
     with streams.begin({"gate": str(gate)}, {**key, **STREAM}) as leaving:
         leaving.head()
-    streams.wait_idle()
     gate.open()
 
     answer = streams.predict({"gate": str(gate)}, {**key, **STREAM})
+
+    assert (answer.status, answer.headers["idempotency-replayed"]) == (200, "true")
+    assert [event["id"] for event in parse_events(answer.body)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_client_that_stays_away_from_its_stream_leaves_its_key_free(tmp_path: Path, key):
+    with serving_predictor(tmp_path, "streams.py:Predictor", resume_s=0.3) as streams:
+        gate = streams.gate("key-leaving")
+        with streams.begin({"gate": str(gate)}, {**key, **STREAM}) as leaving:
+            leaving.head()
+        streams.wait_idle()
+        gate.open()
+
+        answer = streams.predict({"gate": str(gate)}, {**key, **STREAM})
 
     assert answer.status == 200
     assert "idempotency-replayed" not in answer.headers
