@@ -130,9 +130,10 @@ typedef struct corosrv_options {
   const char* const* adapters;        /* paths of LoRA adapters, to be loaded with the model */
   size_t n_adapters;
   corosrv_grammar_limits grammars;
-  double queue_s; /* that a task may wait for its first slot: then its error has the code queue_timeout; 0: any */
-  double stall_s; /* that a reader may be full: then its tasks' errors have the code client_too_slow; 0: any */
-  double idle_s;  /* for which a slot keeps its memory after its last use */
+  double queue_s;       /* that a task may wait for its first slot: then its error has the code queue_timeout; 0: any */
+  double stall_s;       /* that a reader may be full: then its tasks' errors have the code client_too_slow; 0: any */
+  double idle_s;        /* for which a slot keeps its memory after its last use */
+  int32_t drafted_rows; /* guesses of next tokens that one step may compute, at most; 0: none */
   const corosrv_placement* placement; /* NULL: as libllama does by default */
 } corosrv_options;
 
@@ -285,8 +286,10 @@ typedef struct corosrv_task {
   size_t n_rows;
   const corosrv_row_segment* row_segments; /* of all rows, in their order; NULL: rows are read as tokens are */
   size_t n_row_segments;
-  double deadline; /* by CLOCK_MONOTONIC, when the task ends with the code queue_timeout or deadline_exceeded:
-                    * before it had a slot, or later; 0: never */
+  const int32_t* prediction; /* of COROSRV_GENERATE: the text that much of the answer is expected to be */
+  size_t n_prediction;       /* tokens; 0: nothing is expected */
+  double deadline;           /* by CLOCK_MONOTONIC, when the task ends with the code queue_timeout or deadline_exceeded:
+                              * before it had a slot, or later; 0: never */
 } corosrv_task;
 
 /* A token and how likely it was. Each token that came is followed by the likeliest in its place, best first. */
@@ -310,11 +313,13 @@ typedef struct corosrv_chunk {
   int32_t n_tokens; /* tokens generated since the task's previous chunk, the end token included */
   int32_t finish;   /* corosrv_finish */
   int32_t prompt_tokens;
-  int32_t cached_tokens; /* of these, how many were not computed for this task */
-  int32_t read_tokens;   /* of these, how many have been read; -1 where tells_progress does not want it told */
-  double prompt_ms;      /* from the slot to the first token, or to now where there is none */
-  double decode_ms;      /* from the first token to the last so far */
-  const char* text;      /* whole UTF-8 characters; the message when finish is COROSRV_ERROR */
+  int32_t cached_tokens;   /* of these, how many were not computed for this task */
+  int32_t drafted_tokens;  /* guesses of next tokens that were computed for it */
+  int32_t accepted_tokens; /* of these, those that came true */
+  int32_t read_tokens;     /* of the prompt's, how many have been read; -1 where tells_progress does not want it told */
+  double prompt_ms;        /* from the slot to the first token, or to now where there is none */
+  double decode_ms;        /* from the first token to the last so far */
+  const char* text;        /* whole UTF-8 characters; the message when finish is COROSRV_ERROR */
   size_t text_size;
   const float* vector;        /* of COROSRV_EMBED and COROSRV_RANK, in the terminal chunk */
   size_t n_vector;            /* numbers */
@@ -349,6 +354,9 @@ typedef struct corosrv_stats {
   uint64_t prompt_tokens;
   uint64_t cached_tokens;
   uint64_t generated_tokens;
+  uint64_t drafts;                /* times that next tokens were guessed */
+  uint64_t draft_tokens;          /* guesses of next tokens that were computed */
+  uint64_t draft_accepted_tokens; /* of these, those that came true */
   uint64_t steps;
   uint64_t eventfd_writes;
   uint64_t readers_polled; /* readers that got no descriptor and are looked at again and again */

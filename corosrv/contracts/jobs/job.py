@@ -226,6 +226,7 @@ class Job:
     max_tokens: int | None = None  # None: until the context is full
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
+    prediction: str = ""  # the text that much of each answer is expected to be, which makes it come sooner
     share_prefix: bool = True  # begin from what was computed before, and leave behind what is computed now
     model: str | None = None  # the capability wanted; None takes what there is
     scores_prompt: bool = False  # the first chunks carry `prompt_info`

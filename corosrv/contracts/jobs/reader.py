@@ -57,6 +57,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     slot: int = -1  # where it ran last
     dropped_tokens: int = 0  # by shifts of the context, to make room
     image_tokens: int = 0  # of the prompt's, those that stand for images
+    drafted_tokens: int = 0  # guesses of next tokens that were computed; also where tokens are told of
+    accepted_tokens: int = 0  # of these, those that came true
     # Only where the job asks for it.
     tokens: tuple[TokenInfo, ...] = ()  # those that `text` is made of
     prompt_info: tuple[TokenInfo, ...] = ()  # of the prompt's tokens, in the order that they are read

@@ -248,6 +248,9 @@ class DecodeStats(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    drafts: int
+    draft_tokens: int
+    draft_accepted_tokens: int
     steps: int
     eventfd_writes: int
     readers_polled: int

@@ -94,6 +94,12 @@ class SlotSettings:
         "1: texts and log-probabilities depend on prompt and seed alone, not on other requests, cached prefixes or"
         " load; slower",
     )
+    speculation: int = setting(
+        0,
+        "guesses of next tokens that one step computes at most, for texts that repeat their prompt, themselves or the "
+        "request's prediction; as many as pay. 0: none; 16 suits most",
+        check=between(0, 32),
+    )
     context_shift: bool = setting(
         False,
         "1: a full context drops its oldest tokens behind the first n_keep of a request, and the answer goes on; "

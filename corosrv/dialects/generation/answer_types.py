@@ -13,7 +13,10 @@ StopType = Literal["none", "eos", "limit", "word", "abort"]
 
 
 class Timings(msgspec.Struct):
-    """llama-server's timings: `cache_n` prompt tokens were known, `prompt_n` computed, `predicted_n` generated."""
+    """llama-server's timings: `cache_n` prompt tokens were known, `prompt_n` computed, `predicted_n` generated.
+
+    `draft_n` guesses of next tokens were computed, and `draft_n_accepted` came true; left out where there were none.
+    """
 
     cache_n: int
     prompt_n: int
@@ -24,6 +27,8 @@ class Timings(msgspec.Struct):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int | msgspec.UnsetType = msgspec.UNSET
+    draft_n_accepted: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class PromptProgress(msgspec.Struct):
@@ -93,6 +98,9 @@ class Tally:
     completion_tokens: int = 0
     cached_tokens: int = 0
     image_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    is_predicted: bool = False  # the job says what its answers are expected to be
     prompt_ms: float = 0.0
     decode_ms: float = 0.0
 
@@ -102,6 +110,8 @@ class Tally:
             return
         self.prompt_ms = max(self.prompt_ms, chunk.prompt_ms)
         self.decode_ms = max(self.decode_ms, chunk.decode_ms)
+        self.drafted_tokens += chunk.drafted_tokens
+        self.accepted_tokens += chunk.accepted_tokens
         if chunk.index % self.n == 0:
             self.prompt_tokens += chunk.prompt_tokens
             self.cached_tokens += chunk.cached_tokens
@@ -113,6 +123,8 @@ class Tally:
             self,
             prompt_tokens=chunk.prompt_tokens,
             cached_tokens=chunk.cached_tokens,
+            drafted_tokens=chunk.drafted_tokens,
+            accepted_tokens=chunk.accepted_tokens,
             prompt_ms=chunk.prompt_ms,
             decode_ms=chunk.decode_ms,
         )
@@ -131,6 +143,8 @@ class Tally:
             predicted_ms=self.decode_ms,
             predicted_per_token_ms=_ratio(self.decode_ms, n_after_first),
             predicted_per_second=_ratio(1000.0 * n_after_first, self.decode_ms),
+            draft_n=self.drafted_tokens or msgspec.UNSET,
+            draft_n_accepted=self.accepted_tokens if self.drafted_tokens else msgspec.UNSET,
         )
 
 

@@ -22,9 +22,9 @@ _COUNTERS: dict[str, tuple[str, Value]] = {
     "tokens_predicted": ("Tokens generated", lambda stats: stats.generated_tokens),
     "tokens_predicted_seconds": ("Time from the first token to the last, of ended tasks", lambda s: s.decode_s),
     "n_decode": ("Steps of the decode loop", lambda stats: stats.steps),
-    "spec_decode_num_draft_tokens": ("Tokens guessed ahead: none are", lambda stats: 0),
-    "spec_decode_num_accepted_tokens": ("Guessed tokens that were right", lambda stats: 0),
-    "spec_decode_num_drafts": ("Guesses", lambda stats: 0),
+    "spec_decode_num_draft_tokens": ("Tokens guessed ahead", lambda stats: stats.draft_tokens),
+    "spec_decode_num_accepted_tokens": ("Guessed tokens that were right", lambda stats: stats.draft_accepted_tokens),
+    "spec_decode_num_drafts": ("Guesses", lambda stats: stats.drafts),
 }
 _GAUGES: dict[str, tuple[str, Value]] = {
     "requests_processing": ("Tasks with a slot", lambda stats: stats.running),

@@ -37,7 +37,14 @@ class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
 
 
 class CompletionTokensDetails(msgspec.Struct):
+    """Guesses that came true, and those that did not, are told of where the request has a `prediction`.
+
+    Those by what the prompt and the answer have said before, which serve where the prediction does not, are among them.
+    """
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    rejected_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Usage(msgspec.Struct):

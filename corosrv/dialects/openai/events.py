@@ -70,7 +70,15 @@ def usage(tally: Tally, reasoning_tokens: int = 0) -> Usage:
         tally.completion_tokens,
         tally.prompt_tokens + tally.completion_tokens,
         PromptTokensDetails(tally.cached_tokens, tally.image_tokens),
-        CompletionTokensDetails(reasoning_tokens),
+        _completion_details(tally, reasoning_tokens),
+    )
+
+
+def _completion_details(tally: Tally, reasoning_tokens: int) -> CompletionTokensDetails:
+    if not tally.is_predicted:
+        return CompletionTokensDetails(reasoning_tokens)
+    return CompletionTokensDetails(
+        reasoning_tokens, tally.accepted_tokens, tally.drafted_tokens - tally.accepted_tokens
     )
 
 

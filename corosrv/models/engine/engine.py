@@ -122,7 +122,14 @@ class Engine:
             vocabulary,
             card,
             SlotKeeper(native, settings, info, card.fingerprint),
-            TaskMaker(vocabulary, self._adapters, self._notes, settings.slots, settings.context_shift),
+            TaskMaker(
+                vocabulary,
+                self._adapters,
+                self._notes,
+                settings.slots,
+                settings.context_shift,
+                settings.speculation > 0,
+            ),
         )
 
     @property

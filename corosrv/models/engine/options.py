@@ -100,6 +100,7 @@ def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
         copy_bytes=copy_bytes,
         queue_s=settings.queue_timeout_s,
         stall_s=settings.stall_timeout_s,
+        drafted_rows=settings.speculation,
         placement=Placement() if synthetic is not None else placement(settings, libllama.devices()),
         grammars=GrammarLimits(
             settings.grammar_bytes, settings.grammar_depth, settings.grammar_rules,

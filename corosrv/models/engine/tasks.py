@@ -128,12 +128,14 @@ class TaskMaker:
         notes: TaskNotes,
         slots: int,
         shifts_context: bool = False,
+        guesses: bool = False,
     ) -> None:
         self._vocabulary = vocabulary
         self._adapters = adapters
         self._notes = notes
         self._slots = slots
         self._shifts_context = shifts_context
+        self._guesses = guesses
         self._row_ids = RowIds()
 
     def make(self, job: AnyJob) -> list[Task]:
@@ -175,6 +177,7 @@ class TaskMaker:
         self._check(job)
         prompts = [self._read(job, number) for number in range(len(job.prompts))]
         stops = _stops(job)
+        prediction = self._prediction(job)
         seed = job.sampling.seed if job.sampling.seed is not None else random.getrandbits(32)
         sampling = job.sampling
         if sampling.logit_bias:
@@ -191,6 +194,7 @@ class TaskMaker:
                 sampling=sampling,
                 seed=_seed_of(seed, answer),
                 stops=stops,
+                prediction=prediction,
                 share_prefix=shares_prefix,
                 max_ms=job.max_ms,
                 scores_prompt=job.scores_prompt,
@@ -227,6 +231,12 @@ class TaskMaker:
             else:
                 ids += piece.ids
         return ids or tokens, rows, job.share_prefix and has_ids
+
+    def _prediction(self, job: Job) -> Sequence[int]:
+        """Returns the tokens that the answers are expected to have, where that is of use."""
+        if not self._guesses or not job.prediction:
+            return ()
+        return self._vocabulary.encode_answer(job.prediction, "prediction")
 
     def _check(self, job: Job) -> None:
         if not -1 <= job.slot < self._slots:

@@ -147,6 +147,10 @@ class EngineVocabulary:
             raise errors.PromptTooLong(len(tokens), self._info.context, param)
         return tokens
 
+    def encode_answer(self, text: str, param: str) -> Sequence[int]:
+        """Returns the token ids of a text that an answer may be. May wait. Raises PromptTooLong."""
+        return self._fitting(self.tokenize(text, False, False, param), param)
+
     def encode_inputs(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
         """Returns the token ids of embedding inputs, which may fill the context, for nothing is generated. May wait."""
         params = [_param("input", number, len(prompts)) for number in range(len(prompts))]

@@ -224,6 +224,8 @@ _COUNTERS = {
     "prompt_tokens": "Prompt tokens computed",
     "cached_tokens": "Prompt tokens that were known already",
     "generated_tokens": "Tokens generated",
+    "draft_tokens": "Guesses of next tokens that were computed",
+    "draft_accepted_tokens": "Guesses that came true",
     "steps": "Steps of the decode loop",
     "eventfd_writes": "Wake-ups sent to readers",
     "readers_polled": "Readers without a file descriptor, looked at every 10 ms instead",

@@ -228,6 +228,9 @@ Status check_options(const corosrv_options& options) {
   if (!(options.queue_s >= 0)) return invalid("queue_s must not be negative");
   if (!(options.stall_s >= 0)) return invalid("stall_s must not be negative");
   if (!(options.idle_s >= 0 && options.idle_s <= 1e9)) return invalid("idle_s must be from 0 to 1e9");
+  if (options.drafted_rows < 0 || options.drafted_rows > kMostDraftedRows) {
+    return invalid("drafted_rows must be from 0 to " + std::to_string(kMostDraftedRows));
+  }
   return Status::ok();
 }
 
@@ -252,6 +255,7 @@ Status check_task(const corosrv_task& task, const Backend& backend) {
                    [&](Token token) { return is_row(token) || token < vocabulary.size(); })) {
     return invalid("the prompt has an unknown token");
   }
+  if (!are_known(task.prediction, task.n_prediction, vocabulary)) return invalid("the prediction has an unknown token");
   for (int32_t i = 0; task.adapter_scales != nullptr && i < backend.info().n_adapters; ++i) {
     if (!std::isfinite(task.adapter_scales[i])) return invalid("the scale of an adapter must be finite");
   }

@@ -111,6 +111,9 @@ corosrv_stats to_c(const LoopStats& from) {
   stats.prompt_tokens = from.prompt_tokens;
   stats.cached_tokens = from.cached_tokens;
   stats.generated_tokens = from.generated_tokens;
+  stats.drafts = from.drafts;
+  stats.draft_tokens = from.draft_tokens;
+  stats.draft_accepted_tokens = from.draft_accepted_tokens;
   stats.steps = from.steps;
   stats.eventfd_writes = from.eventfd_writes;
   stats.readers_polled = from.readers_polled;
@@ -206,6 +209,8 @@ corosrv_chunk ChunkArray::convert(const Chunk& from) {
   chunk.finish = to_c(from.finish);
   chunk.prompt_tokens = from.prompt_tokens;
   chunk.cached_tokens = from.cached_tokens;
+  chunk.drafted_tokens = from.drafted_tokens;
+  chunk.accepted_tokens = from.accepted_tokens;
   chunk.read_tokens = from.read_tokens;
   chunk.prompt_ms = from.prompt_ms;
   chunk.decode_ms = from.decode_ms;

@@ -189,6 +189,7 @@ Engine::Limits to_engine_limits(const corosrv_options& from) {
   limits.loop.queue_s = from.queue_s;
   limits.loop.stall_s = from.stall_s;
   limits.loop.idle_s = from.idle_s;
+  limits.loop.drafted_rows = from.drafted_rows;
   limits.queue = static_cast<size_t>(from.queue);
   if (from.tasks_of_owner > 0) limits.tasks_of_owner = static_cast<size_t>(from.tasks_of_owner);
   limits.reader_bytes = static_cast<size_t>(from.reader_bytes);
@@ -250,6 +251,7 @@ Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   task.index = static_cast<int32_t>(index);
   task.prompt.assign(from.tokens, from.tokens + from.n_tokens);
   task.max_tokens = from.max_tokens;
+  task.prediction.assign(from.prediction, from.prediction + from.n_prediction);
   task.sampling = to_sampling(from.sampling);
   task.share_prefix = from.share_prefix != 0;
   task.vectors = to_wish(from, model);

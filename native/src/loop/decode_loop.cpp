@@ -8,6 +8,7 @@
 
 #include "base/pages.h"
 #include "loop/batches.h"
+#include "loop/drafts.h"
 
 namespace corosrv {
 
@@ -15,7 +16,8 @@ namespace {
 
 struct Draw {
   Sequence* sequence;
-  float* logits;
+  size_t first_row;  // of those with logits
+  int32_t n_held;    // tokens that its slot holds, guesses included
 };
 
 // A token of a prompt, and how likely it was.
@@ -122,7 +124,7 @@ void DecodeLoop::add(Submission submission) {
   time_limits_.add(submission.task.deadline);
   try {
     scheduler_.add(std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context,
-                                              signals_, stats_));
+                                              signals_, stats_, limits_.drafted_rows > 0 && backend_.has_snapshots()));
   } catch (const std::exception& error) {
     signals_.push(reader, error_chunk(index, std::string("the request could not be taken up: ") + error.what()));
     stats_.count(Finish::kError);
@@ -200,8 +202,9 @@ void DecodeLoop::step() {
   idle_slots_.look(scheduler_, begin);
   signal();  // whoever wants to hear of it hears that its prompt is about to be read
 
-  const Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
+  Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
   if (plan.items.empty()) return;
+  draft(plan);
   shift_full(plan);
   for (const auto& batch : batches_of(plan, limits_.shared_cells > 0)) {
     compute(batch);
@@ -210,10 +213,16 @@ void DecodeLoop::step() {
   if (std::exchange(is_out_of_room_, false)) make_room();
 
   const double step_s = seconds(Clock::now() - begin);
-  budget_.observe(plan.n_decode, plan.n_prompt, step_s);
+  budget_.observe(plan.n_decode, plan.n_prompt, step_s, plan.n_drafted);
   ++stats_.steps;
   stats_.slot_steps += scheduler_.n_running();
   stats_.step_s += step_s;
+}
+
+// As many guesses as the step has rows for, and the cells that slots share.
+void DecodeLoop::draft(Plan& plan) {
+  const int32_t most = std::min({limits_.drafted_rows, kMostDraftedRows, limits_.rows - plan.n_decode});
+  if (most > 0 && !scheduler_.lacks(most)) add_drafts(plan, budget_.prices(), most);
 }
 
 // Only of sequences that this step computes: libllama rotates the keys at the beginning of its next decode, and until
@@ -292,22 +301,32 @@ Status DecodeLoop::run(const std::vector<Plan::Item>& items) {
 }
 
 // The rows were computed: those that have all their logits draw, side by side, and what they drew goes out in order.
+// Guesses that did not come true leave the slot before anything else is computed, or kept, of it.
 void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
   score(items);
   check_rows(items);
   std::vector<Draw> draws;
+  std::vector<float*> logits;
   size_t row = 0;
   for (const auto& [sequence, n_tokens] : items) {
     row += static_cast<size_t>(n_tokens);
-    const bool has_logits = n_tokens == sequence->n_pending();
+    const int32_t n_drafted = sequence->n_drafted();
+    const int32_t n_known = n_tokens - n_drafted;
+    const bool has_logits = n_known == sequence->n_pending();
     if (sequence->wants_vectors()) collect(*sequence, row - static_cast<size_t>(n_tokens), n_tokens);
-    sequence->computed(n_tokens);
-    if (has_logits && !sequence->wants_vectors()) draws.push_back({sequence, backend_.logits(row - 1)});
+    sequence->computed(n_known);
+    if (!has_logits || sequence->wants_vectors()) continue;
+    draws.push_back({sequence, logits.size(), sequence->n_computed() + n_drafted});
+    for (size_t i = row - 1 - static_cast<size_t>(n_drafted); i < row; ++i) logits.push_back(backend_.logits(i));
   }
   // Sequences share nothing while they choose.
-  side_by_side(draws, limits_.threads, [](const Draw& draw) { draw.sequence->choose(draw.logits); });
+  side_by_side(draws, limits_.threads, [&](const Draw& draw) { draw.sequence->choose(&logits[draw.first_row]); });
   const auto now = Clock::now();
-  for (const Draw& draw : draws) draw.sequence->take(now);
+  for (const auto& [sequence, first_row, n_held] : draws) {
+    sequence->take(now);
+    const int32_t n_true = sequence->n_computed();
+    if (n_true < n_held) backend_.forget(sequence->slot(), sequence->extent(n_true));
+  }
 }
 
 // Finite rows may still lead to numbers that are none. They would stay in the KV cache, where nobody looks until a
@@ -364,8 +383,10 @@ void DecodeLoop::forget_pending(Sequence& sequence) {
   backend_.forget(sequence.slot(), sequence.extent(sequence.n_computed()));
 }
 
-void DecodeLoop::fail(const std::vector<Plan::Item>& items, const Status& status) {
+// Guesses are no reason for anybody's end: whatever fails with them is tried again without.
+void DecodeLoop::fail(std::vector<Plan::Item> items, const Status& status) {
   for (const auto& item : items) forget_pending(*item.sequence);
+  if (drop_drafts(items)) return compute(items);
   const bool is_alone = items.size() == 1;
   if (status.code() == StatusCode::kNoRoom && !(is_alone && scheduler_.n_running() == 1)) {
     is_out_of_room_ = true;
@@ -376,6 +397,17 @@ void DecodeLoop::fail(const std::vector<Plan::Item>& items, const Status& status
     compute({items.begin(), half});
     compute({half, items.end()});
   }
+}
+
+// Returns whether there were any.
+bool DecodeLoop::drop_drafts(std::vector<Plan::Item>& items) {
+  bool had_drafts = false;
+  for (auto& [sequence, n_tokens] : items) {
+    had_drafts = had_drafts || sequence->n_drafted() > 0;
+    n_tokens -= sequence->n_drafted();
+    sequence->drop_draft();
+  }
+  return had_drafts;
 }
 
 // The KV cache is full: the sequence that started last goes on when another has ended.

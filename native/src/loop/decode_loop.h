@@ -35,6 +35,7 @@ class DecodeLoop {
     double stall_s = 0;        // that a reader may be full; 0: as long as it is
     int32_t shared_cells = 0;  // tokens that all slots hold together, at most; 0: each has room for a whole context
     double idle_s = 60;        // that a slot keeps its memory after its last use
+    int32_t drafted_rows = 0;  // guesses of one step, at most; 0: none are made
   };
 
   // `inbox` and `backend` outlive the loop.
@@ -61,6 +62,7 @@ class DecodeLoop {
   void end_late();
   void answer_slot_requests();
   void step();
+  void draft(Plan& plan);
   void note_paused();
   void lend_slots();
   void free_cells();
@@ -71,7 +73,8 @@ class DecodeLoop {
   void advance(const std::vector<Plan::Item>& items);
   void check_rows(const std::vector<Plan::Item>& items);
   void score(const std::vector<Plan::Item>& items);
-  void fail(const std::vector<Plan::Item>& items, const Status& status);
+  void fail(std::vector<Plan::Item> items, const Status& status);
+  bool drop_drafts(std::vector<Plan::Item>& items);
   void wipe_poisoned(const std::vector<Plan::Item>& items);
   void forget_pending(Sequence& sequence);
   void make_room();

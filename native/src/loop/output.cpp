@@ -46,6 +46,8 @@ Chunk Output::make_chunk() {
   chunk.n_tokens = std::exchange(n_unsent_, 0);
   chunk.prompt_tokens = progress_.n_prompt();
   chunk.cached_tokens = progress_.n_cached();
+  chunk.drafted_tokens = progress_.n_drafted();
+  chunk.accepted_tokens = progress_.n_accepted();
   if (request_.tells_progress) chunk.read_tokens = progress_.n_read();
   chunk.prompt_ms = progress_.prompt_ms();
   chunk.decode_ms = progress_.decode_ms();

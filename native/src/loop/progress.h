@@ -33,6 +33,9 @@ class Progress {
   // Tokens of the prompt that were not computed for this sequence.
   int32_t n_cached() const { return n_cached_; }
   bool has_begun() const { return n_read_ > 0; }
+  // Guesses that were computed, and those of them that came true.
+  int32_t n_drafted() const { return n_drafted_; }
+  int32_t n_accepted() const { return n_accepted_; }
 
   // When it first got a slot.
   Clock::time_point started() const { return started_; }
@@ -54,6 +57,10 @@ class Progress {
   void drop(Cut cut);
   // A token was drawn.
   void add(Token token, Clock::time_point now);
+  void add_guesses(int32_t n_drafted, int32_t n_accepted) {
+    n_drafted_ += n_drafted;
+    n_accepted_ += n_accepted;
+  }
 
  private:
   const int32_t n_prompt_;
@@ -63,6 +70,8 @@ class Progress {
   int32_t n_dropped_ = 0;
   int32_t n_read_ = 0;
   int32_t n_cached_ = 0;
+  int32_t n_drafted_ = 0;
+  int32_t n_accepted_ = 0;
   Clock::time_point started_;
   Clock::time_point first_token_;
   Clock::time_point last_token_;

@@ -10,15 +10,17 @@
 
 namespace corosrv {
 
-// A step's work: these sequences, each with this many of its pending tokens, or of its pending embedding rows.
+// A step's work: these sequences, each with this many of its pending tokens, guesses behind them included, or of its
+// pending embedding rows.
 struct Plan {
   struct Item {
     Sequence* sequence;
     int32_t n_tokens;
   };
   std::vector<Item> items;
-  int32_t n_decode = 0;  // rows
-  int32_t n_prompt = 0;  // rows
+  int32_t n_decode = 0;   // rows
+  int32_t n_prompt = 0;   // rows
+  int32_t n_drafted = 0;  // rows, of guesses
 };
 
 // Owns all sequences: those that wait for a slot, those that have one, and those that are parked until their reader is

@@ -17,6 +17,8 @@ using State = Sequence::State;
 // Of a context, these stay free of what n_keep keeps.
 constexpr int32_t kLeastFree = 4;
 
+constexpr Token kNoToken = -1;
+
 // The state table. Any state but the last may end; only a slot lets a sequence compute, and it may lose it.
 [[maybe_unused]] bool may_move(State from, State to) {
   switch (from) {
@@ -48,7 +50,7 @@ TokenList score_of_first(Token token, const Vocabulary& vocabulary) {
 }  // namespace
 
 Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, Signals& signals,
-                   LoopStats& stats)
+                   LoopStats& stats, bool may_guess)
     : request_(submission),
       vocabulary_(vocabulary),
       stats_(stats),
@@ -57,7 +59,10 @@ Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t 
       progress_(std::move(submission.task.prompt), submission.submitted),
       output_(std::move(submission.reader), signals, request_, progress_, submission.task.stops),
       sampler_(submission.task.sampling, vocabulary, context),
-      pooler_(pooler_for(submission.task)) {
+      pooler_(pooler_for(submission.task)),
+      drafter_(may_guess && pooler_ == nullptr && rows_ == nullptr
+                   ? std::make_unique<Drafter>(std::move(submission.task.prediction), tokens().size())
+                   : nullptr) {
   for (const Token token : tokens()) {
     if (!is_row(token)) sampler_.accept(token);
   }
@@ -119,23 +124,72 @@ void Sequence::preempt() {
   ++stats_.preempted;
 }
 
-void Sequence::choose(float* logits) {
+// Behind a shift the sequence goes on with other tokens than those that it guessed by.
+void Sequence::shift() {
+  progress_.drop(cut_of_full());
+  drafter_ = nullptr;
+}
+
+// No guess reaches the end of the answer, or of the context: what is drawn behind the last one still has its room.
+Prospect Sequence::prospect(int32_t most) {
+  if (drafter_ == nullptr || state_ != State::kDecoding || n_pending() != 1) return {};
+  most = std::min(most, context_ - progress_.n_tokens() - 1);
+  if (request_.max_tokens >= 0) most = std::min(most, request_.max_tokens - progress_.n_generated() - 1);
+  return most > 0 ? drafter_->look(tokens(), most) : Prospect();
+}
+
+void Sequence::draft(int32_t n_tokens) {
+  if (n_tokens == 0) return drafter_->pass_over();
+  draft_ = drafter_->guess(tokens(), n_tokens);
+}
+
+void Sequence::choose(float* const* logits) {
   if (state_ != State::kDecoding) return;
-  chosen_ = -1;
+  drawn_.clear();
   try {
-    chosen_ = sampler_.draw(logits, &likelihoods_);
+    for (const Token guess : draft_) {
+      if (!draw(*logits++, guess)) return;
+    }
+    draw(*logits, kNoToken);
   } catch (const std::exception& error) {
+    drawn_.push_back({});
     failure_ = std::string("no token could be drawn: ") + error.what();
   }
 }
 
+// Returns whether what is behind the guess is to be drawn, too.
+bool Sequence::draw(float* logits, Token guess) {
+  Drawn drawn;
+  drawn.token = sampler_.draw(logits, &drawn.likelihoods);
+  if (drawn.token >= 0) sampler_.accept(drawn.token);
+  const bool goes_on = drawn.token >= 0 && drawn.token == guess && !vocabulary_.is_end_of_generation(guess);
+  drawn_.push_back(std::move(drawn));
+  return goes_on;
+}
+
 void Sequence::take(Clock::time_point now) {
+  const std::vector<Token> guesses = std::exchange(draft_, {});
   if (state_ != State::kDecoding) return;
-  if (chosen_ < 0) {
-    finish_without_token();
-  } else {
-    accept(chosen_, now);
+  if (!guesses.empty()) count_guesses(guesses);
+  for (size_t i = 0; i < drawn_.size() && state_ == State::kDecoding; ++i) {
+    if (i > 0) computed(1);  // the token before it, which was guessed
+    if (drawn_[i].token < 0) {
+      finish_without_token();
+    } else {
+      accept(drawn_[i].token, std::move(drawn_[i].likelihoods), now);
+    }
   }
+}
+
+// Before the answer hears of any: its last chunk tells of all.
+void Sequence::count_guesses(const std::vector<Token>& guesses) {
+  size_t n_right = 0;
+  while (n_right < guesses.size() && n_right < drawn_.size() && drawn_[n_right].token == guesses[n_right]) ++n_right;
+  drafter_->learn(guesses.size(), n_right);
+  progress_.add_guesses(static_cast<int32_t>(guesses.size()), static_cast<int32_t>(n_right));
+  ++stats_.drafts;
+  stats_.draft_tokens += guesses.size();
+  stats_.draft_accepted_tokens += n_right;
 }
 
 void Sequence::finish_without_token() {
@@ -156,7 +210,7 @@ void Sequence::finish_without_token() {
   }
 }
 
-void Sequence::accept(Token token, Clock::time_point now) {
+void Sequence::accept(Token token, TokenList likelihoods, Clock::time_point now) {
   if (progress_.n_generated() == 0) {
     stats_.ttft.observe(seconds(now - submitted()));
   } else {
@@ -164,8 +218,7 @@ void Sequence::accept(Token token, Clock::time_point now) {
   }
   ++stats_.generated_tokens;
   progress_.add(token, now);
-  sampler_.accept(token);
-  output_.add(added_text(vocabulary_, token), std::exchange(likelihoods_, {}));
+  output_.add(added_text(vocabulary_, token), std::move(likelihoods));
   if (vocabulary_.is_end_of_generation(token) || output_.has_stopped()) {
     finish(Finish::kStop);
   } else if (is_at_limit() || (request_.max_s > 0 && progress_.seconds_of_generating(now) >= request_.max_s)) {

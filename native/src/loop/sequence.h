@@ -8,6 +8,7 @@
 #include "handover/inbox.h"
 #include "handover/reader.h"
 #include "handover/signals.h"
+#include "loop/drafter.h"
 #include "loop/loop_stats.h"
 #include "loop/output.h"
 #include "loop/pooler.h"
@@ -28,8 +29,10 @@ class Sequence {
   // kStarting: has a slot, and may yet begin from a prefix that another sequence computes.
   enum class State { kWaiting, kStarting, kPrefilling, kDecoding, kDone };
 
-  // `vocabulary`, `signals` and `stats` outlive the sequence. `context`: tokens that it may hold.
-  Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, Signals& signals, LoopStats& stats);
+  // `vocabulary`, `signals` and `stats` outlive the sequence. `context`: tokens that it may hold. `may_guess`: what its
+  // slot holds can be cut at any position.
+  Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, Signals& signals, LoopStats& stats,
+           bool may_guess = false);
   ~Sequence();
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
@@ -47,7 +50,11 @@ class Sequence {
   // Tokens that the KV cache holds, and those that are known and not in it yet. One is pending while decoding.
   int32_t n_computed() const { return progress_.n_computed(); }
   int32_t n_pending() const { return progress_.n_pending(); }
-  Token token(int32_t position) const { return progress_.token(position); }
+  // Behind the known ones stand the guesses.
+  Token token(int32_t position) const {
+    const int32_t n_ahead = position - progress_.n_tokens();
+    return n_ahead < 0 ? progress_.token(position) : draft_[static_cast<size_t>(n_ahead)];
+  }
   // Of those that are pending, how many one batch may hold: embedding rows come apart from tokens.
   int32_t n_next() const;
   // The embedding row at a position, or null.
@@ -110,7 +117,7 @@ class Sequence {
   void collect(const float* vector);                // of the next token that is to be computed()
   void rewind(int32_t n_held) { progress_.rewind(n_held); }  // its slot holds no more than these tokens any more
   void preempt();                                            // gives up its slot and what that holds; -> waiting
-  void shift() { progress_.drop(cut_of_full()); }            // when is_full(): these tokens are gone
+  void shift();                                              // when is_full(): these tokens are gone
   // -> done; nothing when it is done already. `code`, a constant, tells programs of an error.
   void finish(Finish finish, const std::string& message = {}, const char* code = "");
 
@@ -123,7 +130,7 @@ class Sequence {
 
   // Whether the logits behind a pending token are needed: the next one is drawn, or it is a token of the prompt that is
   // scored.
-  bool wants_logits(int32_t position) const { return position + 1 == progress_.n_tokens() || is_scored(position); }
+  bool wants_logits(int32_t position) const { return position + 1 >= progress_.n_tokens() || is_scored(position); }
   bool is_scored(int32_t position) const {
     return scores_prompt() && position + 1 >= output_.n_scored() && position + 1 < progress_.n_prompt();
   }
@@ -132,15 +139,28 @@ class Sequence {
   // The scores of the prompt's next tokens come in order, before computed() sends them.
   void add_score(const TokenList& score) { output_.add_score(score); }
 
+  // How good the guesses of its next tokens are, of which it has room for as many as this says; nothing where it may
+  // not guess. Guesses are computed behind the one token that is pending, and those that come true are drawn in one
+  // step.
+  Prospect prospect(int32_t most);
+  // Makes so many, for the step that follows; 0 where those there were are not worth their price.
+  void draft(int32_t n_tokens);
+  int32_t n_drafted() const { return static_cast<int32_t>(draft_.size()); }
+  void drop_draft() { draft_.clear(); }
+
   // The next token is drawn in two parts: choose() touches this sequence alone and throws nothing, so that different
   // ones may choose in different threads at once; take() then passes it to the reader and the counters, and may end the
-  // sequence.
-  void choose(float* logits);
+  // sequence. `logits`: behind the pending token, then behind each guess. Each guess that is drawn lets the next token
+  // be drawn as well, by the same sampler: what is said does not depend on the guesses. take() leaves those computed()
+  // that came true.
+  void choose(float* const* logits);
   void take(Clock::time_point now);
 
  private:
   void enter(State state);
-  void accept(Token token, Clock::time_point now);
+  bool draw(float* logits, Token guess);
+  void accept(Token token, TokenList likelihoods, Clock::time_point now);
+  void count_guesses(const std::vector<Token>& guesses);
   void finish_without_token();
   void count_end();
   bool may_shift() const;
@@ -155,6 +175,8 @@ class Sequence {
   Output output_;
   Sampler sampler_;
   const std::unique_ptr<Pooler> pooler_;  // null: generates
+  std::unique_ptr<Drafter> drafter_;      // null: never guesses
+  std::vector<Token> draft_;              // guesses that the step computes
 
   State state_ = State::kWaiting;
   Finish finish_ = Finish::kUnfinished;
@@ -167,8 +189,11 @@ class Sequence {
   Clock::time_point paused_;
 
   // What choose() leaves for take().
-  Token chosen_ = -1;
-  TokenList likelihoods_;
+  struct Drawn {
+    Token token = -1;
+    TokenList likelihoods;
+  };
+  std::vector<Drawn> drawn_;
   std::string failure_;  // an exception's words
 };
 

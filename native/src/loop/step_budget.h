@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "loop/row_prices.h"
+
 namespace corosrv {
 
 // Learns from the steps that were: what a decoded row costs, and what a prompt token costs on top.
@@ -27,12 +29,16 @@ class StepBudget {
     return std::min(rows_, static_cast<int32_t>(std::clamp(left_s / prompt_row_s_, double{kLeast}, double(rows_))));
   }
 
-  // What a step with these rows took.
-  void observe(int32_t n_decode, int32_t n_prompt, double step_s) {
-    if (n_prompt == 0 && n_decode > 0) learn(decode_row_s_, step_s / n_decode);
+  // What a step with these rows took. `n_drafted`: rows of guesses.
+  void observe(int32_t n_decode, int32_t n_prompt, double step_s, int32_t n_drafted = 0) {
+    if (n_prompt == 0 && n_decode > 0) prices_.observe(n_decode + n_drafted, step_s);
+    if (n_prompt == 0 && n_decode > 0 && n_drafted == 0) learn(decode_row_s_, step_s / n_decode);
     // Short pieces tell more about the step's fixed cost than about a prompt token.
     if (n_prompt >= kLeast) learn(prompt_row_s_, std::max(0.0, step_s - n_decode * decode_row_s_) / n_prompt);
   }
+
+  // What a row costs that is decoded.
+  const RowPrices& prices() const { return prices_; }
 
  private:
   static constexpr int32_t kLeast = 16;
@@ -44,6 +50,7 @@ class StepBudget {
 
   const double target_s_;
   const int32_t rows_;
+  RowPrices prices_;
   double decode_row_s_ = 0;
   double prompt_row_s_ = 0;
 };

@@ -82,6 +82,9 @@ struct Row {
 // Rows of one step that are scored, at most: each takes room for the logits of a whole vocabulary.
 constexpr int32_t kMostScoredRows = 32;
 
+// Guesses of one step, at most: they take the same room, for no step has both.
+constexpr int32_t kMostDraftedRows = kMostScoredRows;
+
 // What the KV cache holds of one sequence, copied out of a slot.
 struct Snapshot {
   std::unique_ptr<uint8_t[]> bytes;

@@ -147,6 +147,7 @@ struct Task {
   std::optional<ContextShift> shift;         // none: a full context ends the answer
   Sampling sampling;
   std::vector<std::string> stops;
+  std::vector<Token> prediction;      // the text that the answer is expected to have much of; empty: nobody knows
   bool share_prefix = true;           // begin from what was computed before, and leave behind what is computed now
   std::optional<VectorWish> vectors;  // wants these, and no text
   double max_ms = 0;                  // of generating, from the first token on; 0: no limit
@@ -168,7 +169,9 @@ struct Chunk {
   Finish finish = Finish::kUnfinished;
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;
-  int32_t read_tokens = -1;  // of the prompt; -1: not told
+  int32_t drafted_tokens = 0;   // guesses that were computed for the task
+  int32_t accepted_tokens = 0;  // of these, those that came true
+  int32_t read_tokens = -1;     // of the prompt; -1: not told
   double prompt_ms = 0;
   double decode_ms = 0;
   std::string text;

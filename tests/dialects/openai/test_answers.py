@@ -364,3 +364,30 @@ def test_prepared_text_has_the_form_that_its_type_has(shape: str, type: Any, usa
 
     encoded = msgspec.json.encode(msgspec.json.decode(prepared.removeprefix(b"data: "), type=type))
     assert prepared == b"data: " + encoded + b"\n\n"
+
+
+# Guesses of next tokens.
+
+GUESSED = {"drafted_tokens": 9, "accepted_tokens": 6}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_guesses_are_in_the_usage_where_an_answer_was_predicted(stream):
+    answering = answer_to(Job((Text("x"),), n=2, prediction="Hello"), CHAT, stream, usage=True)
+    chunks = [Chunk(i, "Hello", 7, Finish.STOP, **TERMINAL, **GUESSED) for i in (0, 1)]
+
+    whole = sent(answering.events(chunks))[-2] if stream else complete_json(answering, chunks)
+
+    assert whole["usage"]["completion_tokens_details"] == {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 12,
+        "rejected_prediction_tokens": 6,
+    }
+
+
+def test_guesses_of_an_answer_that_was_not_predicted_are_in_the_timings_alone():
+    whole = complete_json(answer(CHAT), [Chunk(0, "Hello", 7, Finish.STOP, **TERMINAL, **GUESSED)])
+
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    assert (whole["timings"]["draft_n"], whole["timings"]["draft_n_accepted"]) == (9, 6)
+    assert "draft_n" not in complete_json(answer(CHAT), [text(0, "Hello"), last(0)])["timings"]

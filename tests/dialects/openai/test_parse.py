@@ -164,6 +164,43 @@ def test_what_chat_does_not_support_is_refused_by_name(name):
     assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("Hello", "Hello"),
+        ("", ""),
+        ([{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}], "Hello"),
+        ([], ""),
+    ],
+)
+def test_a_prediction_is_a_text_in_one_piece_or_several(content, expected):
+    assert chat(prediction={"type": "content", "content": content}).job.prediction == expected
+    assert chat(prediction=None).job.prediction == ""
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param"),
+    [
+        ("Hello", "prediction"),
+        ({"content": "Hello"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "text", "content": "Hello"}, "prediction.type"),
+        ({"type": "content", "content": 5}, "prediction.content"),
+        ({"type": "content", "content": ["Hello"]}, "prediction.content[0]"),
+        ({"type": "content", "content": [{"type": "text"}]}, "prediction.content[0].text"),
+        (
+            {"type": "content", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "prediction.content[0].type",
+        ),
+    ],
+)
+def test_a_prediction_of_anything_but_text_is_refused_with_its_place(prediction, param):
+    with pytest.raises(Refused) as refused:
+        chat(prediction=prediction)
+
+    assert refused.value.param == param
+
+
 @pytest.mark.parametrize("name", sorted(completion_parse.UNSUPPORTED))
 def test_what_completions_do_not_support_is_refused_by_name(name):
     with pytest.raises(NotSupported, match=name) as refused:

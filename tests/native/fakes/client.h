@@ -36,6 +36,8 @@ struct Answer {
   Finish finish = Finish::kUnfinished;
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;
+  int32_t drafted_tokens = 0;
+  int32_t accepted_tokens = 0;
   std::vector<float> vector;
   std::string stopping_word;
   std::string code;
@@ -60,6 +62,8 @@ struct Answer {
     finish = chunk.finish;
     prompt_tokens = chunk.prompt_tokens;
     cached_tokens = chunk.cached_tokens;
+    drafted_tokens = chunk.drafted_tokens;
+    accepted_tokens = chunk.accepted_tokens;
     vector = chunk.vector;
     stopping_word = chunk.stopping_word;
     code = chunk.code;

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "loop/sequence.h"
 #include "model/types.h"
 #include "scripted_backend.h"
 
@@ -23,6 +24,12 @@ inline Task make_task(Token name, size_t n_prompt = 1, int32_t max_tokens = -1, 
   task.max_tokens = max_tokens;
   task.sampling = std::move(sampling);
   return task;
+}
+
+// Lets a sequence that guesses nothing draw its next token.
+inline void choose_next(Sequence& sequence, std::vector<float>& logits) {
+  float* const row = logits.data();
+  sequence.choose(&row);
 }
 
 // A prompt of these tokens that is to become a vector, as it is.

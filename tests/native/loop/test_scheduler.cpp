@@ -70,7 +70,7 @@ class Driven {
     std::vector<float> logits(static_cast<size_t>(vocabulary_.size()), 0.0f);
     logits['x'] = 1;
     if (!has_logits) return;
-    item.sequence->choose(logits.data());
+    choose_next(*item.sequence, logits);
     item.sequence->take(now_);
   }
   void compute(const Plan& plan) {

@@ -42,7 +42,7 @@ class Driven {
   Driven& draw(Token token) {
     std::vector<float> logits(static_cast<size_t>(vocabulary_.size()), 0.0f);
     logits[static_cast<size_t>(token)] = 9;
-    sequence->choose(logits.data());
+    choose_next(*sequence, logits);
     sequence->take(Clock::now());
     if (sequence->state() == State::kDecoding) sequence->computed(1);
     return *this;
@@ -312,7 +312,7 @@ TEST("logits that are not numbers end the sequence with an error that says so") 
   driven.prefill().say("ab");
   std::vector<float> logits(1000, std::numeric_limits<float>::quiet_NaN());
 
-  driven.sequence->choose(logits.data());
+  choose_next(*driven.sequence, logits);
   driven.sequence->take(Clock::now());
 
   CHECK_EQ(driven.state(), State::kDone);
@@ -344,7 +344,7 @@ TEST("times in the terminal chunk are those of the prompt and of the answer") {
   sequence.computed(1);
   for (const int at : {25, 35, 65}) {
     std::vector<float> logits(static_cast<size_t>(vocabulary.size()), 0.0f);
-    sequence.choose(logits.data());
+    choose_next(sequence, logits);
     sequence.take(t0 + milliseconds(at));
     if (sequence.state() == State::kDecoding) sequence.computed(1);
   }
@@ -481,7 +481,7 @@ TEST("sequences that choose at the same time choose what they choose one after t
             logits[token] = static_cast<float>((token * 7919 + i * 31 + static_cast<size_t>(step)) % 97) / 20;
           }
           logits[256] = -100;
-          sequence.choose(logits.data());
+          choose_next(sequence, logits);
         };
         if (is_parallel) {
           threads.emplace_back(choose);
@@ -610,7 +610,7 @@ TEST("errors that programs want to know have a code of their own") {
     Driven driven(std::move(task));
     driven.prefill();
     std::vector<float> logits(257, others);
-    driven.sequence->choose(logits.data());
+    choose_next(*driven.sequence, logits);
     driven.sequence->take(Clock::now());
     CHECK_EQ(driven.answer().finish, Finish::kError);
     return driven.answer().code;
@@ -635,7 +635,7 @@ TEST("generating ends with its time, which begins with the first token") {
   const auto begin = Clock::now() + std::chrono::hours(1);
   const auto draw_at = [&](int ms) {
     std::vector<float> logits(257, 0.0f);
-    driven.sequence->choose(logits.data());
+    choose_next(*driven.sequence, logits);
     driven.sequence->take(begin + std::chrono::milliseconds(ms));
     if (driven.state() == State::kDecoding) driven.sequence->computed(1);
   };

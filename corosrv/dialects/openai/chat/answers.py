@@ -44,7 +44,7 @@ class ChatAnswer:
 
     def __init__(self, job: Job, card: ModelCard, parser: Parser, options: AnswerOptions) -> None:
         self._n_choices = n_choices = job.n_tasks
-        self._tally = Tally(job.n)
+        self._tally = Tally(job.n, is_predicted=bool(job.prediction))
         self._parser = parser
         answer_type, kind = _CHUNK if options.stream else _COMPLETION
         self._frame = events.Frame(answer_type, "chatcmpl-", kind, card, n_choices, options.usage)

@@ -22,6 +22,17 @@ from corosrv.dialects.openai.chat import schema
 from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake, read_detail
 
+_PREDICTION = "prediction.content"
+
+
+def prediction(body: schema.ChatBody) -> str:
+    """Returns the text that much of the answer is expected to be; empty where nothing is."""
+    if body.prediction is None:
+        return ""
+    content = body.prediction.content
+    return check_text(content if isinstance(content, str) else "".join(part.text for part in content), _PREDICTION)
+
+
 _POLICIES = {mode.value: CallPolicy(mode) for mode in CallMode}
 
 

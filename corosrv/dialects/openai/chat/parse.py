@@ -56,6 +56,7 @@ def conversation(
         n_probs=n_probs,
         post_sampling_probs=bool(body.post_sampling_probs),
     )
+    job = replace(job, prediction=messages.prediction(body))
     job, form = with_grammar(job, answer_format(body), card)
     return Conversation(
         job,

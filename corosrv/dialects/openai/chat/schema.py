@@ -23,7 +23,6 @@ UNSUPPORTED: fields.Neutral = {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
     "regex": (),
     "suffix": ("",),
     "web_search_options": (),
@@ -76,6 +75,18 @@ class NamedTool(msgspec.Struct):
     function: FunctionName
 
 
+class PredictedText(msgspec.Struct):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(msgspec.Struct):
+    """The text that much of the answer is expected to be, in one piece or several. No answer depends on it."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[PredictedText], Meta(max_length=MAX_PARTS)]
+
+
 class ChatBody(FormFields, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     chat_template: Any = None
@@ -88,6 +99,7 @@ class ChatBody(FormFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
+    prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 

@@ -100,6 +100,8 @@ def _chunk(chunk: Any) -> Chunk:
         text_of(chunk.code),
         chunk.slot,
         chunk.n_dropped,
+        drafted_tokens=chunk.drafted_tokens,
+        accepted_tokens=chunk.accepted_tokens,
         tokens=tokens,
         prompt_info=prompt_info,
         read_tokens=chunk.read_tokens,

@@ -158,6 +158,8 @@ class BorrowedTasks:
         struct.slot = task.slot + 1
         if task.adapter_scales:
             struct.adapter_scales = self._array("float[]", task.adapter_scales)
+        if task.prediction:
+            struct.prediction, struct.n_prediction = self._array("int32_t[]", task.prediction), len(task.prediction)
         if task.rows:
             rows = self._once("rows", task.rows, _BorrowedRows)
             struct.rows, struct.n_rows = rows.numbers, sum(part.n for part in task.rows)

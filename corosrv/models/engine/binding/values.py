@@ -81,6 +81,7 @@ class Options(msgspec.Struct, frozen=True):
     queue_s: float = 0.0
     stall_s: float = 0.0
     idle_s: float = 60.0
+    drafted_rows: int = 0
     placement: Placement = Placement()
 
 
@@ -203,4 +204,5 @@ class Task(msgspec.Struct, frozen=True):
     context_shift: bool = False  # a full context drops tokens behind the first n_keep, and the answer goes on
     n_keep: int = 0  # -1: the prompt
     n_discard: int = 0  # 0: half of those behind n_keep
+    prediction: Sequence[int] = ()  # tokens of the text that much of the answer is expected to be
     rows: Sequence[Rows] = ()  # for the negative ids in `tokens`, in their order

@@ -1,0 +1,14 @@
+// How many guesses a step computes.
+#pragma once
+
+#include "loop/row_prices.h"
+#include "loop/scheduler.h"
+
+namespace corosrv {
+
+// Adds rows of guesses to the sequences of a plan, the likeliest first, as long as each pays: a step with many
+// sequences hardly has any, because its rows cost nearly all of its time. At most `most`, and none where prompts are
+// read: whoever waits for these should not wait for guesses.
+void add_drafts(Plan& plan, const RowPrices& prices, int32_t most);
+
+}  // namespace corosrv

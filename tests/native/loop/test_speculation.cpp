@@ -1,0 +1,391 @@
+// Guesses of next tokens: no answer depends on them.
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "fakes/byte_vocabulary.h"
+#include "fakes/client.h"
+#include "fakes/running_loop.h"
+#include "fakes/tasks.h"
+#include "grammar/grammars.h"
+#include "loop/sequence.h"
+#include "model/embedded_rows.h"
+#include "sampling/dry.h"
+
+namespace corosrv {
+namespace {
+
+constexpr DecodeLoop::Limits kGuessing{4, 64, 60, 1 << 20, 1, false, 0, 0, 0, 60, 16};
+
+using HowMany = std::function<int32_t()>;
+
+// Everything that a client, and the next task in the slot, may see of a task.
+struct Outcome {
+  Answer answer;
+  std::vector<Token> tokens;
+  int32_t n_computed = 0;
+  uint64_t n_drafted = 0, n_accepted = 0;
+};
+
+// A model whose texts repeat themselves: what comes next hangs on two tokens alone.
+void fill(const std::vector<Token>& tokens, std::vector<float>& logits) {
+  uint32_t hash = static_cast<uint32_t>(tokens[tokens.size() - 1] * 31 + tokens[tokens.size() - 2] * 7);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = -20.0f + static_cast<float>((i * 7 + hash) % 13) / 8;
+  for (int i = 0; i < 5; ++i) {
+    hash = hash * 1664525u + 1013904223u;
+    logits['a' + (hash >> 16) % 8] = 2.0f - static_cast<float>(i) + static_cast<float>((hash >> 8) % 256) / 512;
+  }
+  logits['\n'] = -1.0f;
+  logits[ByteVocabulary::kEnd] = -2.5f;
+}
+
+// Runs a task as the loop would, with as many guesses in each step as `how_many` says, where there are any.
+Outcome run(Task task, const HowMany& how_many, int32_t context = 300) {
+  const ByteVocabulary vocabulary;
+  Signals signals;
+  Outcome outcome;
+  LoopStats stats;
+  Client client(make_reader());
+  const std::shared_ptr<Reader> reader(&client.reader(), [](Reader*) {});
+  Sequence sequence({std::move(task), reader, Clock::now()}, vocabulary, context, signals, stats, true);
+  sequence.start(0, Clock::now());
+  sequence.begin(0);
+  while (sequence.state() != Sequence::State::kDone) {
+    const int32_t n_drafted = sequence.prospect(how_many()).n_tokens;
+    if (n_drafted > 0) sequence.draft(n_drafted);
+    sequence.computed(sequence.n_pending());
+    std::vector<Token> tokens = sequence.tokens();
+    std::vector<std::vector<float>> rows;
+    for (int32_t i = 0; i <= n_drafted; ++i) {
+      if (i > 0) tokens.push_back(sequence.token(static_cast<int32_t>(tokens.size())));
+      rows.emplace_back(static_cast<size_t>(vocabulary.size()));
+      fill(tokens, rows.back());
+    }
+    CHECK(static_cast<int32_t>(tokens.size()) < context || n_drafted == 0);
+    std::vector<float*> logits;
+    for (auto& row : rows) logits.push_back(row.data());
+    sequence.choose(logits.data());
+    sequence.take(Clock::now());
+    CHECK_EQ(sequence.n_drafted(), 0);
+  }
+  client.take();
+  outcome.answer = client.answer();
+  outcome.tokens = sequence.tokens();
+  outcome.n_computed = sequence.n_computed();
+  outcome.n_drafted = stats.draft_tokens;
+  outcome.n_accepted = stats.draft_accepted_tokens;
+  return outcome;
+}
+
+int32_t none() { return 0; }
+
+HowMany any_number(uint32_t seed) {
+  return [random = std::minstd_rand(seed)]() mutable { return static_cast<int32_t>(random() % 12); };
+}
+
+Task make_quoting(Sampling sampling, int32_t max_tokens = 200) {
+  Task task = make_task('p', 2, max_tokens, std::move(sampling));
+  const std::string text = "abacadabacabadacabacadabra<t>hm";
+  task.prompt.insert(task.prompt.end(), text.begin(), text.end());
+  return task;
+}
+
+struct Named {
+  std::string name;
+  Task task;
+};
+
+std::vector<Named> all_samplers() {
+  static const ByteVocabulary vocabulary;
+  std::vector<Named> all;
+  const auto add = [&](const char* name, const std::function<void(Sampling&, Task&)>& change) {
+    for (const uint32_t seed : {1u, 2u, 3u}) {
+      Sampling sampling;
+      sampling.seed = seed;
+      sampling.temperature = 0.7f;
+      Task task = make_quoting(sampling);
+      change(task.sampling, task);
+      all.push_back({name + std::string(" ") + std::to_string(seed), std::move(task)});
+    }
+  };
+  add("usual", [](Sampling&, Task&) {});
+  add("greedy", [](Sampling& s, Task&) { s.temperature = 0; });
+  add("hot", [](Sampling& s, Task&) { s.temperature = 1.5f; });
+  add("penalties",
+      [](Sampling& s, Task&) { s.repeat_penalty = 1.3f, s.presence_penalty = s.frequency_penalty = 0.2f; });
+  add("greedy penalties", [](Sampling& s, Task&) { s.temperature = 0, s.repeat_penalty = 1.5f, s.repeat_last_n = 8; });
+  add("dry", [](Sampling& s, Task&) { s.dry_multiplier = 0.8f; });
+  add("mirostat 1", [](Sampling& s, Task&) { s.mirostat = 1, s.mirostat_tau = 2; });
+  add("mirostat 2", [](Sampling& s, Task&) { s.mirostat = 2, s.mirostat_tau = 2; });
+  add("typical", [](Sampling& s, Task&) { s.typical_p = 0.6f; });
+  add("all candidates", [](Sampling& s, Task&) { s.top_k = 0, s.top_p = 1, s.min_p = 0; });
+  add("n sigma", [](Sampling& s, Task&) { s.top_n_sigma = 1.5f; });
+  add("xtc", [](Sampling& s, Task&) { s.xtc_probability = 0.5f, s.xtc_threshold = 0.05f; });
+  add("dynamic temperature", [](Sampling& s, Task&) { s.dynatemp_range = 0.5f; });
+  add("adaptive", [](Sampling& s, Task&) { s.adaptive_target = 0.5f; });
+  add("biases", [](Sampling& s, Task&) { s.biases = {{'a', 2.0f}, {ByteVocabulary::kEnd, 2.0f}}; });
+  add("never an end", [](Sampling& s, Task&) { s.ignore_eos = true; });
+  add("likelihoods", [](Sampling& s, Task&) { s.n_probs = 3; });
+  add("likelihoods of what was drawn from", [](Sampling& s, Task&) { s.n_probs = 2, s.post_sampling_probs = true; });
+  add("grammar", [](Sampling& s, Task&) { s.grammar = make_grammar("root ::= ([ab] [a-d]+ \"\\n\")+", vocabulary); });
+  add("grammar that ends", [](Sampling& s, Task&) { s.grammar = make_grammar("root ::= [a-f]{30}", vocabulary); });
+  add("grammar nobody can follow", [](Sampling& s, Task&) {
+    s.grammar = make_grammar("root ::= [a-f]{20} \"\\U0001F30A\"", vocabulary);
+    s.biases = {{0xF0, -std::numeric_limits<float>::infinity()}};
+  });
+  add("grammar with a trigger", [](Sampling& s, Task&) {
+    s.grammar = make_grammar("root ::= \"ba\" [abc]+", vocabulary);
+    s.grammar_triggers = {"ba"};
+  });
+  add("thoughts", [](Sampling& s, Task&) { s.thoughts = {20, "", "</t>", {'<', '/', 't', '>'}}; });
+  add("stops", [](Sampling&, Task& task) { task.stops = {"dab", "acab", "ada\n"}; });
+  add("likelihoods and stops", [](Sampling& s, Task& task) { s.n_probs = 1, task.stops = {"bac", "ad"}; });
+  add("few tokens", [](Sampling&, Task& task) { task.max_tokens = 7; });
+  add("until the context is full", [](Sampling& s, Task& task) { s.ignore_eos = true, task.max_tokens = -1; });
+  add("shifts", [](Sampling& s, Task& task) {
+    s.ignore_eos = true;
+    task.max_tokens = 400;
+    task.shift = ContextShift{4, 0};
+  });
+  add("prediction", [](Sampling&, Task& task) { task.prediction = {'a', 'b', 'a', 'd', 'a', 'c', 'a', 'b'}; });
+  return all;
+}
+
+bool operator==(const TokenList& a, const TokenList& b) {
+  const auto same = [](const Likelihood& x, const Likelihood& y) {
+    return x.token == y.token && x.logprob == y.logprob && x.n_top == y.n_top && x.piece_size == y.piece_size;
+  };
+  return a.pieces() == b.pieces() && a.entries().size() == b.entries().size() &&
+         std::equal(a.entries().begin(), a.entries().end(), b.entries().begin(), same);
+}
+
+void check_same(const std::string& name, const Outcome& plain, const Outcome& guessed) {
+  const auto same = [&](const char* what, const auto& a, const auto& b) {
+    if (!(a == b)) check::fail(__FILE__, __LINE__, name + ": not the same " + what);
+  };
+  same("text", plain.answer.text, guessed.answer.text);
+  same("message", plain.answer.message, guessed.answer.message);
+  same("code", plain.answer.code, guessed.answer.code);
+  same("end", plain.answer.finish, guessed.answer.finish);
+  same("stop string", plain.answer.stopping_word, guessed.answer.stopping_word);
+  same("number of tokens", plain.answer.n_tokens, guessed.answer.n_tokens);
+  same("number of terminal chunks", plain.answer.n_terminal, guessed.answer.n_terminal);
+  same("likelihoods", plain.answer.tokens, guessed.answer.tokens);
+  same("dropped tokens", plain.answer.n_dropped, guessed.answer.n_dropped);
+  same("tokens", plain.tokens, guessed.tokens);
+  same("tokens in the slot", plain.n_computed, guessed.n_computed);
+}
+
+TEST("with guesses every sampler draws, bit for bit, what it draws without them") {
+  uint64_t n_accepted = 0, n_drafted = 0;
+  for (const auto& [name, task] : all_samplers()) {
+    const Outcome plain = run(task, none);
+    for (const uint32_t seed : {1u, 2u}) {
+      const Outcome guessed = run(task, any_number(seed));
+      check_same(name, plain, guessed);
+      n_accepted += guessed.n_accepted;
+      n_drafted += guessed.n_drafted;
+      CHECK_EQ(guessed.answer.drafted_tokens, static_cast<int32_t>(guessed.n_drafted));
+      CHECK_EQ(guessed.answer.accepted_tokens, static_cast<int32_t>(guessed.n_accepted));
+    }
+    CHECK_EQ(plain.n_drafted, uint64_t{0});
+  }
+
+  CHECK(n_accepted > 500);
+  CHECK(n_drafted - n_accepted > 500);
+}
+
+// In the loop: the scripted model notes a fault where a slot holds another token than it should.
+
+void slow_down(RunningLoop& loop) {
+  loop.backend.before_decode = [](const ScriptedBackend&, const ScriptedBackend::Rows&) {
+    std::this_thread::sleep_for(std::chrono::microseconds(300));  // so that a row costs little of a step
+    return Status::ok();
+  };
+}
+
+const std::string kRefrain = "row, row, row your boat, gently row your boat, row, row, row your boat";
+
+size_t most_rows_of_a_slot(const RunningLoop& loop) {
+  size_t most = 0;
+  for (const auto& rows : loop.backend.batches()) {
+    const auto n = std::count_if(rows.begin(), rows.end(), [](const Row& row) { return row.wants_logits; });
+    most = std::max(most, static_cast<size_t>(n));
+  }
+  return most;
+}
+
+TEST("a text that repeats itself comes in fewer steps, and is the same") {
+  RunningLoop loop(kGuessing);
+  slow_down(loop);
+  loop.backend.scripts['a'] = kRefrain;
+  loop.start();
+
+  const auto client = loop.submit(make_task('a', 3));
+
+  CHECK(client->finish());
+  CHECK_EQ(client->text(), kRefrain);
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  CHECK(eventually([&] { return loop.stats().running == 0; }));
+  CHECK_EQ(loop.stats().generated_tokens, kRefrain.size() + 1);
+  CHECK(loop.stats().draft_accepted_tokens > 10);
+  CHECK(loop.stats().draft_tokens > loop.stats().draft_accepted_tokens);
+  CHECK_EQ(loop.stats().steps, kRefrain.size() + 1 - loop.stats().draft_accepted_tokens);
+}
+
+TEST("an answer that was expected comes in few steps") {
+  RunningLoop loop(kGuessing);
+  slow_down(loop);
+  loop.backend.scripts['a'] = "nothing of this comes twice";
+  loop.start();
+  Task task = make_task('a', 3);
+  const std::string expected = "nothing of that comes twice";
+  task.prediction.assign(expected.begin(), expected.end());
+
+  const auto client = loop.submit(task);
+
+  CHECK(client->finish());
+  CHECK_EQ(client->text(), "nothing of this comes twice");
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  CHECK(client->answer().accepted_tokens > 12);
+  CHECK(client->answer().drafted_tokens > client->answer().accepted_tokens);
+}
+
+TEST("nobody guesses who was not told to, whose slot cannot be cut, or whose prompt has embedding rows") {
+  Task with_rows = make_task(0, 1, 60);
+  with_rows.prompt = {'a', -2, 'b'};
+  with_rows.rows = std::make_shared<EmbeddedRows>(with_rows.prompt, 1, std::vector<float>{1});
+  const std::vector<Token> expected(60, 'a');
+  for (const int which : {0, 1, 2}) {
+    DecodeLoop::Limits limits = kGuessing;
+    if (which == 0) limits.drafted_rows = 0;
+    RunningLoop loop(limits);
+    slow_down(loop);
+    if (which == 1) loop.backend.can_save = false;
+    loop.backend.scripts['a'] = kRefrain;
+    loop.start();
+    Task task = which == 2 ? with_rows : make_task('a', 3, 60);
+    task.prediction = expected;
+    const auto client = loop.submit(task);
+    CHECK(client->finish());
+
+    CHECK_EQ(loop.stats().draft_tokens, uint64_t{0});
+    CHECK_EQ(most_rows_of_a_slot(loop), size_t{1});
+  }
+}
+
+TEST("no guess stands beyond the context, the rows of a step, or a step's share of guesses") {
+  for (const int32_t rows : {4, 64}) {
+    DecodeLoop::Limits limits = kGuessing;
+    limits.rows = rows;
+    RunningLoop loop(limits, 1000, 64);
+    slow_down(loop);
+    loop.backend.scripts['a'] = repeated("ab", 100);
+    loop.start();
+    Task task = make_task('a', 3);
+    task.prediction.assign(200, 'a');
+    for (size_t i = 1; i < 200; i += 2) task.prediction[i] = 'b';
+
+    const auto client = loop.submit(task);
+
+    CHECK(client->finish());
+    CHECK_EQ(client->answer().finish, Finish::kLength);
+    CHECK_EQ(client->answer().n_tokens, 61);
+    CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+    CHECK(most_rows_of_a_slot(loop) > 2);
+    for (const auto& batch : loop.backend.batches()) {
+      CHECK(batch.size() <= static_cast<size_t>(std::min(rows, 1 + limits.drafted_rows)));
+      for (const Row& row : batch) CHECK(row.position < 64);
+    }
+  }
+}
+
+TEST("what all slots share is never filled by guesses") {
+  DecodeLoop::Limits limits = kGuessing;
+  limits.shared_cells = 100;
+  RunningLoop loop(limits, 1000, 100);
+  slow_down(loop);
+  loop.backend.shared_cells = 100;
+  for (const Token name : {'a', 'b', 'c'}) loop.backend.scripts[name] = kRefrain;
+  loop.start();
+  std::vector<std::unique_ptr<Client>> clients;
+  for (const Token name : {'a', 'b', 'c'}) clients.push_back(loop.submit(make_task(name, 3)));
+
+  for (const auto& client : clients) {
+    CHECK(client->finish());
+    CHECK_EQ(client->text(), kRefrain);
+  }
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  CHECK(loop.stats().draft_accepted_tokens > 0);
+}
+
+TEST("a step that reads a prompt has no guesses") {
+  DecodeLoop::Limits limits = kGuessing;
+  limits.slots = 2;
+  RunningLoop loop(limits);
+  slow_down(loop);
+  loop.backend.scripts['a'] = kRefrain;
+  loop.start();
+  const auto first = loop.submit(make_task('a', 3));
+  CHECK(first->wait());
+  const auto second = loop.submit(make_task('b', 300, 9));
+  CHECK(first->finish());
+  CHECK(second->finish());
+
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  for (const auto& rows : loop.backend.batches()) {
+    const auto n_with = std::count_if(rows.begin(), rows.end(), [](const Row& row) { return row.wants_logits; });
+    if (static_cast<size_t>(n_with) < rows.size()) CHECK(n_with <= 2);
+  }
+}
+
+TEST("a guess is never to blame: what fails with guesses is computed without them (I10)") {
+  RunningLoop loop(kGuessing);
+  int n_failed = 0;
+  loop.backend.before_decode = [&](const ScriptedBackend&, const ScriptedBackend::Rows& rows) {
+    std::this_thread::sleep_for(std::chrono::microseconds(300));
+    const auto n_with = std::count_if(rows.begin(), rows.end(), [](const Row& row) { return row.wants_logits; });
+    if (n_with < 3) return Status::ok();
+    ++n_failed;
+    return Status(StatusCode::kInternal, "too many rows");
+  };
+  loop.backend.scripts['a'] = kRefrain;
+  loop.start();
+
+  const auto client = loop.submit(make_task('a', 3));
+
+  CHECK(client->finish());
+  CHECK_EQ(client->answer().finish, Finish::kStop);
+  CHECK_EQ(client->text(), kRefrain);
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  CHECK(n_failed > 0);
+}
+
+TEST("a guess that was wrong has left the slot when its answer ends: the next one that begins like it finds no trace") {
+  RunningLoop loop(kGuessing);
+  slow_down(loop);
+  loop.backend.scripts['a'] = kRefrain;
+  loop.start();
+  Task stopped = make_task('a', 3);
+  stopped.stops = {"ently"};
+  stopped.prediction.assign(kRefrain.begin(), kRefrain.end());
+  const auto first = loop.submit(stopped);
+  CHECK(first->finish());
+  Task longer = make_task('a', 3);
+  longer.prompt.insert(longer.prompt.end(), kRefrain.begin(), kRefrain.begin() + 10);
+
+  const auto second = loop.submit(longer);
+
+  CHECK(second->finish());
+  CHECK_EQ(first->text(), "row, row, row your boat, g");
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  CHECK(second->answer().cached_tokens >= 12);
+}
+
+}  // namespace
+}  // namespace corosrv
