@@ -80,7 +80,7 @@ class PredictedText(msgspec.Struct):
     text: str
 
 
-class Prediction(msgspec.Struct):
+class PredictedOutput(msgspec.Struct):
     """The text that much of the answer is expected to be, in one piece or several. No answer depends on it."""
 
     type: Literal["content"]
@@ -99,7 +99,7 @@ class ChatBody(FormFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
-    prediction: Prediction | None = None
+    prediction: PredictedOutput | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
