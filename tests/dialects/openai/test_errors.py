@@ -76,6 +76,8 @@ TABLE = [
     (errors.JobPutOff("m", code="queue_timeout"), 503, "unavailable_error", None, "queue_timeout"),
     (errors.JobOverdue("m", code="deadline_exceeded"), 504, "server_error", None, "deadline_exceeded"),
     (errors.GroupAborted("g"), 499, "client_closed_request", None, "group_aborted"),
+    (errors.EventsGone("events 1 to 4", 5, "n"), 410, "not_found_error", "n", "events_gone"),
+    (errors.TooManyLogs(2), 503, "unavailable_error", None, None),
     (errors.TooManyMembers(2), 503, "unavailable_error", None, None),
     (errors.UsedAfterFork("m"), 503, "unavailable_error", None, None),
 ]
