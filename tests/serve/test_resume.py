@@ -84,7 +84,7 @@ def test_who_drops_its_socket_at_every_event_gets_the_same_bytes(server: Server,
 
 
 def test_a_stream_goes_on_without_its_client_and_is_followed_live(server: Server) -> None:
-    key, body = new_key(), chat(max_tokens=100, stream=True)
+    key, body = new_key(), chat(max_tokens=250, stream=True)  # five seconds
     leaving = ask(server, CHAT, body, Idempotency_Key=key)
     first_event(leaving)
     leaving.leave()
@@ -124,9 +124,9 @@ def test_an_abort_of_its_group_ends_a_stream_that_nobody_reads(server: Server) -
 
 @pytest.fixture(scope="module")
 def brief(request: pytest.FixtureRequest) -> Server:
-    """Streams wait half a second for their clients, and are kept for one; little is kept of each."""
+    """Streams wait half a second for their clients, and are kept for three."""
     kept: Servers = request.getfixturevalue("_kept")
-    return kept.start(resume_s=0.5, resume_kept_s=3, resume_stream_bytes=65_536, model="synthetic:?tokens_per_s=1000")
+    return kept.start(resume_s=0.5, resume_kept_s=3, model="synthetic:?tokens_per_s=1000")
 
 
 def test_a_client_that_does_not_come_back_has_its_stream_cancelled_and_forgotten(brief: Server) -> None:
@@ -142,18 +142,19 @@ def test_a_client_that_does_not_come_back_has_its_stream_cancelled_and_forgotten
     eventually(lambda: worker.n_descriptors() <= before)
 
 
-def test_events_that_are_kept_no_longer_are_named(brief: Server) -> None:
+def test_events_that_are_kept_no_longer_are_named(start: Servers) -> None:
+    server = start.start(resume_stream_bytes=65_536, model="synthetic:?tokens_per_s=1000")
     key, body = new_key(), chat(stream=True, max_tokens=1500)
-    connection = ask(brief, CHAT, body, Idempotency_Key=key, X_Conversation_Id=key)
+    connection = ask(server, CHAT, body, Idempotency_Key=key, X_Conversation_Id=key)
     first_event(connection)
     connection.leave()
-    eventually(lambda: brief.metric("running") == 0)
-    brief_answer = whole(brief, CHAT, body, Idempotency_Key=key, Last_Event_ID="1")
+    eventually(lambda: server.metric("running") == 0)
+    answer = whole(server, CHAT, body, Idempotency_Key=key, Last_Event_ID="1")
 
-    assert (brief_answer.status, brief_answer.error["code"]) == (410, "events_gone")
-    first = int(brief_answer.error["message"].split()[-1])
+    assert (answer.status, answer.error["code"]) == (410, "events_gone")
+    first = int(answer.error["message"].split()[-1])
     assert first > 2
-    with brief.connect() as connection:
+    with server.connect() as connection:
         assert connection.ask("GET", f"/v1/stream?conv_id={key}&from=1").status == 410
         connection.ask("DELETE", f"/v1/stream?conv_id={key}")
 
@@ -264,7 +265,7 @@ RESPONSES = "/v1/responses"
 
 def test_a_background_response_is_asked_for_until_it_is_ready(server: Server) -> None:
     with server.connect() as connection:
-        begun = connection.post({**BACKGROUND, "max_output_tokens": 60}, RESPONSES).json
+        begun = connection.post({**BACKGROUND, "max_output_tokens": 150}, RESPONSES).json
         place = f"{RESPONSES}/{begun['id']}"
         midway = connection.ask("GET", place).json
         eventually(lambda: connection.ask("GET", place).json["status"] == "incomplete")

@@ -185,14 +185,14 @@ def test_a_client_that_drops_its_socket_at_every_event_gets_all_of_them(streams:
 
 
 def test_a_client_that_comes_back_in_time_keeps_its_prediction(tmp_path: Path):
-    with serving_predictor(tmp_path, "streams.py:Predictor", resume_s=0.3) as streams:
+    with serving_predictor(tmp_path, "streams.py:Predictor", resume_s=3) as streams:
         gate = streams.gate("back")
         connection = streams.begin({"gate": str(gate)}, STREAM, id="back")
         connection.head()
         read_until(connection, b'"index":0}\n\n')
         connection.leave()
         back = follow(streams, "back", last_event=3)
-        time.sleep(0.5)  # longer than it would have run on by itself
+        time.sleep(3.5)  # longer than it would have run on by itself
         gate.open()
 
         assert rest(back)[-1]["data"]["status"] == "succeeded"
