@@ -164,7 +164,7 @@ def test_a_prompt_that_cannot_be_is_refused(connection: Connection, prompt: Any)
 
 @pytest.mark.parametrize(
     "fields",
-    [{"functions": [{"name": "f"}]}, {"modalities": ["audio"]}, {"n_indent": 1}, {"prediction": {}}],
+    [{"functions": [{"name": "f"}]}, {"modalities": ["audio"]}, {"n_indent": 1}],
     ids=str,
 )
 def test_a_parameter_that_is_not_offered_is_refused_by_name(connection: Connection, fields: dict[str, Any]) -> None:

@@ -76,9 +76,9 @@ def operation(
 ) -> Callable[[View], View]:
     """Marks a view with what it does: `summary` in a few words, `text` in sentences, under the heading `tag`.
 
-    `body`: the type that its request is decoded as. `answer`: what a 200 holds, as `media_type`. `events`: what each
-    event of a stream holds, where `stream: true` asks for one, and `events_end` what stands in the last one instead.
-    `lines`: what each line holds of a stream that is lines of JSON.
+    `body`: the type that its request is decoded as. `answer`: what a 200 holds, as `media_type`; where that is empty,
+    the answer is a 204 without any. `events`: what each event of a stream holds, where `stream: true` asks for one, and
+    `events_end` what stands in the last one instead. `lines`: what each line holds of a stream that is lines of JSON.
     `error`: the shape of the dialect's errors, which come with any of `statuses`; None is OpenAI's. `parameters`:
     words for those in the path; `query`: a struct of those behind the question mark, `headers`: one of those in the
     head. `examples`: bodies by title, the first of which the page begins with.
@@ -314,7 +314,10 @@ def _responses(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
         content["text/event-stream"] = {"schema": _event(ref(operation.events), error, operation.events_end)}
     if operation.lines is not None:
         content["application/x-ndjson"] = {"schema": {"anyOf": [ref(operation.lines), error]}}
-    responses: dict[str, Any] = {"200": {"description": "Done", "content": content}}
+    is_empty = not operation.media_type
+    responses: dict[str, Any] = (
+        {"204": {"description": "Done"}} if is_empty else {"200": {"description": "Done", "content": content}}
+    )
     by_route = () if route.is_open else (401,)
     by_key = (400, 409, 422) if route.is_keyed else ()
     for status in sorted({*operation.statuses, *by_route, *by_key}):

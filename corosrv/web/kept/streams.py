@@ -198,10 +198,15 @@ def _write(source: sse.EventStream[Any], answer: AnswerLog) -> None:
         answer.end()
 
 
-class StreamQuery(msgspec.Struct):
-    """Members of the query of a stream that is read on."""
+class ConversationQuery(msgspec.Struct):
+    """Members of the query of a stream that is stopped."""
 
     conv_id: str
+
+
+class StreamQuery(ConversationQuery):
+    """Members of the query of a stream that is read on."""
+
     from_: int = msgspec.field(name="from", default=0)
 
 
@@ -236,8 +241,9 @@ def blueprint(streams: ResumableStreams) -> Blueprint:
         "Stop a stream",
         "Ends the request that named this conversation, if it runs, and forgets its stream. The answer is 204, also "
         "where there is nothing of that name.",
+        media_type="",
         statuses=(400,),
-        query=StreamQuery,
+        query=ConversationQuery,
     )
     def stop() -> Response:
         answer = streams.find(_name(current(request)))

@@ -30,7 +30,10 @@ from corosrv.contracts.settings import ModelSettings
 
 IDLE_S = 3.0
 make_options = engine.native_options
-engine.native_options = lambda *args: msgspec.structs.replace(make_options(*args), idle_s=IDLE_S)
+# What slots share has room for these prompts at first: the rest would be made, and full of zeros, while we look.
+engine.native_options = lambda *args: msgspec.structs.replace(
+    make_options(*args), idle_s=IDLE_S, whole_context="kv_unified" in chosen
+)
 
 def resident():
     words = open("/proc/self/status").read().split("RssAnon:")[1].split()
