@@ -140,13 +140,21 @@ def cutting_proxy(port: int, n_bytes: int) -> Iterator[str]:
     """Stands before a server, and cuts each connection when so many bytes have come back over it."""
     listener = socket.create_server(("127.0.0.1", 0))
 
+    def send_on(client: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError):
+            while data := client.recv(65_536):  # the body may come behind the head
+                server.sendall(data)
+
     def serve(client: socket.socket) -> None:
         with client, socket.create_connection(("127.0.0.1", port)) as server:
-            server.sendall(client.recv(65_536))
+            threading.Thread(target=send_on, args=(client, server), daemon=True).start()
             left = n_bytes
             while left and (data := server.recv(min(left, 4096))):
                 client.sendall(data)
                 left -= len(data)
+            for side in (client, server):  # or the other thread, which reads it, would keep it open
+                with suppress(OSError):
+                    side.shutdown(socket.SHUT_RDWR)
 
     def accept() -> None:
         with suppress(OSError):
