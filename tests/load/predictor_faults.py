@@ -59,7 +59,7 @@ class Tally:
 
 def run(folder: Path, count: int, seed: int = 0) -> Tally:
     """Raises AssertionError where anything is lost, doubled or left."""
-    settings = {"restart_worker": 1, "webhook_interval": 0.05, "result_ttl": 600, "drain_timeout": 5}
+    settings = {"restart_worker": 1, "webhook_interval": 0.05, "result_ttl": 600, "drain_timeout": 5, "resume_s": 1}
     with (
         receiving() as receiver,
         serving_predictor(folder, "faulty.py:Predictor", command=APP, **settings) as server,

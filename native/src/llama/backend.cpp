@@ -335,9 +335,9 @@ constexpr int32_t kFirstTokens = 256;
 }  // namespace
 
 std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status& status) {
-  const bool has_own_products = products_of(options.kernels) != nullptr && !has_amx() && is_packable(options.path);
-  const bool may_repack = !options.is_safe && !options.is_deterministic && !has_own_products;
-  Model model = load_model(options.path, options.placement, may_repack, status);
+  const bool may_repack = !options.is_safe && !options.is_deterministic;
+  const bool has_own_products = products_of(options.kernels) != nullptr && !has_amx();
+  Model model = load_model(options.path, options.placement, may_repack, has_own_products, status);
   if (!model) return nullptr;
   const int32_t trained = llama_model_n_ctx_train(model.get());
   const int32_t most = options.placement.stretches_context() ? std::numeric_limits<int32_t>::max() : trained;

@@ -59,6 +59,23 @@ bool has_mrope(const llama_model* model) {
   return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
 }
 
+// Returns whether PackedMatrix can hold nearly all bytes of the file's matrices.
+bool is_packable(const std::string& path) {
+  ggml_context* tensors = nullptr;
+  gguf_context* file = gguf_init_from_file(path.c_str(), {true, &tensors});
+  if (file == nullptr) return false;
+  size_t n_bytes = 0, n_packable = 0;
+  for (ggml_tensor* tensor = ggml_get_first_tensor(tensors); tensor != nullptr;
+       tensor = ggml_get_next_tensor(tensors, tensor)) {
+    if (ggml_n_dims(tensor) < 2) continue;
+    n_bytes += ggml_nbytes(tensor);
+    if (packed_format(*tensor)) n_packable += ggml_nbytes(tensor);
+  }
+  ggml_free(tensors);
+  gguf_free(file);
+  return n_packable > 0 && n_packable >= n_bytes / 100 * 95;
+}
+
 // Returns the devices of these names with a null pointer behind them; none for "none". An unknown one fails.
 std::vector<ggml_backend_dev_t> find_devices(const std::vector<std::string>& names, Status& status) {
   std::vector<ggml_backend_dev_t> devices;
@@ -76,13 +93,14 @@ std::vector<ggml_backend_dev_t> find_devices(const std::vector<std::string>& nam
 
 }  // namespace
 
-Model load_model(const std::string& path, const Placement& placement, bool may_repack, Status& status) {
+Model load_model(const std::string& path, const Placement& placement, bool may_repack, bool has_own_products,
+                 Status& status) {
   status = check_file(path);
   if (!status.is_ok()) return nullptr;
   keep_llama_errors();
 
   llama_model_params params = llama_model_default_params();
-  params.use_extra_bufts = may_repack;
+  params.use_extra_bufts = may_repack && !(has_own_products && is_packable(path));
   std::vector<ggml_backend_dev_t> devices = find_devices(placement.devices, status);
   if (!status.is_ok()) return nullptr;
   if (!placement.devices.empty()) params.devices = devices.data();
@@ -106,22 +124,6 @@ Model load_model(const std::string& path, const Placement& placement, bool may_r
     return nullptr;
   }
   return model;
-}
-
-bool is_packable(const std::string& path) {
-  ggml_context* tensors = nullptr;
-  gguf_context* file = gguf_init_from_file(path.c_str(), {true, &tensors});
-  if (file == nullptr) return false;
-  size_t n_bytes = 0, n_packable = 0;
-  for (ggml_tensor* tensor = ggml_get_first_tensor(tensors); tensor != nullptr;
-       tensor = ggml_get_next_tensor(tensors, tensor)) {
-    if (ggml_n_dims(tensor) < 2) continue;
-    n_bytes += ggml_nbytes(tensor);
-    if (packed_format(*tensor)) n_packable += ggml_nbytes(tensor);
-  }
-  ggml_free(tensors);
-  gguf_free(file);
-  return n_packable > 0 && n_packable >= n_bytes / 100 * 95;
 }
 
 std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::vector<std::string>& paths,

@@ -13,12 +13,10 @@
 namespace corosrv {
 
 // Loads the weights; takes seconds. Returns null if the file cannot be served, with the reason in `status`, worded for
-// the operator. `may_repack`: libllama may rearrange weights for kernels that are faster for batches.
-Model load_model(const std::string& path, const Placement& placement, bool may_repack, Status& status);
-
-// Returns whether PackedMatrix can hold nearly all bytes of the file's matrices: libllama must not rearrange them then,
-// because what it has rearranged stays with its own kernels.
-bool is_packable(const std::string& path);
+// the operator. `may_repack`: libllama may rearrange weights for kernels that are faster for batches. It must not where
+// `has_own_products` and PackedMatrix can hold nearly all of them: what it has rearranged stays with its own kernels.
+Model load_model(const std::string& path, const Placement& placement, bool may_repack, bool has_own_products,
+                 Status& status);
 
 // Loads LoRA adapters, which the model owns. On failure `status` names the file.
 std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::vector<std::string>& paths,
