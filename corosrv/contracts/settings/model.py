@@ -97,7 +97,7 @@ class SlotSettings:
     speculation: int = setting(
         0,
         "guesses of next tokens that one step computes at most, for texts that repeat their prompt, themselves or the "
-        "request's prediction; as many as pay. 0: none; 16 suits most",
+        "request's prediction; as many as pay. 0: none",
         check=between(0, 32),
     )
     context_shift: bool = setting(

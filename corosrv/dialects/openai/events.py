@@ -65,20 +65,16 @@ def finish_word(reason: str) -> Finish:
 
 
 def usage(tally: Tally, reasoning_tokens: int = 0) -> Usage:
+    details = CompletionTokensDetails(reasoning_tokens)
+    if tally.is_predicted:
+        details.accepted_prediction_tokens = tally.accepted_tokens
+        details.rejected_prediction_tokens = tally.drafted_tokens - tally.accepted_tokens
     return Usage(
         tally.prompt_tokens,
         tally.completion_tokens,
         tally.prompt_tokens + tally.completion_tokens,
         PromptTokensDetails(tally.cached_tokens, tally.image_tokens),
-        _completion_details(tally, reasoning_tokens),
-    )
-
-
-def _completion_details(tally: Tally, reasoning_tokens: int) -> CompletionTokensDetails:
-    if not tally.is_predicted:
-        return CompletionTokensDetails(reasoning_tokens)
-    return CompletionTokensDetails(
-        reasoning_tokens, tally.accepted_tokens, tally.drafted_tokens - tally.accepted_tokens
+        details,
     )
 
 

@@ -15,9 +15,8 @@ _PREFIX = "HTTP_"  # of a header's name in the WSGI environment
 _ASKED = frozenset({"ACCEPT", "USER_AGENT", "TRACEPARENT", "TRACESTATE"})
 _ASKED_PREFIXES = ("ANTHROPIC_", "OPENAI_", "X_")
 _STAYING_PREFIXES = ("X_COROSRV_", "X_FORWARDED_")
-_STAYING = frozenset(
-    {"X_REQUEST_ID", "X_API_KEY", "X_REAL_IP", "X_CONVERSATION_ID"}
-)  # the last: its stream is resumed here
+# A conversation's stream is resumed here.
+_STAYING = frozenset({"X_REQUEST_ID", "X_API_KEY", "X_REAL_IP", "X_CONVERSATION_ID"})
 _KEYS = ("HTTP_AUTHORIZATION", "HTTP_X_API_KEY")
 _IDEMPOTENCY = ("HTTP_IDEMPOTENCY_KEY", "HTTP_LAST_EVENT_ID")
 _MAX_KNOWN = 256  # names whose fate is remembered, of those that clients and upstreams choose

@@ -1,7 +1,7 @@
 """Answers of requests that are repeated with an Idempotency-Key: computed once, and sent again as they were.
 
-What failed, broke off or was left is not kept. A stream is also
-written to a log, so that who repeats its request follows it while it runs; see corosrv.web.kept.streams.
+What failed, broke off or was left is not kept. A stream is also written to a log, so that who repeats its request
+follows it while it runs; see corosrv.web.kept.streams.
 """
 
 from __future__ import annotations

@@ -18,46 +18,31 @@ namespace {
 
 // What the products of a format need besides its layout. Unpacked quants are unsigned bytes up to kMost; kOffset is
 // subtracted from each.
+template <unsigned kMostQuant, int kSubtracted>
+struct QuantRange {
+  static constexpr unsigned kMost = kMostQuant;
+  static constexpr int kOffset = kSubtracted;
+};
 template <BlockFormat kFormat>
-struct Quants {
-  static constexpr unsigned kMost = 15;
-  static constexpr int kOffset = 0;
-};
+struct Quants : QuantRange<15, 0> {};
 template <>
-struct Quants<BlockFormat::kQ4_0> {
-  static constexpr unsigned kMost = 15;
-  static constexpr int kOffset = 8;
-};
+struct Quants<BlockFormat::kQ4_0> : QuantRange<15, 8> {};
 template <>
-struct Quants<BlockFormat::kQ5_0> {
-  static constexpr unsigned kMost = 31;
-  static constexpr int kOffset = 16;
-};
+struct Quants<BlockFormat::kQ5_0> : QuantRange<31, 16> {};
 template <>
-struct Quants<BlockFormat::kQ5_1> {
-  static constexpr unsigned kMost = 31;
-  static constexpr int kOffset = 0;
-};
+struct Quants<BlockFormat::kQ5_1> : QuantRange<31, 0> {};
 template <>
-struct Quants<BlockFormat::kQ5_K> : Quants<BlockFormat::kQ5_1> {};
+struct Quants<BlockFormat::kQ5_K> : QuantRange<31, 0> {};
 template <>
-struct Quants<BlockFormat::kQ6_K> {
-  static constexpr unsigned kMost = 63;
-  static constexpr int kOffset = 32;
-};
+struct Quants<BlockFormat::kQ6_K> : QuantRange<63, 32> {};
 template <>
-struct Quants<BlockFormat::kQ8_0> {
-  static constexpr unsigned kMost = 255;
-  static constexpr int kOffset = 128;
-};
+struct Quants<BlockFormat::kQ8_0> : QuantRange<255, 128> {};
 template <>
-struct Quants<BlockFormat::kIQ4_NL> : Quants<BlockFormat::kQ8_0> {
+struct Quants<BlockFormat::kIQ4_NL> : QuantRange<255, 128> {
   static constexpr uint8_t kTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 };
 template <>
-struct Quants<BlockFormat::kMXFP4> {  // twice the values of four-bit floats
-  static constexpr unsigned kMost = 24;
-  static constexpr int kOffset = 12;
+struct Quants<BlockFormat::kMXFP4> : QuantRange<24, 12> {  // twice the values of four-bit floats
   static constexpr uint8_t kTable[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 };
 

@@ -25,11 +25,9 @@ from corosrv.images.intake import ImageIntake, read_detail
 _PREDICTION = "prediction.content"
 
 
-def prediction(body: schema.ChatBody) -> str:
-    """Returns the text that much of the answer is expected to be; empty where nothing is."""
-    if body.prediction is None:
-        return ""
-    content = body.prediction.content
+def prediction(predicted: schema.PredictedOutput) -> str:
+    """Returns the text that much of the answer is expected to be."""
+    content = predicted.content
     return check_text(content if isinstance(content, str) else "".join(part.text for part in content), _PREDICTION)
 
 

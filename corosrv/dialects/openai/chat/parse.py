@@ -56,7 +56,8 @@ def conversation(
         n_probs=n_probs,
         post_sampling_probs=bool(body.post_sampling_probs),
     )
-    job = replace(job, prediction=messages.prediction(body))
+    if body.prediction is not None:
+        job = replace(job, prediction=messages.prediction(body.prediction))
     job, form = with_grammar(job, answer_format(body), card)
     return Conversation(
         job,

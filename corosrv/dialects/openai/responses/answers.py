@@ -63,6 +63,7 @@ class ResponseAnswer(BlockAnswer):
         self._telemetry = Telemetry(1, options)
         self._timings: dict[str, Any] = {}  # of the chunk whose events are made
         self._key = secrets.token_hex(20)
+        self.id = "resp_" + self._key
         self._created = int(time.time())
         self._echo = echo
         self._turns = turns
@@ -72,10 +73,6 @@ class ResponseAnswer(BlockAnswer):
         self._sequence_number = 0
         self.is_background: bool = echo["background"]
         self.is_cancelled = False  # by its own route
-
-    @property
-    def id(self) -> str:
-        return "resp_" + self._key
 
     def snapshot(self) -> ResponseObject:
         """Makes the response as far as it has come."""
