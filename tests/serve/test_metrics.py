@@ -64,7 +64,7 @@ def test_known_traffic_is_counted(start: Servers) -> None:
     assert 4 * length < metrics["corosrv_prompt_tokens_total"] <= 6 * length
     assert metrics["corosrv_ttft_seconds_count"] == metrics["corosrv_queue_wait_seconds_count"] == 6
     assert metrics["corosrv_itl_seconds_count"] == 50 - 6
-    assert 0.015 < metrics["corosrv_itl_seconds_sum"] / 44 < 0.04
+    assert 0.015 < metrics["corosrv_itl_seconds_sum"] / 44 < 0.2
     assert 0 < metrics["corosrv_eventfd_writes_total"] <= 50
     assert metrics["corosrv_steps_total"] <= 50
     assert metrics["corosrv_slots"] == 2

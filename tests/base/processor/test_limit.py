@@ -31,7 +31,7 @@ def test_a_computation_gets_half_of_its_seconds_at_least_and_no_more_than_all_of
     while not limit.is_used_up():
         compute(0.001)
 
-    assert 0.05 <= time.thread_time() - began < 0.12
+    assert 0.05 <= time.thread_time() - began < 0.15
 
 
 def test_computing_is_counted_from_each_start_on() -> None:

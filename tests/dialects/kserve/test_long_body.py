@@ -215,4 +215,4 @@ def test_others_run_while_millions_of_numbers_are_decoded():
     ticking.kill()
 
     assert len(lags) > 10
-    assert sorted(lags)[len(lags) // 2] < 0.05  # the machine may be busy
+    assert sorted(lags)[len(lags) // 2] < 0.2  # the machine may be busy

@@ -128,7 +128,7 @@ def test_a_real_model_loads_while_greenlets_run():
     engine.close()
     # The load itself takes half a second of a processor's time, and as many seconds as there is other work.
     assert longest_computation < 0.2
-    assert longest < 2
+    assert longest < 10
 
 
 @pytest.mark.model

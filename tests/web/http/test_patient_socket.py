@@ -80,7 +80,7 @@ def test_a_client_that_accepts_nothing_is_given_up_soon(ends: Ends) -> None:
     with gevent.Timeout(20), pytest.raises(TimeoutError):
         ends[0].sendall(b"x" * 10_000_000)
 
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 def test_a_client_that_accepts_a_little_again_and_again_is_given_up(ends: Ends) -> None:

@@ -242,7 +242,7 @@ def test_a_handler_that_ends_the_process_loses_its_calls(app_dir: Path) -> None:
         assert len(worker.keys_at_loss) == 2
 
 
-def test_a_kill_9_is_told_within_a_second(app_dir: Path) -> None:
+def test_a_kill_9_is_told_long_before_a_heartbeat_is_missed(app_dir: Path) -> None:
     with serving(app_dir) as worker:
         sleeping = run(worker, "sleeps")
         assert worker.pid is not None
@@ -251,7 +251,7 @@ def test_a_kill_9_is_told_within_a_second(app_dir: Path) -> None:
         os.kill(worker.pid, signal.SIGKILL)
 
         assert isinstance(sleeping.wait_until_over()[0], WorkerLost)
-        assert sleeping.ended_at - began < 1.0
+        assert sleeping.ended_at - began < 5
 
 
 def test_a_function_that_ignores_its_cancel_ends_its_worker(app_dir: Path) -> None:
