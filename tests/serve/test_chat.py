@@ -170,12 +170,12 @@ def cutting_proxy(port: int, n_bytes: int) -> Iterator[str]:
 
 def test_an_answer_whose_connection_breaks_is_read_on(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "seed": 1, "temperature": 0}
-    whole = [delta.text for delta in ChatServer(f"http://127.0.0.1:{server.port}").answer(body)]
+    whole = "".join(delta.text for delta in ChatServer(f"http://127.0.0.1:{server.port}").answer(body))
 
     with cutting_proxy(server.port, 4000) as url:
-        pieces = [delta.text for delta in ChatServer(url).answer(body)]
+        text = "".join(delta.text for delta in ChatServer(url).answer(body))
 
-    assert pieces == whole
+    assert text == whole
 
 
 def test_an_answer_is_given_up_when_its_connection_breaks_again_and_again(server: Server) -> None:
