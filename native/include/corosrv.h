@@ -101,7 +101,7 @@ int corosrv_chat_template_apply(const char* name, const corosrv_chat_message* me
                                 int add_prompt, char* text, size_t capacity, size_t* text_size);
 
 /* Queues all tasks or none. The caller owns the reader and closes it. Compiles the grammars, which takes up to some
- * milliseconds for each that is different. */
+ * milliseconds for each that is different, and follows what was generated, some microseconds a token. */
 int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,
                    char* message, size_t message_size);
 

@@ -171,6 +171,10 @@ typedef struct corosrv_model_info {
   int32_t shared_cells;        /* tokens that all slots hold together, at most; 0: each has room for a whole context */
 } corosrv_model_info;
 
+/* Of what a sampler has to remember beside the tokens: where its random numbers are, and two floats of mirostat's or
+ * adaptive-p's. In the byte order of the machine. */
+enum { COROSRV_STATE_BYTES = 16 };
+
 typedef struct corosrv_bias {
   int32_t token;
   float bias; /* added to the token's logit; -INFINITY bans it */
@@ -290,6 +294,16 @@ typedef struct corosrv_task {
   size_t n_prediction;       /* tokens; 0: nothing is expected */
   double deadline;           /* by CLOCK_MONOTONIC, when the task ends with the code queue_timeout or deadline_exceeded:
                               * before it had a slot, or later; 0: never */
+  const int32_t* generated;  /* of COROSRV_GENERATE: tokens that an earlier engine drew for this task, as chunks told of
+                              * them. The answer goes on behind them as it would have there, where the same tokens give
+                              * the same logits. They count in max_tokens, and max_ms counts anew. How likely they were
+                              * is not told again, nor is it of those whose text was not certain yet */
+  size_t n_generated;
+  size_t n_sent_bytes;  /* of the answer's text that chunks had until then: no chunk repeats them */
+  const uint8_t* state; /* of the chunk that told of the last of `generated` */
+  size_t n_state;       /* COROSRV_STATE_BYTES; 0 where nothing was generated */
+  int32_t tells_state;  /* of COROSRV_GENERATE. 1: chunks have what a later engine needs to go on behind them; text that
+                         * was held back, as it may begin a stop string, is not given out before an error */
 } corosrv_task;
 
 /* A token and how likely it was. Each token that came is followed by the likeliest in its place, best first. */
@@ -329,6 +343,10 @@ typedef struct corosrv_chunk {
   int32_t n_dropped;          /* tokens that shifts of the context have dropped; in the terminal chunk */
   corosrv_token_list tokens;  /* that `text` is made of: their pieces, without the listed others', are its bytes */
   corosrv_token_list prompt_info;
+  const int32_t* ids; /* where tells_state wants it: the n_tokens tokens. Some of their text may not be certain yet */
+  size_t n_ids;
+  const uint8_t* state; /* the sampler's behind the last of them */
+  size_t n_state;       /* COROSRV_STATE_BYTES; 0 without ids */
 } corosrv_chunk;
 
 /* What one take gives; the chunks live until the reader's next take or close. */

@@ -64,6 +64,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     prompt_info: tuple[TokenInfo, ...] = ()  # of the prompt's tokens, in the order that they are read
     read_tokens: int = -1  # of the prompt, by now
     vector: bytes = b""  # float32, little-endian: an embedding, or a score alone; in the terminal chunk
+    ids: bytes = b""  # int32, little-endian: the n_tokens tokens; some of their text may not be certain yet
+    state: bytes = b""  # the sampler's behind the last of them
 
 
 Item = TypeVar("Item")

@@ -198,6 +198,26 @@ bool are_known(const Token* tokens, size_t n_tokens, const Vocabulary& vocabular
   return std::all_of(tokens, tokens + n_tokens, [&](Token token) { return token >= 0 && token < vocabulary.size(); });
 }
 
+// What an earlier engine did; whether its tokens can be followed is checked once there is a grammar (api/resumed.h).
+Status check_earlier(const corosrv_task& task, const Vocabulary& vocabulary) {
+  const bool is_resumed = task.n_generated > 0 || task.n_sent_bytes > 0 || task.n_state > 0;
+  if (task.kind != COROSRV_GENERATE && (is_resumed || task.tells_state != 0)) {
+    return invalid("nothing but a generation can be resumed");
+  }
+  if (!are_known(task.generated, task.n_generated, vocabulary)) {
+    return invalid("what was generated has an unknown token");
+  }
+  if (std::any_of(task.generated, task.generated + task.n_generated,
+                  [&](Token token) { return vocabulary.is_end_of_generation(token); })) {
+    return invalid("what was generated has a token that ends an answer");
+  }
+  if (task.n_generated == 0 && task.n_sent_bytes > 0) return invalid("nothing was generated, and text of it was sent");
+  const size_t n_state = task.n_generated > 0 ? COROSRV_STATE_BYTES : 0;
+  if (task.n_state == n_state) return Status::ok();
+  return invalid("the state of a sampler has " + std::to_string(n_state) + " bytes here, not " +
+                 std::to_string(task.n_state));
+}
+
 }  // namespace
 
 Status check_options(const corosrv_options& options) {
@@ -260,6 +280,7 @@ Status check_task(const corosrv_task& task, const Backend& backend) {
     if (!std::isfinite(task.adapter_scales[i])) return invalid("the scale of an adapter must be finite");
   }
   if (const Status status = check_shift(task, backend.info()); !status.is_ok()) return status;
+  if (const Status status = check_earlier(task, vocabulary); !status.is_ok()) return status;
   if (task.max_tokens < -1) return invalid("max_tokens must be -1 or more");
   if (!(task.max_ms >= 0) || !std::isfinite(task.max_ms)) return invalid("max_ms must be 0 or more");
   if (task.priority < 0 || task.priority > 9) return invalid("priority must be from 1 to 9, or 0");

@@ -8,6 +8,7 @@
 
 #include "api/check.h"
 #include "api/handles.h"
+#include "api/resumed.h"
 #include "api/to_core.h"
 #include "handover/row_bytes.h"
 #include "sampling/dry.h"
@@ -80,6 +81,8 @@ int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_t
     status = compile_grammars(*engine->engine, tasks, converted);
     if (!status.is_ok()) return status;
     compile_breakers(*engine->engine, tasks, converted);
+    status = check_resumed(converted, *backend);
+    if (!status.is_ok()) return status;
     status = copy_rows(tasks, converted, backend->info(), engine->row_bytes);
     if (!status.is_ok()) return status;
     auto opened = std::make_unique<corosrv_reader>();

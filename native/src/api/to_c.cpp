@@ -224,6 +224,12 @@ corosrv_chunk ChunkArray::convert(const Chunk& from) {
   chunk.n_dropped = from.n_dropped;
   chunk.tokens = convert(from.tokens);
   chunk.prompt_info = convert(from.prompt_info);
+  if (from.ids.empty()) return chunk;
+  static_assert(std::tuple_size<SamplerState>::value == COROSRV_STATE_BYTES);
+  chunk.ids = from.ids.data();
+  chunk.n_ids = from.ids.size();
+  chunk.state = from.state.data();
+  chunk.n_state = from.state.size();
   return chunk;
 }
 

@@ -103,6 +103,15 @@ ContextShift to_shift(const corosrv_task& from, const ModelInfo& model) {
   return {static_cast<int32_t>(std::min(n_keep + (model.add_bos ? 1 : 0), kMost)), from.n_discard};
 }
 
+Earlier to_earlier(const corosrv_task& from) {
+  Earlier earlier;
+  if (from.n_generated == 0) return earlier;
+  earlier.tokens.assign(from.generated, from.generated + from.n_generated);
+  earlier.n_sent = from.n_sent_bytes;
+  std::copy_n(from.state, from.n_state, earlier.state.begin());
+  return earlier;
+}
+
 // Both clocks are CLOCK_MONOTONIC.
 Clock::time_point to_deadline(double deadline) {
   constexpr double kNever = 1e9;  // 30 years on, and no number of nanoseconds overflows
@@ -264,6 +273,8 @@ Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   task.slot = from.slot - 1;
   if (from.priority > 0) task.priority = from.priority;
   task.deadline = to_deadline(from.deadline);
+  task.earlier = to_earlier(from);
+  task.tells_state = from.tells_state != 0;
   if (from.context_shift != 0) task.shift = to_shift(from, model);
   return task;
 }

@@ -34,6 +34,9 @@ void merge(Chunk& into, Chunk&& chunk) {
   chunk.tokens = std::move(into.tokens);
   merge(into.prompt_info, std::move(chunk.prompt_info));
   chunk.prompt_info = std::move(into.prompt_info);
+  if (chunk.ids.empty()) chunk.state = into.state;
+  into.ids.insert(into.ids.end(), chunk.ids.begin(), chunk.ids.end());
+  chunk.ids = std::move(into.ids);
   into = std::move(chunk);
 }
 

@@ -106,16 +106,24 @@ Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) 
   const auto context = static_cast<size_t>(model->info().context);
   for (const Task& task : tasks) {
     if (const Status status = task.slot == -1 ? Status::ok() : check_slot(task.slot); !status.is_ok()) return status;
-    // A generation needs room for a token of its own.
-    if (task.prompt.size() + (task.vectors ? 0 : 1) > context) {
-      return Status(StatusCode::kTooLong, "the prompt has " + std::to_string(task.prompt.size()) +
-                                              " tokens, and the context of a slot holds " + std::to_string(context));
-    }
+    if (const Status status = check_length(task, context); !status.is_ok()) return status;
     if (const Status status = check_rows(task); !status.is_ok()) return status;
   }
   is_in_use_.store(true);
   reader = std::make_shared<Reader>(limits_.reader_bytes, inbox_);
   return inbox_->submit(std::move(tasks), reader);
+}
+
+// A generation needs room for a token of its own. An earlier engine may have filled a context just so, unless it was to
+// shift it then: what a shifted one holds cannot be computed from its tokens.
+Status Engine::check_length(const Task& task, size_t context) {
+  const size_t n_earlier = task.earlier.tokens.size();
+  const bool may_be_full = task.vectors || (n_earlier > 0 && !task.shift);
+  const size_t n_tokens = task.prompt.size() + n_earlier;
+  if (n_tokens + (may_be_full ? 0 : 1) <= context) return Status::ok();
+  return Status(StatusCode::kTooLong, std::string(n_earlier > 0 ? "the prompt with what was generated" : "the prompt") +
+                                          " has " + std::to_string(n_tokens) +
+                                          " tokens, and the context of a slot holds " + std::to_string(context));
 }
 
 // Rows that are not causal are computed in one batch.

@@ -76,6 +76,7 @@ class Engine {
  private:
   void run(const BackendFactory& make_backend);
   DecodeLoop::Limits loop_limits() const;
+  static Status check_length(const Task& task, size_t context);
   Status check_rows(const Task& task) const;
   Status check_slot(int32_t slot) const;
   void settle(EngineState state, const std::string& message);

@@ -4,10 +4,25 @@
 
 namespace corosrv {
 
-void Output::add(std::string_view bytes, TokenList likelihoods) {
+void Output::resume(std::string_view bytes, size_t n_sent) {
+  const std::string text = text_.push(bytes, {});
+  has_new_line_ = text.find('\n') != std::string::npos;
+  if (text.size() > n_sent) send(text.substr(n_sent));
+}
+
+void Output::add(Token token, std::string_view bytes, TokenList likelihoods, const SamplerState& state) {
   ++n_unsent_;
+  if (request_.tells_state) {
+    ids_.push_back(token);
+    state_ = state;
+  }
   std::string text = text_.push(bytes, std::move(likelihoods));
-  if (!text.empty()) send(std::move(text));
+  has_new_line_ = has_new_line_ || text.find('\n') != std::string::npos;
+  if (has_stopped()) {
+    last_text_ = std::move(text);
+  } else if (!text.empty()) {
+    send(std::move(text));
+  }
 }
 
 void Output::add_score(const TokenList& score) {
@@ -16,7 +31,6 @@ void Output::add_score(const TokenList& score) {
 }
 
 void Output::send(std::string text) {
-  has_new_line_ = has_new_line_ || text.find('\n') != std::string::npos;
   Chunk chunk = make_chunk();
   chunk.text = std::move(text);
   signals_.push(reader_, std::move(chunk));
@@ -24,14 +38,16 @@ void Output::send(std::string text) {
 
 void Output::finish(Finish finish, const std::string& message, const char* code, std::vector<float> vector,
                     int32_t slot) {
-  // What was held back in vain belongs to the answer, also when it ends early.
-  std::string held = text_.flush();
-  if (finish == Finish::kError && !held.empty()) send(std::exchange(held, {}));
+  // What was held back in vain belongs to the answer, also when it ends early. One that may go on elsewhere behind an
+  // error does not end: what is held back may turn out to be a stop string.
+  const bool is_error = finish == Finish::kError;
+  std::string held = is_error && request_.tells_state ? std::string() : std::move(last_text_) + text_.flush();
+  if (is_error && !held.empty()) send(std::exchange(held, {}));
 
   Chunk chunk = make_chunk();
   chunk.finish = finish;
   chunk.vector = std::move(vector);
-  chunk.text = finish == Finish::kError ? message : std::move(held);
+  chunk.text = is_error ? message : std::move(held);
   if (text_.has_stopped()) chunk.stopping_word = text_.stopping_word();
   chunk.code = code;
   chunk.slot = slot;
@@ -54,6 +70,8 @@ Chunk Output::make_chunk() {
   if (TokenList tokens = text_.take_tokens(); !tokens.is_empty()) {
     chunk.tokens = std::make_unique<TokenList>(std::move(tokens));
   }
+  chunk.ids = std::exchange(ids_, {});
+  chunk.state = state_;
   if (has_scores()) chunk.prompt_info = std::make_unique<TokenList>(std::exchange(scores_, {}));
   return chunk;
 }

@@ -26,11 +26,17 @@ class Output {
 
   Reader& reader() const { return *reader_; }
 
+  // Takes up the answer of an earlier engine, whose tokens add these bytes to the text: sends what is certain of it,
+  // but for its first `n_sent` bytes.
+  void resume(std::string_view bytes, size_t n_sent);
+
   // A token was drawn that adds these bytes to the text. Sends what text is certain; the rest may begin a stop string.
-  void add(std::string_view bytes, TokenList likelihoods);
+  // Text that ends with a stop string is left to the terminal chunk: no other has ids that nothing can follow. `state`:
+  // the sampler's behind it.
+  void add(Token token, std::string_view bytes, TokenList likelihoods, const SamplerState& state);
   // A stop string has ended the text.
   bool has_stopped() const { return text_.has_stopped(); }
-  // A line ends in the text that was sent.
+  // A line ends in the text that is certain.
   bool has_new_line() const { return has_new_line_; }
 
   // How likely the prompt's next token was; a later chunk has it.
@@ -51,9 +57,12 @@ class Output {
   const SequenceRequest& request_;
   const Progress& progress_;
   AnswerText text_;
-  TokenList scores_;      // of the prompt's tokens, in no chunk yet
-  int32_t n_scored_ = 0;  // of the prompt, at any time
-  int32_t n_unsent_ = 0;  // generated, and in no chunk yet
+  std::string last_text_;   // before a stop string, in no chunk yet
+  std::vector<Token> ids_;  // where the task tells its state: in no chunk yet
+  SamplerState state_{};    // behind the last of them
+  TokenList scores_;        // of the prompt's tokens, in no chunk yet
+  int32_t n_scored_ = 0;    // of the prompt, at any time
+  int32_t n_unsent_ = 0;    // generated, and in no chunk yet
   bool has_new_line_ = false;
 };
 

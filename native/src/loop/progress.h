@@ -14,7 +14,8 @@ namespace corosrv {
 // Counts and times; decides nothing. Used by the decode thread alone.
 class Progress {
  public:
-  Progress(std::vector<Token> prompt, Clock::time_point submitted);
+  // `earlier`: tokens that an earlier engine has generated.
+  Progress(std::vector<Token> prompt, const std::vector<Token>& earlier, Clock::time_point submitted);
 
   // Prompt, then generated.
   const std::vector<Token>& tokens() const { return tokens_; }
@@ -22,6 +23,8 @@ class Progress {
   int32_t n_tokens() const { return static_cast<int32_t>(tokens_.size()); }
   int32_t n_prompt() const { return n_prompt_; }
   int32_t n_generated() const { return n_generated_; }
+  // Of these, those that were drawn here.
+  int32_t n_drawn() const { return n_generated_ - n_earlier_; }
   // Tokens that were dropped in the midst: with any, tokens() are no longer what the model has seen.
   int32_t n_dropped() const { return n_dropped_; }
 
@@ -64,9 +67,10 @@ class Progress {
 
  private:
   const int32_t n_prompt_;
+  const int32_t n_earlier_;
   std::vector<Token> tokens_;
   int32_t n_computed_ = 0;
-  int32_t n_generated_ = 0;
+  int32_t n_generated_;
   int32_t n_dropped_ = 0;
   int32_t n_read_ = 0;
   int32_t n_cached_ = 0;

@@ -56,20 +56,33 @@ Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t 
       stats_(stats),
       context_(context),
       rows_(std::move(submission.task.rows)),
-      progress_(std::move(submission.task.prompt), submission.submitted),
+      progress_(std::move(submission.task.prompt), submission.task.earlier.tokens, submission.submitted),
       output_(std::move(submission.reader), signals, request_, progress_, submission.task.stops),
       sampler_(submission.task.sampling, vocabulary, context),
       pooler_(pooler_for(submission.task)),
       drafter_(may_guess && pooler_ == nullptr && rows_ == nullptr
-                   ? std::make_unique<Drafter>(std::move(submission.task.prediction), tokens().size())
+                   ? std::make_unique<Drafter>(std::move(submission.task.prediction),
+                                               static_cast<size_t>(progress_.n_prompt()))
                    : nullptr) {
-  for (const Token token : tokens()) {
-    if (!is_row(token)) sampler_.accept(token);
+  for (int32_t position = 0; position < progress_.n_prompt(); ++position) {
+    if (!is_row(token(position))) sampler_.accept(token(position));
   }
+  if (!submission.task.earlier.tokens.empty()) resume(submission.task.earlier);
   if (scores_prompt()) add_score(score_of_first(tokens().front(), vocabulary));
 }
 
 Sequence::~Sequence() { finish(Finish::kError, "the engine ended before the answer did"); }
+
+// That the tokens can be followed was checked with the task (api/resumed.h).
+void Sequence::resume(const Earlier& earlier) {
+  std::string bytes;
+  for (const Token token : earlier.tokens) {
+    sampler_.replay(token);
+    bytes += added_text(vocabulary_, token);
+  }
+  sampler_.restore(earlier.state);
+  output_.resume(bytes, earlier.n_sent);
+}
 
 void Sequence::enter(State state) {
   assert(may_move(state_, state));
@@ -162,6 +175,7 @@ bool Sequence::draw(float* logits, Token guess) {
   Drawn drawn;
   drawn.token = sampler_.draw(logits, &drawn.likelihoods);
   if (drawn.token >= 0) sampler_.accept(drawn.token);
+  if (request_.tells_state) drawn.state = sampler_.state();
   const bool goes_on = drawn.token >= 0 && drawn.token == guess && !vocabulary_.is_end_of_generation(guess);
   drawn_.push_back(std::move(drawn));
   return goes_on;
@@ -176,7 +190,7 @@ void Sequence::take(Clock::time_point now) {
     if (drawn_[i].token < 0) {
       finish_without_token();
     } else {
-      accept(drawn_[i].token, std::move(drawn_[i].likelihoods), now);
+      accept(std::move(drawn_[i]), now);
     }
   }
 }
@@ -210,15 +224,16 @@ void Sequence::finish_without_token() {
   }
 }
 
-void Sequence::accept(Token token, TokenList likelihoods, Clock::time_point now) {
-  if (progress_.n_generated() == 0) {
+void Sequence::accept(Drawn drawn, Clock::time_point now) {
+  const Token token = drawn.token;
+  if (progress_.n_drawn() == 0) {
     stats_.ttft.observe(seconds(now - submitted()));
   } else {
     stats_.itl.observe(seconds(now - progress_.last_token()));
   }
   ++stats_.generated_tokens;
   progress_.add(token, now);
-  output_.add(added_text(vocabulary_, token), std::move(likelihoods));
+  output_.add(token, added_text(vocabulary_, token), std::move(drawn.likelihoods), drawn.state);
   if (vocabulary_.is_end_of_generation(token) || output_.has_stopped()) {
     finish(Finish::kStop);
   } else if (is_at_limit() || (request_.max_s > 0 && progress_.seconds_of_generating(now) >= request_.max_s)) {
@@ -278,7 +293,7 @@ void Sequence::count_end() {
   stats_.count(finish_);
   stats_.prompt_s += progress_.prompt_ms() / 1000;
   stats_.decode_s += progress_.decode_ms() / 1000;
-  stats_.later_tokens += static_cast<uint64_t>(std::max(progress_.n_generated() - 1, 0));
+  stats_.later_tokens += static_cast<uint64_t>(std::max(progress_.n_drawn() - 1, 0));
   const uint64_t n_tokens =
       static_cast<uint64_t>(progress_.n_prompt()) + static_cast<uint64_t>(progress_.n_generated());
   stats_.longest_task = std::max(stats_.longest_task, n_tokens);

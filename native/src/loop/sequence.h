@@ -157,9 +157,17 @@ class Sequence {
   void take(Clock::time_point now);
 
  private:
+  // What choose() leaves for take().
+  struct Drawn {
+    Token token = -1;
+    TokenList likelihoods;
+    SamplerState state{};  // the sampler's behind the token, where the task tells it
+  };
+
+  void resume(const Earlier& earlier);
   void enter(State state);
   bool draw(float* logits, Token guess);
-  void accept(Token token, TokenList likelihoods, Clock::time_point now);
+  void accept(Drawn drawn, Clock::time_point now);
   void count_guesses(const std::vector<Token>& guesses);
   void finish_without_token();
   void count_end();
@@ -188,11 +196,6 @@ class Sequence {
   bool is_poisoned_ = false;
   Clock::time_point paused_;
 
-  // What choose() leaves for take().
-  struct Drawn {
-    Token token = -1;
-    TokenList likelihoods;
-  };
   std::vector<Drawn> drawn_;
   std::string failure_;  // an exception's words
 };

@@ -19,10 +19,12 @@ struct SequenceRequest {
         max_tokens(submission.task.max_tokens),
         shift(submission.task.shift),
         wants_vectors(submission.task.vectors.has_value()),
-        scores_prompt(submission.task.scores_prompt),
+        // Its scores came before the first token.
+        scores_prompt(submission.task.scores_prompt && submission.task.earlier.tokens.empty()),
         // Vectors or scores of all tokens need all of them computed.
         shares_prefix(submission.task.share_prefix && !wants_vectors && !scores_prompt),
         tells_progress(submission.task.tells_progress),
+        tells_state(submission.task.tells_state),
         n_top(static_cast<size_t>(std::max(submission.task.sampling.n_probs, 0))),
         max_s(submission.task.max_ms / 1000),
         sharing_scope(submission.task.sharing_scope),
@@ -39,6 +41,7 @@ struct SequenceRequest {
   const bool scores_prompt;
   const bool shares_prefix;
   const bool tells_progress;
+  const bool tells_state;
   const size_t n_top;  // likeliest tokens that are listed with each of the prompt's
   const double max_s;  // of generating; 0 is no limit
   const SharingScope sharing_scope;

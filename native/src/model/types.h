@@ -1,6 +1,7 @@
 // Plain values that the parts of the decode loop hand to each other.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -103,6 +104,17 @@ struct Sampling {
                                        SamplerKind::kAdaptiveP};
 };
 
+// What a sampler has to remember beside the tokens: where its random numbers are, and two floats of its chooser. The
+// bytes of both.
+using SamplerState = std::array<uint8_t, 16>;
+
+// What an earlier engine did of a task.
+struct Earlier {
+  std::vector<Token> tokens;  // that it drew
+  size_t n_sent = 0;          // bytes of their text that were given out
+  SamplerState state{};       // as of the last of the tokens; of no use where there are none
+};
+
 // How much of each LoRA adapter a sequence gets, by the adapter's number; empty: nothing of any.
 using Adapters = std::vector<float>;
 
@@ -158,6 +170,8 @@ struct Task {
   int32_t slot = -1;                                      // where it has to run; -1: anywhere
   int32_t priority = 5;                                   // 1 is first, 9 last
   Clock::time_point deadline = Clock::time_point::max();  // when its answer is of no use any more
+  Earlier earlier;                                        // nothing: it begins
+  bool tells_state = false;                               // in each chunk, what goes into a later Earlier
 };
 
 enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };
@@ -182,11 +196,13 @@ struct Chunk {
   int32_t n_dropped = 0;                   // tokens that shifts of the context have dropped
   std::unique_ptr<TokenList> tokens;       // that the text is made of; null: none are told of
   std::unique_ptr<TokenList> prompt_info;  // tokens of the prompt; null: none are told of
+  std::vector<Token> ids;                  // drawn since the chunk before, where the task tells its state
+  SamplerState state{};                    // behind the last of them
 
   // What may not pile up unread.
   size_t bytes() const {
     return text.size() + vector.size() * sizeof(float) + (tokens ? tokens->bytes() : 0) +
-           (prompt_info ? prompt_info->bytes() : 0);
+           (prompt_info ? prompt_info->bytes() : 0) + ids.size() * sizeof(Token);
   }
 };
 

@@ -11,6 +11,11 @@ class AdaptiveP final : public Chooser {
   AdaptiveP(float target, float decay);
   size_t choose(Candidates& candidates, std::vector<float>& weights, Random& random) override;
   void accept() override;
+  State state() const override { return {sum_, weight_}; }
+  void restore(const State& state) override {
+    sum_ = state[0];
+    weight_ = state[1];
+  }
 
  private:
   float adapted_target() const;

@@ -1,6 +1,7 @@
 // The last step: one token of those that the stages have left.
 #pragma once
 
+#include <array>
 #include <memory>
 
 #include "sampling/stage.h"
@@ -18,6 +19,11 @@ class Chooser {
 
   // What was chosen last is part of the sequence.
   virtual void accept() {}
+
+  // What it remembers between an accept() and the next choice.
+  using State = std::array<float, 2>;
+  virtual State state() const { return {}; }
+  virtual void restore(const State&) {}
 };
 
 // As `sampling` asks. `n_vocab`: tokens that the model has.

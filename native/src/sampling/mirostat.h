@@ -10,6 +10,8 @@ class Surprise : public Chooser {
  public:
   Surprise(float tau, float eta) : tau_(tau), eta_(eta), allowed_(2 * tau) {}
   void accept() override;
+  State state() const override { return {allowed_, 0}; }
+  void restore(const State& state) override { allowed_ = state[0]; }
 
  protected:
   float allowed() const { return allowed_; }

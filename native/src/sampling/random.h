@@ -11,6 +11,9 @@ class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
 
+  uint64_t state() const { return state_; }
+  void restore(uint64_t state) { state_ = state; }
+
   // In [0, 1), of 24 bits.
   float next() {
     uint64_t z = state_ += 0x9E3779B97F4A7C15u;

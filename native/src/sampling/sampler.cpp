@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -44,14 +45,46 @@ void Sampler::accept(Token token) {
   chooser_->accept();
 }
 
+bool Sampler::replay(Token token) {
+  ending();  // may give up, as before the draw
+  if (!follow(token)) return false;
+  thoughts_.accept(added_text(vocabulary_, token));
+  accept(token);
+  return true;
+}
+
+SamplerState Sampler::state() const {
+  const uint64_t random = random_.state();
+  const Chooser::State chooser = chooser_->state();
+  SamplerState state;
+  static_assert(sizeof random + sizeof chooser == sizeof state);
+  std::memcpy(state.data(), &random, sizeof random);
+  std::memcpy(state.data() + sizeof random, &chooser, sizeof chooser);
+  return state;
+}
+
+void Sampler::restore(const SamplerState& state) {
+  uint64_t random;
+  Chooser::State chooser;
+  std::memcpy(&random, state.data(), sizeof random);
+  std::memcpy(&chooser, state.data() + sizeof random, sizeof chooser);
+  random_.restore(random);
+  chooser_->restore(chooser);
+}
+
 Token Sampler::draw(float* logits, TokenList* told) {
   thread_local Workspace now;
   if (tells() && !sampling_.post_sampling_probs) now.own.assign(logits, logits + vocabulary_.size());
   apply_biases(logits);
   LogitRow row(logits);
   for (const auto& stage : order_.on_row) stage->change(row);
-  Token token = ending(logits, now);
-  if (token < 0) token = choose(logits, now);
+  Token token = ending();
+  if (token >= 0) {
+    now.candidates.assign(1, {token, logits[token]});
+    now.weights.assign(1, 1.0f);
+  } else {
+    token = choose(logits, now);
+  }
   while (token >= 0 && !follow(token)) {
     if (lack_ == Lack::kTime) return -1;
     logits[token] = kBanned;
@@ -69,13 +102,12 @@ void Sampler::apply_biases(float* logits) const {
 }
 
 // The next token of the end of thoughts that have spent their budget; -1 where any may come.
-Token Sampler::ending(const float* logits, Workspace& now) {
+Token Sampler::ending() {
   const Token token = thoughts_.wanted();
-  if (token < 0) return -1;
-  now.candidates.assign(1, {token, logits[token]});
-  now.weights.assign(1, 1.0f);
-  if (grammar_) grammar_->keep_allowed(now.candidates);
-  if (!now.candidates.empty()) return token;
+  if (token < 0 || !grammar_) return token;
+  Candidates candidates{{token, 0.0f}};
+  grammar_->keep_allowed(candidates);
+  if (!candidates.empty()) return token;
   thoughts_.give_up();
   return -1;
 }

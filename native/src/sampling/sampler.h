@@ -45,6 +45,14 @@ class Sampler {
   // `told` where the request asks for likelihoods.
   Token draw(float* logits, TokenList* told = nullptr);
 
+  // Takes the next token into account that an earlier sampler drew and accepted; then all but state() is as if this one
+  // had. False, and the sampler is of no use then, where the grammar does not allow it.
+  bool replay(Token token);
+
+  // What cannot be told by the tokens.
+  SamplerState state() const;
+  void restore(const SamplerState& state);
+
   // Why draw() found no token.
   enum class Lack {
     kChoice,        // all are banned
@@ -67,7 +75,7 @@ class Sampler {
   bool is_argmax() const { return order_.is_best_of_row && !grammar_; }
   Token choose(float* logits, Workspace& now);
   bool follow(Token token);
-  Token ending(const float* logits, Workspace& now);
+  Token ending();
   bool begin_grammar(Token token);
   bool begin_grammar(const std::string& begun);
   Token lacking(Lack lack);

@@ -43,6 +43,8 @@ struct Answer {
   std::string code;
   int32_t slot = -1;
   int32_t n_dropped = 0;
+  std::vector<Token> ids;
+  SamplerState state{};  // behind the last of them
   TokenList tokens;
   TokenList prompt_info;
   size_t most_prompt_info = 0;  // entries in one chunk
@@ -54,6 +56,8 @@ struct Answer {
       prompt_info.append(*chunk.prompt_info);
       most_prompt_info = std::max(most_prompt_info, chunk.prompt_info->entries().size());
     }
+    ids.insert(ids.end(), chunk.ids.begin(), chunk.ids.end());
+    if (!chunk.ids.empty()) state = chunk.state;
     n_late += n_terminal > 0 ? 1 : 0;
     n_tokens += chunk.n_tokens;
     (chunk.finish == Finish::kError ? message : text) += chunk.text;

@@ -162,6 +162,23 @@ TEST("unread chunks of one task leave as one, with their tokens added up") {
   CHECK_EQ(taken[1].index, 1);
 }
 
+TEST("unread chunks of a task merge: their ids in order, and the newest state") {
+  const auto reader = make_reader();
+  for (const Token id : {7, 8}) {
+    Chunk chunk = make_chunk(0, "a");
+    chunk.ids = {id, id + 10};
+    chunk.state.fill(static_cast<uint8_t>(id));
+    reader->push(std::move(chunk));
+  }
+  reader->push(make_chunk(0, ""));  // tells of progress
+
+  const std::vector<Chunk> taken = take(*reader);
+
+  REQUIRE(taken.size() == 1);
+  CHECK_EQ(taken[0].ids, (std::vector<Token>{7, 17, 8, 18}));
+  CHECK_EQ(int{taken[0].state[0]}, 8);
+}
+
 TEST("an error's message is not merged into the answer's text") {
   const auto reader = make_reader();
   reader->push(make_chunk(0, "answer"));

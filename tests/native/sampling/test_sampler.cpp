@@ -604,5 +604,20 @@ TEST("every other sampler draws nothing from nothing, and leaves something of so
   }
 }
 
+TEST("a sampler takes over all of another's state") {
+  Sampling mirostat = plain(), adaptive = plain();
+  mirostat.mirostat = 2;
+  adaptive.adaptive_target = 0.5f;
+  const SamplerState state{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+  for (const auto& [sampling, n_bytes] : {std::pair{plain(), 8}, {mirostat, 12}, {adaptive, 16}}) {
+    Sampler sampler(sampling, kVocabulary, kContext);
+
+    sampler.restore(state);
+
+    const SamplerState found = sampler.state();
+    CHECK(std::equal(state.begin(), state.begin() + n_bytes, found.begin()));
+  }
+}
+
 }  // namespace
 }  // namespace corosrv

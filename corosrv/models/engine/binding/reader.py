@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from corosrv.contracts.jobs import Candidate, Chunk, Finish, TokenInfo
-from corosrv.models.engine.binding.library import FLOAT_BYTES, check, fail, ffi, lib, text_of
+from corosrv.models.engine.binding.library import FLOAT_BYTES, INT32_BYTES, check, fail, ffi, lib, text_of
 
 # corosrv_likelihood: token, logprob, how many of those behind it stood in its place, bytes of its piece.
 _ENTRY = struct.Struct("=ifii")
@@ -86,6 +86,8 @@ def _chunk(chunk: Any) -> Chunk:
     tokens = _token_infos(chunk.tokens) if chunk.tokens.n_entries else ()
     prompt_info = _token_infos(chunk.prompt_info) if chunk.prompt_info.n_entries else ()
     if finish == _UNFINISHED and not tokens and not prompt_info and chunk.read_tokens < 0:
+        if chunk.n_ids:
+            return Chunk(chunk.index, text, chunk.n_tokens, ids=_ids(chunk), state=_state(chunk))
         return Chunk(chunk.index, text, chunk.n_tokens)
     return Chunk(
         chunk.index,
@@ -106,7 +108,17 @@ def _chunk(chunk: Any) -> Chunk:
         prompt_info=prompt_info,
         read_tokens=chunk.read_tokens,
         vector=bytes(_buffer(chunk.vector, FLOAT_BYTES * chunk.n_vector)) if chunk.n_vector else b"",
+        ids=_ids(chunk) if chunk.n_ids else b"",
+        state=_state(chunk) if chunk.n_ids else b"",
     )
+
+
+def _ids(chunk: Any) -> bytes:
+    return bytes(_buffer(chunk.ids, INT32_BYTES * chunk.n_ids))
+
+
+def _state(chunk: Any) -> bytes:
+    return bytes(_buffer(chunk.state, chunk.n_state))
 
 
 def _token_infos(tokens: Any) -> tuple[TokenInfo, ...]:

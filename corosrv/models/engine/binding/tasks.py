@@ -29,7 +29,7 @@ _SAMPLERS = dict(
 # Fields that are the same here and there; cffi refuses names that the C struct does not have.
 _TASK = (
     "max_tokens", "share_prefix", "pools", "normalize", "max_ms", "scores_prompt", "owner", "id", "tells_progress",
-    "priority", "deadline", "context_shift", "n_keep", "n_discard",
+    "priority", "deadline", "context_shift", "n_keep", "n_discard", "tells_state",
 )  # fmt: skip
 _task_values = attrgetter(*_TASK)
 _TRANSLATED = (
@@ -46,6 +46,7 @@ _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name not in 
 _BREAKERS = Sampling().dry_sequence_breakers
 _LARGE = 1 << 20  # bytes of rows
 _FEW = 64  # that are taken without anybody noticing
+_MANY_TOKENS = 4096  # that were generated, and are followed
 
 
 class _BorrowedTexts:
@@ -133,6 +134,10 @@ class _BorrowedRows:
                 segment.n_positions, segment.positions = part.n_positions, positions
 
 
+def _borrow_state(state: bytes) -> Any:
+    return ffi.from_buffer("uint8_t[]", state)
+
+
 class BorrowedTasks:
     """`structs` is a corosrv_task for each; it, and what it points to, lives as long as this object.
 
@@ -160,6 +165,11 @@ class BorrowedTasks:
             struct.adapter_scales = self._array("float[]", task.adapter_scales)
         if task.prediction:
             struct.prediction, struct.n_prediction = self._array("int32_t[]", task.prediction), len(task.prediction)
+        if task.generated:
+            struct.generated, struct.n_generated = self._array("int32_t[]", task.generated), len(task.generated)
+        if task.state:
+            struct.state, struct.n_state = self._once("state", task.state, _borrow_state), len(task.state)
+        struct.n_sent_bytes = task.sent_bytes
         if task.rows:
             rows = self._once("rows", task.rows, _BorrowedRows)
             struct.rows, struct.n_rows = rows.numbers, sum(part.n for part in task.rows)
@@ -185,7 +195,11 @@ def take_long(tasks: Sequence[Task]) -> bool:
 
 
 def _takes_long(task: Task) -> bool:
-    """Returns whether many rows are checked, a grammar compiled, or breakers looked up in the vocabulary."""
+    """Returns whether many rows are checked, many tokens followed, a grammar compiled, or breakers looked up in the
+    vocabulary.
+    """
     sampling = task.sampling
+    if len(task.generated) > _MANY_TOKENS:
+        return True
     is_large = sum(len(part.data) for part in task.rows) > _LARGE
     return is_large or bool(sampling.grammar or (sampling.dry_multiplier and sampling.dry_sequence_breakers))

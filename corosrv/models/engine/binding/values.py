@@ -206,3 +206,7 @@ class Task(msgspec.Struct, frozen=True):
     n_discard: int = 0  # 0: half of those behind n_keep
     prediction: Sequence[int] = ()  # tokens of the text that much of the answer is expected to be
     rows: Sequence[Rows] = ()  # for the negative ids in `tokens`, in their order
+    generated: Sequence[int] = ()  # tokens that an earlier engine drew; the answer goes on behind them
+    sent_bytes: int = 0  # of the text that chunks had until then; no chunk repeats them
+    state: bytes = b""  # of the chunk that told of the last of `generated`
+    tells_state: bool = False  # chunks have ids and state
