@@ -5,7 +5,8 @@
  * Conventions
  * - A call that can fail returns a corosrv_code. Calls that take `message` write up to `message_size` bytes of
  *   NUL-terminated UTF-8 into it when they fail: one sentence that says what to do.
- * - No call throws, waits for a step, or calls Python. The one that waits says so: corosrv_engine_close.
+ * - No call throws, waits for a step, or calls Python. Those that wait say so: corosrv_engine_close,
+ *   corosrv_vocabulary_open.
  * - Any thread may make any call, except where the call says otherwise.
  * - After a fork() the child owns none of this: every call answers COROSRV_FORKED, and closing only closes the
  *   child's copies of the descriptors.
@@ -20,6 +21,7 @@ extern "C" {
 #endif
 
 typedef struct corosrv_engine corosrv_engine;
+typedef struct corosrv_vocabulary corosrv_vocabulary;
 typedef struct corosrv_reader corosrv_reader;
 typedef struct corosrv_slot_request corosrv_slot_request;
 
@@ -68,27 +70,42 @@ void corosrv_slot_request_abandon(corosrv_slot_request* request);
 /* Abandons the request and frees it. NULL is harmless. */
 void corosrv_slot_request_close(corosrv_slot_request* request);
 
+/* Gives the vocabulary of the engine's model; COROSRV_NOT_READY before it is loaded. The engine owns it: it lives as
+ * long as that, and is never closed. */
+int corosrv_engine_vocabulary(corosrv_engine* engine, corosrv_vocabulary** vocabulary);
+
+/* Loads the vocabulary of `options->model`, or of the synthetic one, without the weights. Waits, for some tenths of a
+ * second; what else `options` say has no meaning. */
+int corosrv_vocabulary_open(const corosrv_options* options, corosrv_vocabulary** vocabulary, char* message,
+                            size_t message_size);
+
+/* Frees a vocabulary that was opened, with no other call under way. NULL is harmless. */
+void corosrv_vocabulary_close(corosrv_vocabulary* vocabulary);
+
+/* Gives the number of tokens. */
+int corosrv_vocabulary_size(corosrv_vocabulary* vocabulary, int32_t* n_tokens);
+
 /* Turns text into token ids. Writes at most `capacity` ids and the number there are into `n_tokens`, which may be
  * larger: call again with room. `parse_special`: control markers in the text become control tokens. Takes time in
  * proportion to the text. */
-int corosrv_tokenize(corosrv_engine* engine, const char* text, size_t text_size, int add_special, int parse_special,
-                     int32_t* tokens, size_t capacity, size_t* n_tokens);
+int corosrv_tokenize(corosrv_vocabulary* vocabulary, const char* text, size_t text_size, int add_special,
+                     int parse_special, int32_t* tokens, size_t capacity, size_t* n_tokens);
 
 /* Gives the text of one token as it stands in answers; `special` prints all control tokens too. The text lives as long
- * as the engine. */
-int corosrv_token_text(corosrv_engine* engine, int32_t token, int special, corosrv_text* text);
+ * as the vocabulary. */
+int corosrv_token_text(corosrv_vocabulary* vocabulary, int32_t token, int special, corosrv_text* text);
 
 /* Returns 1 when the token is a control token (`<|im_start|>`), 0 otherwise. */
-int corosrv_token_is_control(corosrv_engine* engine, int32_t token);
+int corosrv_token_is_control(corosrv_vocabulary* vocabulary, int32_t token);
 
 /* Returns 1 when the token ends an answer, 0 otherwise. */
-int corosrv_token_is_end(corosrv_engine* engine, int32_t token);
+int corosrv_token_is_end(corosrv_vocabulary* vocabulary, int32_t token);
 
 /* Makes these control tokens, which else add nothing to the text of an answer, add their text to it; grammars know them
- * by it then. Those that end an answer stay as they are. Before the first task alone, and with no other call under way:
- * COROSRV_INVALID after it, and for ids that the model does not have. */
-int corosrv_engine_show_tokens(corosrv_engine* engine, const int32_t* tokens, size_t n_tokens, char* message,
-                               size_t message_size);
+ * by it then. Those that end an answer stay as they are. Before an engine's first task alone, and with no other call
+ * under way: COROSRV_INVALID after it, and for ids that the model does not have. */
+int corosrv_show_tokens(corosrv_vocabulary* vocabulary, const int32_t* tokens, size_t n_tokens, char* message,
+                        size_t message_size);
 
 /* Names of the chat templates that libllama has built in. Writes at most `capacity` of them, which live for ever, and
  * the number there are into `n_names`. */

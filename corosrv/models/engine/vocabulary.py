@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from corosrv.base import errors, waits
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import Image, Messages, MultimodalText, Pieces, Prompt, Text, Tokens
-from corosrv.models.engine.binding import ModelInfo, NativeEngine
+from corosrv.models.engine.binding import ModelInfo, TokenCalls
 from corosrv.models.engine.chat import CHATML, ChatTemplate, texts_of
 from corosrv.models.engine.marks import ImagePlaces, Piece, builtin_name
 from corosrv.models.engine.template_trial import TemplateCase
@@ -43,7 +43,7 @@ class EngineVocabulary:
 
     def __init__(
         self,
-        native: NativeEngine,
+        native: TokenCalls,
         info: ModelInfo,
         template: str = "",
         thinks: bool = True,

@@ -1,12 +1,10 @@
-// The C API: check, convert, catch; no logic. Here the engine and its model; jobs and slots have files of their own.
+// The C API: check, convert, catch; no logic. Here the engine and its model; its vocabulary, jobs and slots have files
+// of their own.
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "api/check.h"
 #include "api/handles.h"
@@ -41,14 +39,6 @@ BackendFactory backend_factory(const corosrv_options& options) {
 #endif
 }
 
-// The model's vocabulary, or null where it has no such token.
-const Vocabulary* vocabulary_with(corosrv_engine* engine, Token token) {
-  Status status = Status::ok();
-  const Backend* backend = ready_backend(engine, status);
-  const bool is_known = backend != nullptr && token >= 0 && token < backend->vocabulary().size();
-  return is_known ? &backend->vocabulary() : nullptr;
-}
-
 }  // namespace
 
 const char* corosrv_llama_fingerprint(void) { return COROSRV_LLAMA_FINGERPRINT; }
@@ -59,6 +49,7 @@ int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine,
     if (status.is_ok()) status = check_grammar_limits(options->grammars);
     if (!status.is_ok()) return status;
     auto opened = std::make_unique<corosrv_engine>();
+    opened->vocabulary.engine = opened.get();
     opened->row_bytes = std::make_shared<RowBytes>(static_cast<size_t>(options->row_bytes));
     opened->engine = std::make_unique<Engine>(to_engine_limits(*options), backend_factory(*options));
     if (opened->engine->fd() < 0) return Status(StatusCode::kNoDescriptor, "no file descriptor is left for the engine");
@@ -89,49 +80,6 @@ int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats) {
   if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
   *stats = to_c(engine->engine->stats());
   return COROSRV_OK;
-}
-
-int corosrv_tokenize(corosrv_engine* engine, const char* text, size_t text_size, int add_special, int parse_special,
-                     int32_t* tokens, size_t capacity, size_t* n_tokens) {
-  return guarded(nullptr, 0, [&] {
-    Status status = Status::ok();
-    const Backend* backend = ready_backend(engine, status);
-    if (backend == nullptr) return status;
-    const std::vector<Token> found =
-        backend->vocabulary().tokenize({text, text_size}, add_special != 0, parse_special != 0);
-    *n_tokens = found.size();
-    std::copy_n(found.begin(), std::min(found.size(), capacity), tokens);
-    return Status::ok();
-  });
-}
-
-int corosrv_token_text(corosrv_engine* engine, int32_t token, int special, corosrv_text* text) {
-  Status status = Status::ok();
-  const Backend* backend = ready_backend(engine, status);
-  if (backend == nullptr) return to_c(status.code());
-  const Vocabulary& vocabulary = backend->vocabulary();
-  if (token < 0 || token >= vocabulary.size()) return COROSRV_INVALID;
-  const std::string_view found = special != 0 ? vocabulary.special_text(token) : vocabulary.text(token);
-  *text = {found.data(), found.size()};
-  return COROSRV_OK;
-}
-
-int corosrv_token_is_control(corosrv_engine* engine, int32_t token) {
-  const Vocabulary* vocabulary = vocabulary_with(engine, token);
-  return vocabulary != nullptr && vocabulary->is_control(token) ? 1 : 0;
-}
-
-int corosrv_token_is_end(corosrv_engine* engine, int32_t token) {
-  const Vocabulary* vocabulary = vocabulary_with(engine, token);
-  return vocabulary != nullptr && vocabulary->is_end_of_generation(token) ? 1 : 0;
-}
-
-int corosrv_engine_show_tokens(corosrv_engine* engine, const int32_t* tokens, size_t n_tokens, char* message,
-                               size_t message_size) {
-  return guarded(message, message_size, [&] {
-    if (!engine->fork_guard.is_same_process()) return forked();
-    return engine->engine->show(std::vector<Token>(tokens, tokens + n_tokens));
-  });
 }
 
 int corosrv_engine_set_side_process(corosrv_engine* engine, int pidfd, double share, double itl_s, double usual_s) {

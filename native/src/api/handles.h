@@ -15,8 +15,16 @@
 #include "loop/engine.h"
 #include "model/backend.h"
 
+// One of its own or, where that is null, the engine's.
+struct corosrv_vocabulary {
+  corosrv::ForkGuard fork_guard;
+  std::unique_ptr<corosrv::Vocabulary> own;
+  corosrv_engine* engine = nullptr;
+};
+
 struct corosrv_engine {
   corosrv::ForkGuard fork_guard;
+  corosrv_vocabulary vocabulary;
   std::unique_ptr<corosrv::Engine> engine;
   std::shared_ptr<corosrv::RowBytes> row_bytes;  // shared with the rows
 };

@@ -334,6 +334,11 @@ constexpr int32_t kFirstTokens = 256;
 
 }  // namespace
 
+std::unique_ptr<Vocabulary> make_llama_vocabulary(const std::string& path, Status& status) {
+  Model model = load_vocabulary(path, status);
+  return model ? std::make_unique<LlamaVocabulary>(std::move(model)) : nullptr;
+}
+
 std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status& status) {
   const bool may_repack = !options.is_safe && !options.is_deterministic;
   const bool has_own_products = products_of(options.kernels) != nullptr && !has_amx();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "model/backend.h"
 #include "model/options.h"
@@ -11,5 +12,8 @@ namespace corosrv {
 // Loads a model and makes its context, with one KV stream per slot; takes seconds. Returns null on failure, with the
 // reason in `status`, worded for the operator.
 std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status& status);
+
+// Loads the vocabulary of a file, without its weights. Returns null on failure, as above.
+std::unique_ptr<Vocabulary> make_llama_vocabulary(const std::string& path, Status& status);
 
 }  // namespace corosrv

@@ -126,6 +126,17 @@ Model load_model(const std::string& path, const Placement& placement, bool may_r
   return model;
 }
 
+Model load_vocabulary(const std::string& path, Status& status) {
+  status = check_file(path);
+  if (!status.is_ok()) return nullptr;
+  keep_llama_errors();
+  llama_model_params params = llama_model_default_params();
+  params.vocab_only = true;
+  Model model(llama_model_load_from_file(path.c_str(), params));
+  if (!model) status = failure("libllama cannot load the vocabulary of", path);
+  return model;
+}
+
 std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::vector<std::string>& paths,
                                                Status& status) {
   std::vector<llama_adapter_lora*> adapters;

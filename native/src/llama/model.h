@@ -18,6 +18,9 @@ namespace corosrv {
 Model load_model(const std::string& path, const Placement& placement, bool may_repack, bool has_own_products,
                  Status& status);
 
+// Loads the vocabulary alone. Returns null as load_model() does.
+Model load_vocabulary(const std::string& path, Status& status);
+
 // Loads LoRA adapters, which the model owns. On failure `status` names the file.
 std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::vector<std::string>& paths,
                                                Status& status);

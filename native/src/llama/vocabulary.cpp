@@ -1,6 +1,7 @@
 #include "llama/vocabulary.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace corosrv {
 
@@ -13,6 +14,10 @@ LlamaVocabulary::LlamaVocabulary(const llama_vocab* vocab) : vocab_(vocab) {
     special_texts_.push_back(piece(token, true));
     if (llama_vocab_is_eog(vocab, token)) end_tokens_.push_back(token);
   }
+}
+
+LlamaVocabulary::LlamaVocabulary(Model model) : LlamaVocabulary(llama_model_get_vocab(model.get())) {
+  model_ = std::move(model);
 }
 
 void LlamaVocabulary::show(const std::vector<Token>& tokens) {

@@ -13,12 +13,13 @@
 
 namespace corosrv {
 
-// The tokens of a model. All methods are const and may be called from any thread.
+// The tokens of a model. All methods but show() are const and may be called from any thread.
 class Vocabulary {
  public:
   virtual ~Vocabulary() = default;
   virtual int32_t size() const = 0;
-  // The bytes that a token adds to the text; control tokens add none, unless they are shown (Backend::show). May end
+  bool has(Token token) const { return token >= 0 && token < size(); }
+  // The bytes that a token adds to the text; control tokens add none, unless they are shown. May end
   // inside a UTF-8 character.
   virtual std::string_view text(Token token) const = 0;
   // The same with control tokens spelled out.
@@ -28,6 +29,9 @@ class Vocabulary {
   virtual const std::vector<Token>& end_tokens() const = 0;
   // Tokens of `text`; `add_special` puts the beginning-of-sequence token in front where the model wants it.
   virtual std::vector<Token> tokenize(std::string_view text, bool add_special, bool parse_special) const = 0;
+  // Makes these control tokens add their text from now on, but for those that end an answer. No other call is under
+  // way.
+  virtual void show(const std::vector<Token>&) {}
 };
 
 struct ModelInfo {
@@ -97,8 +101,7 @@ class Backend {
   virtual ~Backend() = default;
   virtual const Vocabulary& vocabulary() const = 0;
   virtual const ModelInfo& info() const = 0;
-  // Makes these control tokens add their text from now on, but for those that end an answer. Any thread reads the
-  // vocabulary without a lock: called before the first task alone.
+  // See Vocabulary::show. Any thread reads the vocabulary without a lock: called before the first task alone.
   virtual void show(const std::vector<Token>&) {}
   // From now on rows are computed with these adapters.
   virtual void use(const Adapters&) {}

@@ -134,4 +134,6 @@ std::unique_ptr<Backend> make_synthetic_backend(const SyntheticOptions& syntheti
   return std::make_unique<SyntheticBackend>(synthetic, context, slots);
 }
 
+std::unique_ptr<Vocabulary> make_synthetic_vocabulary() { return std::make_unique<SyntheticVocabulary>(); }
+
 }  // namespace corosrv

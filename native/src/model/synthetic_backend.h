@@ -12,4 +12,7 @@ namespace corosrv {
 // the sequence's tokens alone, so that equal prompts give equal texts.
 std::unique_ptr<Backend> make_synthetic_backend(const SyntheticOptions& synthetic, int32_t context, int32_t slots);
 
+// Its vocabulary alone.
+std::unique_ptr<Vocabulary> make_synthetic_vocabulary();
+
 }  // namespace corosrv

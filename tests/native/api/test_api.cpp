@@ -363,31 +363,89 @@ TEST("a grammar reaches the model, and one that cannot be used is refused by its
   CHECK_EQ(std::string(message), "line 1, column 10: this '\"' is never closed");
 }
 
-TEST("text becomes tokens, and tokens become text again") {
-  const EnginePtr engine = open_synthetic();
-  int32_t tokens[3] = {-1, -1, -1};
-  size_t n_tokens = 0;
+struct CloseVocabulary {
+  void operator()(corosrv_vocabulary* vocabulary) const { corosrv_vocabulary_close(vocabulary); }
+};
+using VocabularyPtr = std::unique_ptr<corosrv_vocabulary, CloseVocabulary>;
 
-  CHECK_EQ(corosrv_tokenize(engine.get(), "hey", 3, 1, 1, tokens, 2, &n_tokens), COROSRV_OK);
+VocabularyPtr open_vocabulary() {
+  const corosrv_synthetic synthetic{};
+  corosrv_options options{};
+  options.synthetic = &synthetic;
+  corosrv_vocabulary* vocabulary = nullptr;
+  REQUIRE(corosrv_vocabulary_open(&options, &vocabulary, nullptr, 0) == COROSRV_OK);
+  return VocabularyPtr(vocabulary);
+}
+
+corosrv_vocabulary* vocabulary_of(const EnginePtr& engine) {
+  corosrv_vocabulary* vocabulary = nullptr;
+  REQUIRE(corosrv_engine_vocabulary(engine.get(), &vocabulary) == COROSRV_OK);
+  return vocabulary;
+}
+
+void check_tokens(corosrv_vocabulary* vocabulary) {
+  constexpr int32_t kEos = 272;
+  int32_t tokens[3] = {-1, -1, -1};
+  int32_t n_vocab = 0;
+  size_t n_tokens = 0;
+  CHECK_EQ(corosrv_vocabulary_size(vocabulary, &n_vocab), COROSRV_OK);
+  CHECK_EQ(n_vocab, 273);
+
+  CHECK_EQ(corosrv_tokenize(vocabulary, "hey", 3, 1, 1, tokens, 2, &n_tokens), COROSRV_OK);
   CHECK_EQ(n_tokens, size_t{3});
   CHECK(tokens[0] == 'h' && tokens[1] == 'e' && tokens[2] == -1);
-  CHECK_EQ(corosrv_tokenize(engine.get(), "", 0, 1, 1, nullptr, 0, &n_tokens), COROSRV_OK);
+  CHECK_EQ(corosrv_tokenize(vocabulary, "", 0, 1, 1, nullptr, 0, &n_tokens), COROSRV_OK);
   CHECK_EQ(n_tokens, size_t{0});
 
   corosrv_text text{};
-  CHECK_EQ(corosrv_token_text(engine.get(), 'h', 0, &text), COROSRV_OK);
+  CHECK_EQ(corosrv_token_text(vocabulary, 'h', 0, &text), COROSRV_OK);
   CHECK_EQ(std::string(text.data, text.size), "h");
-  corosrv_model_info info{};
-  CHECK_EQ(corosrv_engine_info(engine.get(), &info), COROSRV_OK);
-  CHECK_EQ(corosrv_token_text(engine.get(), info.eos, 0, &text), COROSRV_OK);
+  CHECK_EQ(corosrv_token_text(vocabulary, kEos, 0, &text), COROSRV_OK);
   CHECK_EQ(text.size, size_t{0});
-  CHECK_EQ(corosrv_token_text(engine.get(), info.eos, 1, &text), COROSRV_OK);
+  CHECK_EQ(corosrv_token_text(vocabulary, kEos, 1, &text), COROSRV_OK);
   CHECK_EQ(std::string(text.data, text.size), "<|end|>");
-  CHECK_EQ(corosrv_token_text(engine.get(), info.n_vocab, 0, &text), COROSRV_INVALID);
-  CHECK_EQ(corosrv_token_text(engine.get(), -1, 0, &text), COROSRV_INVALID);
-  CHECK_EQ(corosrv_token_is_control(engine.get(), info.eos), 1);
-  CHECK_EQ(corosrv_token_is_control(engine.get(), 'h'), 0);
-  CHECK_EQ(corosrv_token_is_control(engine.get(), -1), 0);
+  CHECK_EQ(corosrv_token_text(vocabulary, n_vocab, 0, &text), COROSRV_INVALID);
+  CHECK_EQ(corosrv_token_text(vocabulary, -1, 0, &text), COROSRV_INVALID);
+  CHECK_EQ(corosrv_token_is_control(vocabulary, kEos), 1);
+  CHECK_EQ(corosrv_token_is_control(vocabulary, 'h'), 0);
+  CHECK_EQ(corosrv_token_is_control(vocabulary, -1), 0);
+  CHECK_EQ(corosrv_token_is_end(vocabulary, kEos), 1);
+  CHECK_EQ(corosrv_token_is_end(vocabulary, 'h'), 0);
+  CHECK_EQ(corosrv_token_is_end(vocabulary, n_vocab), 0);
+}
+
+TEST("text becomes tokens, and tokens become text again, with an engine and without one") {
+  check_tokens(vocabulary_of(open_synthetic()));
+  check_tokens(open_vocabulary().get());
+}
+
+TEST("tokens are shown before the first task alone, and only those that there are") {
+  const EnginePtr engine = open_synthetic();
+  const VocabularyPtr vocabulary = open_vocabulary();
+  const int32_t known = 'h', unknown = 273;
+  char message[200] = "";
+
+  for (corosrv_vocabulary* one : {vocabulary_of(engine), vocabulary.get()}) {
+    CHECK_EQ(corosrv_show_tokens(one, &known, 1, message, sizeof message), COROSRV_OK);
+    CHECK_EQ(corosrv_show_tokens(one, &unknown, 1, message, sizeof message), COROSRV_INVALID);
+    CHECK(std::strstr(message, "none of the model's") != nullptr);
+  }
+  read_all(submit(engine, TaskFor("x", 1)));
+  CHECK_EQ(corosrv_show_tokens(vocabulary_of(engine), &known, 1, message, sizeof message), COROSRV_INVALID);
+  CHECK(std::strstr(message, "first task") != nullptr);
+}
+
+TEST("a vocabulary that cannot be loaded says why") {
+  corosrv_options options{};
+  options.model = "/no/such/model.gguf";
+  corosrv_vocabulary* vocabulary = nullptr;
+  char message[200] = "";
+
+  CHECK_EQ(corosrv_vocabulary_open(&options, &vocabulary, message, sizeof message), COROSRV_INVALID);
+
+  CHECK(vocabulary == nullptr);
+  CHECK(std::strlen(message) > 0);
+  corosrv_vocabulary_close(vocabulary);
 }
 
 TEST("a model file without libllama is a failed engine, which answers that it is not ready") {
@@ -515,8 +573,11 @@ TEST("a closed reader's descriptor is never written to again (I2)") {
 }
 
 // I8. The child exits with the number of the first call that answered wrongly, 0 when there was none.
-int answers_in_child(const EnginePtr& engine, const ReaderPtr& reader) {
+int answers_in_child(const EnginePtr& engine, const ReaderPtr& reader, corosrv_vocabulary* lent,
+                     corosrv_vocabulary* own) {
   int state = 0;
+  int32_t n_vocab = 0;
+  corosrv_vocabulary* late = nullptr;
   corosrv_model_info info{};
   corosrv_stats stats{};
   size_t n_tokens = 0;
@@ -529,9 +590,15 @@ int answers_in_child(const EnginePtr& engine, const ReaderPtr& reader) {
   if (std::strstr(message, "--preload") == nullptr) return 2;
   if (corosrv_engine_info(engine.get(), &info) != COROSRV_FORKED) return 3;
   if (corosrv_engine_stats(engine.get(), &stats) != COROSRV_FORKED) return 4;
-  if (corosrv_tokenize(engine.get(), "x", 1, 0, 0, nullptr, 0, &n_tokens) != COROSRV_FORKED) return 5;
-  if (corosrv_token_text(engine.get(), 0, 0, &text) != COROSRV_FORKED) return 6;
-  if (corosrv_token_is_control(engine.get(), 272) != 0) return 7;
+  for (corosrv_vocabulary* vocabulary : {lent, own}) {
+    if (corosrv_tokenize(vocabulary, "x", 1, 0, 0, nullptr, 0, &n_tokens) != COROSRV_FORKED) return 5;
+    if (corosrv_token_text(vocabulary, 0, 0, &text) != COROSRV_FORKED) return 6;
+    if (corosrv_token_is_control(vocabulary, 272) != 0 || corosrv_token_is_end(vocabulary, 272) != 0) return 7;
+    if (corosrv_vocabulary_size(vocabulary, &n_vocab) != COROSRV_FORKED) return 15;
+    if (corosrv_show_tokens(vocabulary, nullptr, 0, message, sizeof message) != COROSRV_FORKED) return 16;
+  }
+  if (corosrv_engine_vocabulary(engine.get(), &late) != COROSRV_FORKED) return 17;
+  corosrv_vocabulary_close(own);
   std::memset(message, 0, sizeof message);
   if (corosrv_submit(engine.get(), &task.get(), 1, &submitted, message, sizeof message) != COROSRV_FORKED) return 8;
   if (std::strstr(message, "--preload") == nullptr) return 9;
@@ -553,8 +620,11 @@ TEST("after a fork every call in the child is refused, and the parent goes on (I
   const ReaderPtr reader = submit(engine, TaskFor("parent", 30));
   const ReaderPtr cancelled = submit(engine, TaskFor("never read", 30));
 
+  const VocabularyPtr vocabulary = open_vocabulary();
+  corosrv_vocabulary* const lent = vocabulary_of(engine);
+
   const pid_t child = ::fork();
-  if (child == 0) ::_exit(answers_in_child(engine, reader));
+  if (child == 0) ::_exit(answers_in_child(engine, reader, lent, vocabulary.get()));
   int status = 0;
   REQUIRE(child > 0 && ::waitpid(child, &status, 0) == child);
 

@@ -21,6 +21,7 @@ from corosrv.models.engine.binding.values import (
     Task,
     TaskKind,
 )
+from corosrv.models.engine.binding.vocabulary import NativeVocabulary, TokenCalls
 
 __all__ = [
     "FINGERPRINT",
@@ -30,6 +31,7 @@ __all__ = [
     "NativeJsonScanner",
     "NativeReader",
     "NativeSlotRequest",
+    "NativeVocabulary",
     "Options",
     "Placement",
     "SlotAction",
@@ -38,6 +40,7 @@ __all__ = [
     "Synthetic",
     "Task",
     "TaskKind",
+    "TokenCalls",
     "apply_chat_template",
     "chat_template_names",
 ]

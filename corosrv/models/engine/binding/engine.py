@@ -1,35 +1,32 @@
 """The native engine: opened with options, asked for what it knows of its model, and given tasks and requests to slots.
 
 `NativeJsonScanner` and `chat_template_names` need no engine: they are functions of the core and of libllama. What is
-lent to the C API (`BorrowedOptions`, `BorrowedContent`) is an object that owns the memory its struct points to.
+lent to the C API (`BorrowedOptions`, `BorrowedContent`) is an object that owns the memory its struct points to. Its
+model's tokens are `TokenCalls`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
-from msgspec.structs import asdict
-
 from corosrv.base import errors
-from corosrv.base.errors import LibllamaError
-from corosrv.base.processor import Turns
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs.worker import DecodeStats, Histogram
 from corosrv.models.engine.binding.library import FLOAT_BYTES, INT32_BYTES, MESSAGE_BYTES, check, ffi, lib, text_of
+from corosrv.models.engine.binding.options import POOLINGS, BorrowedOptions
 from corosrv.models.engine.binding.reader import NativeReader
 from corosrv.models.engine.binding.tasks import BorrowedTasks, take_long
 from corosrv.models.engine.binding.values import (
     ModelInfo,
     Options,
-    Placement,
     SlotAction,
     SlotContent,
     SlotCounters,
     Task,
 )
-from corosrv.models.engine.libllama import REBUILD
+from corosrv.models.engine.binding.vocabulary import TokenCalls
 
 _FAULTS = {
     lib.COROSRV_JSON_DEPTH: "depth",
@@ -122,61 +119,6 @@ class BorrowedContent:
         self.struct = ffi.new("corosrv_slot_content *", (tokens, len(tokens), scales, len(scales), state, len(state)))
 
 
-POOLINGS = {
-    "": lib.COROSRV_POOLING_MODEL,
-    "none": lib.COROSRV_POOLING_NONE,
-    "mean": lib.COROSRV_POOLING_MEAN,
-    "cls": lib.COROSRV_POOLING_CLS,
-    "last": lib.COROSRV_POOLING_LAST,
-    "rank": lib.COROSRV_POOLING_RANK,
-}
-_KERNELS = {
-    "auto": lib.COROSRV_KERNELS_AUTO,
-    "ggml": lib.COROSRV_KERNELS_GGML,
-    "avx2": lib.COROSRV_KERNELS_AVX2,
-}
-
-
-class BorrowedOptions:
-    """`struct` is a corosrv_options; it, and what it points to, lives as long as this object."""
-
-    def __init__(self, options: Options) -> None:
-        self._model = ffi.new("char[]", options.model.encode())
-        self._paths = [ffi.new("char[]", path.encode()) for path in options.adapters]
-        self._adapters = ffi.new("char *[]", self._paths)
-        self._synthetic = ffi.NULL
-        if options.synthetic is not None:
-            self._synthetic = ffi.new("corosrv_synthetic *", asdict(options.synthetic))
-        translated = {
-            "model": self._model,
-            "synthetic": self._synthetic,
-            "kernels": _KERNELS[options.kernels],
-            "pooling": POOLINGS[options.pooling],
-            "adapters": self._adapters,
-            "n_adapters": len(self._paths),
-            "grammars": asdict(options.grammars),
-            "placement": self._placed(options.placement),
-        }
-        try:
-            self.struct = ffi.new("corosrv_options *", asdict(options) | translated)
-        except KeyError as error:  # sources were updated, and the extension was not
-            raise LibllamaError(f"corosrv's extension is older than its Python code ({error}); {REBUILD}") from None
-
-    def _placed(self, placement: Placement) -> Any:
-        """Returns a corosrv_placement; it, and what it points to, lives as long as this object."""
-        self._device_names = [ffi.new("char[]", name.encode()) for name in placement.devices]
-        self._devices = ffi.new("char *[]", self._device_names)
-        self._parts = ffi.new("float[]", placement.tensor_split)
-        translated = {
-            "devices": self._devices,
-            "n_devices": len(placement.devices),
-            "tensor_split": self._parts,
-            "n_tensor_split": len(placement.tensor_split),
-        }
-        self._placement = ffi.new("corosrv_placement *", asdict(placement) | translated)
-        return self._placement
-
-
 _STATES = {
     lib.COROSRV_STARTING: "starting",
     lib.COROSRV_READY: "ready",
@@ -187,8 +129,8 @@ _POOLING_NAMES = {number: name for name, number in POOLINGS.items()}
 _INFO_TEXTS = ("ftype", "description", "chat_template", "rerank_template")
 
 
-class NativeEngine:
-    """Handle of a corosrv_engine."""
+class NativeEngine(TokenCalls):
+    """Handle of a corosrv_engine. Knows the tokens of its model once that is loaded."""
 
     def __init__(self, options: Options) -> None:
         """Starts the decode thread, which loads the model; returns at once."""
@@ -196,12 +138,21 @@ class NativeEngine:
         engine, message = ffi.new("corosrv_engine **"), ffi.new("char[]", MESSAGE_BYTES)
         check(lib.corosrv_engine_open(borrowed.struct, engine, message, MESSAGE_BYTES), message)
         self._handle = engine[0]
+        self._lent: Any = None  # the engine's corosrv_vocabulary
         self.fd: int = lib.corosrv_engine_fd(self._handle)
 
     def _open_handle(self) -> Any:
         if self._handle is None:
             raise errors.UsedAfterClose("the engine is closed; open another one")
         return self._handle
+
+    def _vocabulary(self) -> Any:
+        handle = self._open_handle()
+        if self._lent is None:
+            vocabulary = ffi.new("corosrv_vocabulary **")
+            check(lib.corosrv_engine_vocabulary(handle, vocabulary))
+            self._lent = vocabulary[0]
+        return self._lent
 
     def state(self) -> tuple[str, str]:
         """Returns starting, ready, failed or stopped, and the reason."""
@@ -239,45 +190,6 @@ class NativeEngine:
             )
             for slot in slots
         ]
-
-    def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        """Returns token ids; takes time in proportion to the text, without the GIL."""
-        n_tokens, n_found = ffi.new("size_t *"), len(text) + 2
-        handle, capacity = self._open_handle(), 0
-        # Nearly every text has at most that many; some vocabularies make several tokens of a byte: those ask twice.
-        while n_found > capacity:
-            capacity = n_found
-            tokens = ffi.new("int32_t[]", capacity)
-            check(lib.corosrv_tokenize(handle, text, len(text), add_special, parse_special, tokens, capacity, n_tokens))
-            n_found = n_tokens[0]
-        return list(ffi.unpack(tokens, n_found)) if n_found else []
-
-    def token_text(self, token: int, special: bool = False) -> bytes:
-        text = ffi.new("corosrv_text *")
-        check(lib.corosrv_token_text(self._open_handle(), token, special, text))
-        return bytes(ffi.buffer(text.data, text.size))
-
-    def control_tokens(self) -> list[int]:
-        """Returns the tokens that are no text, as those that begin a turn. Lets others run meanwhile."""
-        return self._tokens_that(lib.corosrv_token_is_control)
-
-    def end_tokens(self) -> list[int]:
-        """Returns the tokens that end an answer. Lets others run meanwhile."""
-        return self._tokens_that(lib.corosrv_token_is_end)
-
-    def show_tokens(self, tokens: Sequence[int]) -> None:
-        """Makes these control tokens part of the text of answers, but for those that end one.
-
-        Raises Refused once a task was submitted, and for ids that the model does not have.
-        """
-        message = ffi.new("char[]", MESSAGE_BYTES)
-        handle, ids = self._open_handle(), ffi.new("int32_t[]", list(tokens))
-        check(lib.corosrv_engine_show_tokens(handle, ids, len(tokens), message, MESSAGE_BYTES), message)
-
-    def _tokens_that(self, are: Callable[[Any, int], int]) -> list[int]:
-        # The engine may be closed between two turns.
-        tokens = Turns().among(range(self.info().n_vocab))
-        return [token for token in tokens if are(self._open_handle(), token)]
 
     def submit(self, tasks: Sequence[Task]) -> NativeReader:
         """Queues all tasks or none. Lets others run meanwhile where there is much to do."""
