@@ -22,6 +22,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.serving import is_running_from_reloader
 
 from corosrv.base.errors import CorosrvError, HttpError, SettingsError
+from corosrv.base.run_dir import default_path, open_run_dir
 from corosrv.contracts import settings as settings_module
 from corosrv.contracts.settings import PredictionSettings, Settings
 from corosrv.serving.server import Server
@@ -161,6 +162,8 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
         worker = front.adopt(limits)
         if worker is not None and worker.cfg.workers > 1:
             check_several(settings)
+            settings = replace(settings, server=replace(server, engine=server.engine or "process"))
+            worker.share_state(open_run_dir(settings.operator.run_dir or default_path()))
         app = create_app(settings)
         if worker is not None:
             app.extensions["corosrv"].context.count_clients = worker.count_clients

@@ -105,7 +105,7 @@ def serve(
         )
     raise_descriptor_limit(connections)
     _hand_down(config, overrides)
-    if workers > 1:
+    if workers > 1 and chosen.server.engine == "inproc":
         click.echo(f"corosrv: {workers} worker processes, each of which loads its own copy of the model", err=True)
     port = _default_port(chosen) if port is None else port
     from corosrv.gunicorn_app import options, run

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from flask import Blueprint, has_app_context, has_request_context, request
 from prometheus_client.registry import Collector
@@ -41,7 +42,7 @@ from corosrv.models.hub import library
 from corosrv.models.hub.download import HubDownload
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.pool import ModelPool
-from corosrv.serving.part import Part, ServerContext
+from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.metrics import EngineCollector
@@ -49,7 +50,9 @@ from corosrv.workers.dispatch.answers import CallRecords
 
 if TYPE_CHECKING:
     from corosrv.images.vision.encoder import EncoderStats
+    from corosrv.images.vision.engine import LanguageEngine
     from corosrv.images.vision.models import VisionModels
+    from corosrv.models.engine.process.remote import RemoteEngine
 
 log = logging.getLogger("corosrv")
 
@@ -69,6 +72,11 @@ class ModelPart(Part):
         self._context = context
         self._settings = settings.server
         self._hub = settings.hub
+        self._run_dir = settings.operator.run_dir
+        self._has_process = self._settings.engine == "process"
+        if self._has_process and (problem := why_not_served("engines in processes of their own (COROSRV_ENGINE)")):
+            raise SettingsError(problem)
+        self._remote: WeakSet[RemoteEngine] = WeakSet()
         self._images = ImageReader(settings.images, find_caller=_caller)
         self._vision = _vision(settings)
         self.pool = ModelPool(
@@ -90,7 +98,14 @@ class ModelPart(Part):
         return self.pool.held_bytes
 
     def _make(self, model: ModelSettings) -> Loadable:
-        return self._vision.make(model) if self._vision is not None and model.mmproj else Engine(model)
+        if not self._has_process:
+            engine: LanguageEngine = Engine(model)
+        else:
+            from corosrv.models.engine.process.remote import RemoteEngine
+
+            engine = RemoteEngine(model, self._run_dir)
+            self._remote.add(engine)
+        return self._vision.make(model, engine) if self._vision is not None and model.mmproj else engine
 
     def _download(self, model: ModelSettings) -> Download:
         return HubDownload(model, self._hub)
@@ -99,6 +114,13 @@ class ModelPart(Part):
     def images_state(self) -> str | None:
         """Returns `up` or `degraded`, as the encoders of images are; None where no model takes images."""
         return None if self._vision is None else self._vision.state
+
+    @property
+    def engine_state(self) -> str | None:
+        """Returns `up` or `recovering`, as engines in processes of their own are; None where there are none."""
+        if not self._has_process:
+            return None
+        return "recovering" if any(engine.is_recovering for engine in self._remote) else "up"
 
     def encoder_stats(self) -> Mapping[str, EncoderStats]:
         """Returns the counters of each model whose encoder runs."""

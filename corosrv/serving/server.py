@@ -249,7 +249,9 @@ class Server:
 
     def _routes(self) -> Iterator[Blueprint]:
         context, parts = self.context, self.parts
-        yield health.blueprint(context, {"redis": self._redis_state, "images": self._images_state})
+        yield health.blueprint(
+            context, {"redis": self._redis_state, "images": self._images_state, "engine": self._engine_state}
+        )
         yield docs.page(has_tabs=self.settings.page)
         yield live.blueprint(self.live, self._stats, self.settings.metrics, self.settings.write_timeout_s)
         if parts.models is not None:
@@ -291,11 +293,15 @@ class Server:
     def _images_state(self) -> str | None:
         return None if self.parts.models is None else self.parts.models.images_state
 
+    def _engine_state(self) -> str | None:
+        return None if self.parts.models is None else self.parts.models.engine_state
+
     def _begin(self) -> None:
         """Lets a request in, or raises why it may not pass."""
         self.start()
         http_request, notes, peers = current(request), current(g), self.parts.peers
-        if self.parts.models and not self._has_warned and http_request.environ.get("wsgi.multiprocess"):
+        has_copies = http_request.environ.get("wsgi.multiprocess") and self.settings.engine != "process"
+        if self.parts.models and not self._has_warned and has_copies:
             self._has_warned = True
             log.warning("several worker processes: process %d loads its own copy of the model", os.getpid())
         if peers is not None:  # may have to answer what nobody here could after all: they need the request

@@ -13,8 +13,10 @@ from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("command", [(*APP, "-w", "2"), (*SERVE, "-w", "2")], ids=["gunicorn", "serve"])
-def test_each_worker_has_an_engine_of_its_own_and_the_log_says_so(start: Servers, command: tuple[str, ...]) -> None:
-    server = start.start(*command)
+def test_each_worker_has_an_engine_of_its_own_if_told_so_and_the_log_says_it(
+    start: Servers, command: tuple[str, ...]
+) -> None:
+    server = start.start(*command, engine="inproc")
     workers = eventually(lambda: both if len(both := server.workers()) == 2 else None, what="both workers")
 
     def engines() -> bool:
@@ -28,7 +30,7 @@ def test_each_worker_has_an_engine_of_its_own_and_the_log_says_so(start: Servers
 
 
 def test_requests_come_to_both_workers_and_both_answer_alike(start: Servers) -> None:
-    server = start.start(*APP, "-w", "2")
+    server = start.start(*APP, "-w", "2", engine="inproc")
     texts, processes = set(), set()
 
     def ask() -> bool:

@@ -65,6 +65,7 @@ CorosrvError
 │   ├── EncoderUnavailable   images cannot be encoded now
 │   ├── TooManyMembers       as many requests are in groups as may be
 │   ├── TooManyLogs          as many streams run that their clients may resume as may
+│   ├── EngineGone           the engine has died of such requests
 │   └── QueueFull            the queue is full
 ├── AppError                 an application registers a handler that cannot be served; its worker does not start
 ├── DeadlinePassed           the time of a call was over
@@ -183,6 +184,7 @@ from corosrv.base.errors.unavailable import (
     DecoderUnavailable,
     EncoderBusy,
     EncoderUnavailable,
+    EngineGone,
     FrameTooLarge,
     HubError,
     HubMissing,
@@ -226,6 +228,7 @@ __all__ = [
     "EncodeTimedOut",
     "EncoderBusy",
     "EncoderUnavailable",
+    "EngineGone",
     "ErrorKind",
     "EventsGone",
     "Forbidden",

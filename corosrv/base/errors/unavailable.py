@@ -76,6 +76,14 @@ class QueueFull(Unavailable):
     code = "queue_full"
 
 
+class EngineGone(Unavailable):
+    """The engine has ended while it worked on the request, or on others like it, and another try would end it again."""
+
+    code = "engine_gone"
+    retry_after = None
+    should_retry = False
+
+
 class TooManyMembers(Unavailable):
     """The request names a group, and as many requests are in groups as may be."""
 

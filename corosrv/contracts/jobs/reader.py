@@ -39,7 +39,7 @@ class TokenInfo(msgspec.Struct, frozen=True, gc=False):
     top: tuple[Candidate, ...] = ()
 
 
-class Chunk(msgspec.Struct, frozen=True, gc=False):
+class Chunk(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One thing that a reader yields. The only one with `finish` is its task's terminal chunk, the last."""
 
     index: int  # which task of the job

@@ -204,6 +204,12 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
     model_wait_s: float = setting(
         300.0, "seconds that a request waits for its model to be loaded", check=between(0, DAY)
     )
+    engine: str = setting(
+        "",
+        "inproc: models run in the server's own process; process: each in one of its own, which all worker processes "
+        "share and which is started again if it dies; empty: inproc for one worker process, process for several",
+        check=empty_or(one_of("inproc", "process")),
+    )
     n_predict: int = setting(
         -1,
         "tokens of an answer if the request sets no limit; -1: until the context is full",
@@ -234,11 +240,6 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
     )
     drain_s: float = setting(
         25.0, "seconds that running streams get to finish after a stop signal", check=between(0, DAY)
-    )
-    engine: str = setting(
-        "inproc",
-        "inproc: the engine lives in this process",
-        check=Check(lambda engine: engine == "inproc", "must be 'inproc': a shared engine is not built yet"),
     )
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import gevent
 from gevent.hub import get_hub
@@ -48,6 +48,12 @@ from corosrv.models.engine import Engine
 from corosrv.models.engine.reader import Reader
 from corosrv.models.engine.vocabulary import EngineVocabulary
 from corosrv.models.loadable import Footprint
+
+if TYPE_CHECKING:
+    from corosrv.models.engine.process.jobs import RemoteReader
+    from corosrv.models.engine.process.remote import RemoteEngine
+
+    LanguageEngine = Engine | RemoteEngine
 
 log = logging.getLogger("corosrv.vision")
 
@@ -168,10 +174,13 @@ FAREWELL = 10.0  # seconds in which the hub closes an encoder for another thread
 class VisionEngine:
     """Serves a model with a projector, as a Loadable. Belongs to the thread of the hub that opens it; not `close`."""
 
-    def __init__(self, settings: ModelSettings, make_watch: MakeWatch) -> None:
-        """`make_watch`: makes what tells that the client of the current request has left."""
+    def __init__(self, settings: ModelSettings, make_watch: MakeWatch, engine: LanguageEngine | None = None) -> None:
+        """`make_watch`: makes what tells that the client of the current request has left.
+
+        `engine`: for the text; None makes one in this process.
+        """
         self._settings = settings
-        self._engine = Engine(settings)
+        self._engine = Engine(settings) if engine is None else engine
         self._make_watch = make_watch
         self._owner = os.getpid()
         self._hub: Any = None
@@ -209,7 +218,7 @@ class VisionEngine:
     def vocabulary(self, model: str | None) -> Vocabulary:
         return VisionVocabulary(self._engine.vocabulary(model), self._prompts())
 
-    def submit(self, job: AnyJob) -> Reader:
+    def submit(self, job: AnyJob) -> Reader | RemoteReader:
         """Waits for the images of a job's prompts, then submits it with their rows; see Engine.submit.
 
         Raises ClientGone, DeadlinePassed and Unavailable as well.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,6 +14,9 @@ from corosrv.images.transfer.stats import IgnoredReason
 from corosrv.images.vision.encoder import EncoderStats
 from corosrv.images.vision.engine import VisionEngine
 from corosrv.images.vision.waiting import MakeWatch
+
+if TYPE_CHECKING:
+    from corosrv.images.vision.engine import LanguageEngine
 
 StatsByModel = Mapping[str, EncoderStats]
 
@@ -113,10 +117,10 @@ class VisionModels:
         self._make_watch = make_watch
         self._engines: dict[str, VisionEngine] = {}
 
-    def make(self, settings: ModelSettings) -> VisionEngine:
-        """Makes an engine of a model with a projector; nothing starts before it is opened."""
-        engine = self._engines[settings.names[0]] = VisionEngine(settings, self._make_watch)
-        return engine
+    def make(self, settings: ModelSettings, engine: LanguageEngine) -> VisionEngine:
+        """Gives an engine a projector for images; nothing starts before it is opened."""
+        vision = self._engines[settings.names[0]] = VisionEngine(settings, self._make_watch, engine)
+        return vision
 
     def stats(self) -> Mapping[str, EncoderStats]:
         """Returns the counters of each model whose encoder was started and not closed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +13,13 @@ from corosrv.base import errors, waits
 from corosrv.contracts.jobs import Adapter, AnyJob, Job, ModelCard, SlotFile, SlotState, State
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, Settings
-from corosrv.models.engine.binding import FINGERPRINT, ModelInfo, NativeEngine
+from corosrv.models.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Task
 from corosrv.models.engine.memory import DescriptorShortage, fit_model
 from corosrv.models.engine.options import native_options, with_verdict
 from corosrv.models.engine.probe import Verdict, verdict
 from corosrv.models.engine.reader import Reader
 from corosrv.models.engine.slots import SlotKeeper, TaskNotes
-from corosrv.models.engine.tasks import Adapters, TaskMaker, owner_of
+from corosrv.models.engine.tasks import Adapters, TaskMaker, TaskPlacer, owner_of
 from corosrv.models.engine.traits import Traits
 from corosrv.models.engine.vocabulary import EngineVocabulary
 
@@ -36,6 +36,7 @@ class _LoadedParts:
     card: ModelCard
     keeper: SlotKeeper
     maker: TaskMaker
+    placer: TaskPlacer
 
 
 class Engine:
@@ -122,14 +123,8 @@ class Engine:
             vocabulary,
             card,
             SlotKeeper(native, settings, info, card.fingerprint),
-            TaskMaker(
-                vocabulary,
-                self._adapters,
-                self._notes,
-                settings.slots,
-                settings.context_shift,
-                settings.speculation > 0,
-            ),
+            TaskMaker(vocabulary, self._adapters, settings.slots, settings.context_shift, settings.speculation > 0),
+            TaskPlacer(self._adapters, self._notes),
         )
 
     @property
@@ -175,6 +170,11 @@ class Engine:
         return self._model().vocabulary
 
     @property
+    def settings(self) -> ModelSettings:
+        """The model's settings; once it is loaded, with what fits into memory."""
+        return self._settings
+
+    @property
     def info(self) -> ModelInfo:
         """The model's properties. Raises Starting before it is loaded."""
         return self._model().info
@@ -185,11 +185,17 @@ class Engine:
         Raises Refused for what cannot be served, Unavailable for what cannot be served now.
         """
         model = self._model()
-        tasks = model.maker.make(job)
+        return self._run(model, model.maker.make(job), job.terms.caller, isinstance(job, Job) and job.stream)
+
+    def run(self, tasks: Sequence[Task], caller: str, is_streamed: bool) -> Reader:
+        """Queues the tasks of one job of this caller, which TaskMaker has made. Raises as `submit` does."""
+        return self._run(self._model(), tasks, caller, is_streamed)
+
+    def _run(self, model: _LoadedParts, tasks: Sequence[Task], caller: str, is_streamed: bool) -> Reader:
         try:
-            native = model.native.submit(tasks)
+            native = model.native.submit(model.placer.place(tasks, caller, is_streamed))
         except errors.InvalidGrammar as error:
-            raise error.for_field(job.sampling.grammar_param) if isinstance(job, Job) else error from None
+            raise error.for_field(tasks[0].sampling.grammar_param) from None
         if native.fd < 0:
             self._shortage.count()
         return Reader(native, len(tasks))

@@ -25,7 +25,7 @@ import msgspec
 from corosrv.base import waits
 from corosrv.base.errors import NotFound, QueueFull, Refused, SlotBusy, Unavailable
 from corosrv.base.waits import ThreadLock
-from corosrv.contracts.jobs import Job, Sampling, SlotFile, SlotState
+from corosrv.contracts.jobs import Sampling, SlotFile, SlotState
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine.binding import (
     ModelInfo,
@@ -34,6 +34,7 @@ from corosrv.models.engine.binding import (
     SlotAction,
     SlotContent,
     SlotCounters,
+    Task,
 )
 
 # Magic, version, owner, the model's identity, numbers of tokens and scales, bytes of state.
@@ -173,11 +174,11 @@ class TaskNote:
     caller: str
 
     @classmethod
-    def of_job(cls, job: Job) -> TaskNote:
-        sampling = job.sampling
+    def of_task(cls, task: Task, caller: str, is_streamed: bool) -> TaskNote:
+        sampling = task.sampling
         if sampling.logit_bias or sampling.grammar or sampling.dry_sequence_breakers != _BREAKERS:
             sampling = replace(sampling, logit_bias=(), grammar="", grammar_triggers=(), dry_sequence_breakers=())
-        return cls(sampling, job.max_tokens, job.stream, job.terms.caller)
+        return cls(sampling, None if task.max_tokens < 0 else task.max_tokens, is_streamed, caller)
 
 
 class TaskNotes:

@@ -1,6 +1,8 @@
 """Makes the decode loop's tasks of jobs: prompts become tokens, and samplers, grammars and adapters are looked up.
 
-Embedding rows get private ids: equal ids stand for equal rows, so that prefixes are compared by ids alone.
+`TaskMaker` knows the model alone, and may work in another process than the engine; `TaskPlacer` gives the tasks what
+only their engine knows. Embedding rows get private ids there: equal ids stand for equal rows, so that prefixes are
+compared by ids alone.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.base.waits import ThreadLock
@@ -87,6 +91,7 @@ class Adapters:
     def __init__(self, loaded: Iterable[tuple[str, float]]) -> None:
         """`loaded`: the path of each, and its scale where a job does not say."""
         self._adapters = tuple(Adapter(id, Path(path).name, scale) for id, (path, scale) in enumerate(loaded))
+        self.set_scales = tuple(adapter.scale for adapter in self._adapters)  # for jobs that name no adapters
 
     def list(self) -> tuple[Adapter, ...]:
         return self._adapters
@@ -95,11 +100,10 @@ class Adapters:
         """Sets the scales for jobs that name no adapters; adapters not listed are off. Raises Refused."""
         checked = self._checked(scales)
         self._adapters = tuple(replace(adapter, scale=checked.get(adapter.id, 0.0)) for adapter in self._adapters)
+        self.set_scales = tuple(adapter.scale for adapter in self._adapters)
 
-    def scales(self, named_scales: Iterable[tuple[int, float]] | None) -> tuple[float, ...]:
-        """Returns a job's scale for each adapter: those that it names, or the set ones. Raises Refused."""
-        if named_scales is None:
-            return tuple(adapter.scale for adapter in self._adapters)
+    def scales(self, named_scales: Iterable[tuple[int, float]]) -> tuple[float, ...]:
+        """Returns the scale of each adapter for a job that names some. Raises Refused."""
         checked = self._checked(dict(named_scales))
         return tuple(checked.get(adapter.id, 0.0) for adapter in self._adapters)
 
@@ -125,18 +129,16 @@ class TaskMaker:
         self,
         vocabulary: EngineVocabulary,
         adapters: Adapters,
-        notes: TaskNotes,
         slots: int,
         shifts_context: bool = False,
         guesses: bool = False,
     ) -> None:
+        """`adapters`: those that jobs may name."""
         self._vocabulary = vocabulary
         self._adapters = adapters
-        self._notes = notes
         self._slots = slots
         self._shifts_context = shifts_context
         self._guesses = guesses
-        self._row_ids = RowIds()
 
     def make(self, job: AnyJob) -> list[Task]:
         """Makes a task for each answer."""
@@ -148,33 +150,22 @@ class TaskMaker:
 
     def _scores(self, job: RerankJob) -> list[Task]:
         prompts = self._vocabulary.encode_pairs(job.query, job.documents)
-        scales = self._adapters.scales(None)
         place = _place(job.terms)
-        return [
-            Task(tokens, kind=TaskKind.RANK, adapter_scales=scales, id=self._notes.number(), **place)
-            for tokens in prompts
-        ]
+        return [Task(tokens, kind=TaskKind.RANK, **place) for tokens in prompts]
 
     def _vectors(self, job: EmbedJob) -> list[Task]:
         if any(isinstance(prompt, Pieces) for prompt in job.prompts):
             raise NotSupported("input: embedding rows cannot be embedded", "input")
         prompts = self._vocabulary.encode_inputs(job.prompts)
-        scales, place = self._adapters.scales(None), _place(job.terms)
+        place = _place(job.terms)
         return [
-            Task(
-                tokens,
-                kind=TaskKind.EMBED,
-                pools=job.pooling,
-                normalize=job.normalize,
-                adapter_scales=scales,
-                id=self._notes.number(),
-                **place,
-            )
-            for tokens in prompts
+            Task(tokens, kind=TaskKind.EMBED, pools=job.pooling, normalize=job.normalize, **place) for tokens in prompts
         ]
 
     def _generations(self, job: Job) -> list[Task]:
-        self._check(job)
+        if not -1 <= job.slot < self._slots:
+            there_are = f"they are numbered from 0 to {self._slots - 1}"
+            raise Refused(f"id_slot: there is no slot {job.slot}: {there_are}", "id_slot")
         prompts = [self._read(job, number) for number in range(len(job.prompts))]
         stops = _stops(job)
         prediction = self._prediction(job)
@@ -184,8 +175,8 @@ class TaskMaker:
             sampling = replace(sampling, logit_bias=tuple(token_biases(sampling.logit_bias, self._vocabulary)))
         if sampling.thoughts is not None:
             sampling = replace(sampling, thoughts=self._with_ending(sampling.thoughts))
-        scales = self._adapters.scales(job.lora)
-        note, place = TaskNote.of_job(job), _place(job.terms)
+        scales = None if job.lora is None else self._adapters.scales(job.lora)
+        place = _place(job.terms)
         is_shifted = self._shifts_context and _may_go_on(job)
         return [
             Task(
@@ -195,12 +186,11 @@ class TaskMaker:
                 seed=_seed_of(seed, answer),
                 stops=stops,
                 prediction=prediction,
-                share_prefix=shares_prefix,
+                share_prefix=job.share_prefix,
                 max_ms=job.max_ms,
                 scores_prompt=job.scores_prompt,
                 adapter_scales=scales,
                 tells_progress=job.tells_progress,
-                id=self._notes.number(note),
                 slot=job.slot,
                 context_shift=is_shifted and not rows,
                 n_keep=job.n_keep,
@@ -208,29 +198,20 @@ class TaskMaker:
                 rows=rows,
                 **place,
             )
-            for tokens, rows, shares_prefix in prompts
+            for tokens, rows in prompts
             for answer in range(job.n)
         ]
 
-    def _read(self, job: Job, number: int) -> tuple[Sequence[int], Sequence[Rows], bool]:
-        """Returns a prompt's ids, its embedding rows, and whether it may share what is computed."""
+    def _read(self, job: Job, number: int) -> tuple[Sequence[int], Sequence[Rows]]:
+        """Returns a prompt's ids, with ROW_ID in place of each embedding row, and the rows."""
         prompt = job.prompts[number]
         tokens = self._vocabulary.encode(prompt, number, len(job.prompts))
         if not isinstance(prompt, Pieces):
-            return tokens, (), job.share_prefix
+            return tokens, ()
         rows = tuple(piece for piece in prompt.pieces if isinstance(piece, Rows))
         if job.scores_prompt and rows:
             raise NotSupported("logprobs of a prompt: embedding rows have none, for they are no tokens", "logprobs")
-        ids: list[int] = []
-        has_ids = True
-        for piece in prompt.pieces:
-            if isinstance(piece, Rows):
-                row_id = self._row_ids.of_rows(piece, job.terms.caller)
-                has_ids = has_ids and row_id is not None
-                ids += [ROW_ID if row_id is None else row_id] * piece.n
-            else:
-                ids += piece.ids
-        return ids or tokens, rows, job.share_prefix and has_ids
+        return tokens, rows
 
     def _prediction(self, job: Job) -> Sequence[int]:
         """Returns the tokens that the answers are expected to have, where that is of use."""
@@ -238,15 +219,59 @@ class TaskMaker:
             return ()
         return self._vocabulary.encode_answer(job.prediction, "prediction")
 
-    def _check(self, job: Job) -> None:
-        if not -1 <= job.slot < self._slots:
-            there_are = f"they are numbered from 0 to {self._slots - 1}"
-            raise Refused(f"id_slot: there is no slot {job.slot}: {there_are}", "id_slot")
-
     def _with_ending(self, budget: ThoughtBudget) -> ThoughtBudget:
         """Returns the budget with the tokens that end the thoughts; those of a client's words are no control tokens."""
         pieces = [Piece(budget.message, True), Piece(budget.closing + budget.rest, False)]
         return replace(budget, ending=tuple(self._vocabulary.tokens_of(pieces, False, "reasoning_budget_message")))
+
+
+class TaskPlacer:
+    """Gives tasks what only their engine knows: numbers, ids of embedding rows, scales as they are set. Any thread."""
+
+    def __init__(self, adapters: Adapters, notes: TaskNotes) -> None:
+        self._adapters = adapters
+        self._notes = notes
+        self._row_ids = RowIds()
+
+    def place(self, tasks: Sequence[Task], caller: str, is_streamed: bool) -> list[Task]:
+        """Returns the tasks of one job of this caller, ready for the engine."""
+        if not tasks:
+            return []
+        first = tasks[0]
+        note = TaskNote.of_task(first, caller, is_streamed) if first.kind is TaskKind.GENERATE else None
+        set_scales = self._adapters.set_scales
+        read: dict[int, tuple[Sequence[int], bool]] = {}  # by the prompt, which several answers have
+        placed = []
+        for task in tasks:
+            tokens, has_ids = task.tokens, True
+            if task.rows:
+                if id(tokens) not in read:
+                    read[id(tokens)] = self._with_row_ids(task, caller)
+                tokens, has_ids = read[id(tokens)]
+            scales = set_scales if task.adapter_scales is None else task.adapter_scales
+            placed.append(
+                msgspec.structs.replace(
+                    task,
+                    tokens=tokens,
+                    share_prefix=task.share_prefix and has_ids,
+                    adapter_scales=scales,
+                    id=self._notes.number(note),
+                )
+            )
+        return placed
+
+    def _with_row_ids(self, task: Task, caller: str) -> tuple[Sequence[int], bool]:
+        """Returns the prompt with the ids of its rows, and whether all have one."""
+        tokens, at, has_ids = list(task.tokens), 0, True
+        for rows in task.rows:
+            at = tokens.index(ROW_ID, at)
+            row_id = self._row_ids.of_rows(rows, caller)
+            if row_id is None:
+                has_ids = False
+            else:
+                tokens[at : at + rows.n] = [row_id] * rows.n
+            at += rows.n
+        return tokens, has_ids
 
 
 def _stops(job: Job) -> list[bytes]:

@@ -235,12 +235,14 @@ class Connection:
 
     __slots__ = ("_idle_seconds", "_limits", "_parser", "_socket", "_unreader", "is_idle")
 
-    def __init__(self, cfg: Any, client: Any, address: Any, limits: ClientLimits) -> None:
+    def __init__(self, cfg: Any, client: Any, address: Any, limits: ClientLimits, read_ahead: bytes = b"") -> None:
+        """`read_ahead`: what another process has read of it."""
         self._socket = client
         self._limits = limits
         self._idle_seconds = float(cfg.keepalive)
         self._parser = _ClientParser(cfg, client, address)
         self._unreader = self._parser.unreader = PacedUnreader(client, limits.write)
+        self._unreader.unread(read_ahead)
         client.settimeout(limits.write)
         self.is_idle = False
 

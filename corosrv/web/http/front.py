@@ -30,10 +30,11 @@ from corosrv.web.http import access, worker_watch
 from corosrv.web.http.body_reader import PACED
 from corosrv.web.http.connection import ClientLimits, Connection, Overloaded, TooSlow
 from corosrv.web.http.heap import FullCollections
-from corosrv.web.http.listener import Listener
+from corosrv.web.http.listener import Listener, PatientSocket
 from corosrv.web.http.message import HttpResponse, LateErrors, UnloggedResponse
 from corosrv.web.http.reply import PARKS, Flood, LateBody
 from corosrv.web.http.served_client import ClientPool, HttpExchange, ServedClient, send
+from corosrv.web.http.siblings import Siblings
 from corosrv.web.http.worker_watch import let_stops_through
 
 log = logging.getLogger("corosrv.http")
@@ -68,6 +69,7 @@ class Front(GeventWorker):  # type: ignore[misc]
     booted: bool
     worker_connections: int
     limits = ClientLimits()
+    siblings: Siblings | None = None  # where this is one of several processes
     _is_quitting = False
     _hangs_up = False  # on clients whose last answer was sent, without a look whether they ask for more
 
@@ -107,6 +109,8 @@ class Front(GeventWorker):  # type: ignore[misc]
         garbage_times.watch()
         for server in servers:
             server.start()
+        if self.siblings is not None:
+            self.siblings.start()
         while self.alive:
             self.notify()
             self._full_collections.look(len(self._connections))
@@ -116,6 +120,8 @@ class Front(GeventWorker):  # type: ignore[misc]
             gevent.sleep(0)
         for server in servers:
             server.close()
+        if self.siblings is not None:
+            self.siblings.close()
         self._hangs_up = True
         for connection in list(self._connections):
             connection.hang_up()
@@ -202,6 +208,38 @@ class Front(GeventWorker):  # type: ignore[misc]
         self._connections.add(connection)
         self._serve(ServedClient(connection, socket, address, listener_name, pool, is_spare=self._is_full))
 
+    def share_state(self, folder: str) -> None:
+        """Passes requests that need a caller's state to the process that has it. `folder`: see Siblings."""
+        if self.cfg.is_ssl:
+            log.warning(
+                "under TLS each worker process has its own stored responses, idempotency keys, resumable streams and "
+                "groups: end TLS in a proxy, or use one worker process"
+            )
+            return
+        self.siblings = Siblings(folder, self.cfg.workers, self._take_over)
+
+    def _take_over(self, raw: Any, address: Any, listener_name: Any, read_ahead: bytes) -> None:
+        """Serves a connection that another process has passed on."""
+        socket = PatientSocket(raw.family, raw.type, raw.proto, fileno=raw.detach())
+        socket.setblocking(1)
+        connection = Connection(self.cfg, socket, address, self.limits, read_ahead)
+        self._connections.add(connection)
+        pool = self._pools[0]
+        client = ServedClient(connection, socket, address, listener_name, pool, is_spare=self._is_full, is_passed=True)
+        pool.spawn(self._serve, client)
+
+    def _pass_on(self, client: ServedClient, request: Request) -> bool:
+        """Passes a connection to the process that its request belongs to; returns whether it is not served here."""
+        if self.siblings is None:
+            return False
+        if client.is_passed:  # once: another process may see others
+            client.is_passed = False
+            return False
+        owner = self.siblings.owner_of(request)
+        return owner is not None and self.siblings.pass_on(
+            owner, request, client.socket, client.address, client.listener_name
+        )
+
     def _serve(self, client: ServedClient, late: HttpExchange | None = None) -> None:
         """Serves a client to its end, or until an answer is late: then it is called again with that exchange."""
         connection, is_parked = client.connection, False
@@ -224,6 +262,10 @@ class Front(GeventWorker):  # type: ignore[misc]
             for request in client.requests:
                 if client.is_spare and not request.path.endswith("/health"):
                     raise Overloaded
+                if self._pass_on(client, request):
+                    self._connections.discard(client.connection)
+                    client.socket.close()  # this copy of it: the other process has its own
+                    return True
                 exchange = self._begin(client.listener_name, request, client.socket, client.address)
                 if self._park(client, exchange):
                     return True

@@ -19,13 +19,15 @@ class Health(msgspec.Struct):
     """The answer while jobs are taken; `busy`: every slot is taken, a new one would wait.
 
     `redis`: only where servers share one. `images`: only where a model takes some; degraded while they are refused
-    because their encoder died too often.
+    because their encoder died too often. `engine`: only where it has a process of its own; recovering while another one
+    is started, for which answers wait.
     """
 
     status: Literal["ok"]
     state: Literal["ready", "busy"]
     redis: Literal["up", "down"] | None = None
     images: Literal["up", "degraded"] | None = None
+    engine: Literal["up", "recovering"] | None = None
 
 
 class Alive(msgspec.Struct):
@@ -56,8 +58,8 @@ def blueprint(worker: HealthWorker, conditions: Mapping[str, Callable[[], str | 
     """Makes GET /health: 200 when jobs are taken, 503 while it loads, after a failure and while the server ends.
 
     GET /health/live is 200 in each of these: whoever restarts what does not live must not restart what loads.
-    `conditions` tell how `redis` and `images` are, or None where there are none. They are shown and change nothing
-    else, for other jobs run without them.
+    `conditions` tell how `redis`, `images` and `engine` are, or None where there are none. They are shown and change
+    nothing else.
     """
     routes = Blueprint("health", __name__)
 

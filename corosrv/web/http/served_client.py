@@ -65,7 +65,7 @@ class ClientPool(Pool):  # type: ignore[misc]
 class ServedClient:
     """Holds a client's connection, and its requests, of which the next is read when the last is answered."""
 
-    __slots__ = ("address", "connection", "is_spare", "listener_name", "pool", "requests", "socket")
+    __slots__ = ("address", "connection", "is_passed", "is_spare", "listener_name", "pool", "requests", "socket")
 
     def __init__(
         self,
@@ -75,8 +75,9 @@ class ServedClient:
         listener_name: Any,
         pool: ClientPool,
         is_spare: bool,
+        is_passed: bool = False,
     ) -> None:
-        """`is_spare`: it was accepted over the limit."""
+        """`is_spare`: it was accepted over the limit. `is_passed`: another process has, and its request stays here."""
         self.connection = connection
         self.requests = connection.requests()
         self.socket = socket
@@ -84,6 +85,7 @@ class ServedClient:
         self.listener_name = listener_name
         self.pool = pool
         self.is_spare = is_spare
+        self.is_passed = is_passed
 
 
 class HttpExchange:

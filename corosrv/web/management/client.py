@@ -10,60 +10,20 @@ import json
 import os
 import secrets
 import socket
-import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from corosrv.base.errors import ManagementError, SettingsError
+from corosrv.base.run_dir import check_private, default_path, path_in
 
 SUFFIX = ".sock"
-MAX_PATH = 107  # bytes of a socket's path, without the byte that ends it
-
-
-def default_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Returns the path of the user's own run directory, whether it exists or not."""
-    if runtime := environ.get("XDG_RUNTIME_DIR"):
-        return str(Path(runtime) / "corosrv")
-    return str(Path(tempfile.gettempdir()) / f"corosrv-{os.geteuid()}")
-
-
-def open_run_dir(path: str) -> str:
-    """Makes the folder if it is not there, and checks it. Raises SettingsError unless nobody else can use it."""
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).mkdir(mode=0o700, exist_ok=True)
-        check_private(path)
-    except OSError as error:
-        raise SettingsError(f"the run directory {path} cannot be used: {error.strerror}; set COROSRV_RUN_DIR") from None
-    return path
-
-
-def check_private(path: str) -> None:
-    """Raises SettingsError for a folder that somebody else owns or can use, and OSError if there is none."""
-    status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode):
-        fault = "is no folder"
-    elif status.st_uid != os.geteuid():
-        fault = f"belongs to the user {status.st_uid}, and this process to {os.geteuid()}"
-    elif status.st_mode & 0o077:
-        fault = f"can be used by others (mode {stat.S_IMODE(status.st_mode):04o}): chmod 700 {path}"
-    else:
-        return
-    raise SettingsError(f"the run directory {path} {fault}; or set COROSRV_RUN_DIR to another one")
 
 
 def new_socket_path(folder: str) -> str:
     """Returns the path of a socket that is not there yet. Raises SettingsError if it would be too long."""
-    path = str(Path(folder) / (secrets.token_hex(4) + SUFFIX))
-    if len(os.fsencode(path)) > MAX_PATH:
-        raise SettingsError(
-            f"the run directory {folder} is too long for a socket in it, whose path may have {MAX_PATH} bytes: "
-            "set COROSRV_RUN_DIR to a shorter one"
-        )
-    return path
+    return path_in(folder, secrets.token_hex(4) + SUFFIX)
 
 
 def sockets(folder: str) -> list[str]:

@@ -25,8 +25,9 @@ from gevent.pool import Pool
 from gevent.pywsgi import Input, WSGIServer
 
 from corosrv.base.errors import SettingsError, Unauthorized
+from corosrv.base.run_dir import default_path, open_run_dir
 from corosrv.contracts.jobs import State
-from corosrv.web.management.client import default_path, new_socket_path, open_run_dir
+from corosrv.web.management.client import new_socket_path
 from corosrv.web.management.routes import make_app
 from corosrv.web.management.upgrade import UpgradableHandler, check_own
 

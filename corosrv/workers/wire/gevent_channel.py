@@ -81,6 +81,11 @@ class GeventChannel(Generic[Out, In]):
             self._unsent.close()
         self._writable.stop()
 
+    @property
+    def n_unsent(self) -> int:
+        """Bytes that the socket has not taken yet."""
+        return self._unsent.n_bytes
+
     def take_fds(self) -> tuple[int, ...]:
         """Returns the descriptors that came with the message received last; the caller closes them."""
         fds, self._fds = self._fds, ()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from corosrv.base.errors import SettingsError
-from corosrv.web.management.client import MAX_PATH, default_path, new_socket_path, open_run_dir, sockets
+from corosrv.base.run_dir import MAX_PATH, default_path, open_run_dir
+from corosrv.web.management.client import new_socket_path, sockets
 from tests.web.management.serving import short_folder
 
 

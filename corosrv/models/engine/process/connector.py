@@ -1,0 +1,155 @@
+"""Lets fronts and an engine's process find each other: a socket in the run directory, and a lock beside it.
+
+Whoever holds the lock starts the process, and the process inherits it: there are never two of one model. The kernel
+gives the lock back when the process has ended, however it did.
+"""
+
+from __future__ import annotations
+
+import _socket  # the system's own sockets, whatever is patched
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import struct
+import sys
+import time
+from pathlib import Path
+
+import gevent
+import msgspec
+
+import corosrv
+from corosrv.base.errors import ModelFailed
+from corosrv.base.run_dir import path_in
+from corosrv.contracts.settings import ModelSettings
+from corosrv.models.engine.binding import FINGERPRINT
+from corosrv.models.engine.process.messages import PROTOCOL
+from corosrv.workers.worker.parent.process import Process
+
+log = logging.getLogger("corosrv.engine")
+
+MODULE = "corosrv.models.engine.process"  # that the process runs
+PATIENCE = 60.0  # seconds in which a process that has the lock must listen, or end
+_PAUSE = 0.05  # seconds between two tries
+_BACKLOG = 1024
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
+
+
+def digest_of(settings: ModelSettings) -> str:
+    """Hashes all that makes an engine what it is: settings, the model's file, this code and its libllama."""
+    digest = hashlib.blake2b(digest_size=12)
+    parts = [
+        msgspec.msgpack.encode(settings),
+        FINGERPRINT.encode(),
+        corosrv.__version__.encode(),
+        str(PROTOCOL).encode(),
+    ]
+    for path in (settings.model, *(path for path, _ in settings.adapters)):
+        if not settings.is_synthetic and os.path.exists(path):
+            status = os.stat(path)
+            identity = (os.path.realpath(path), status.st_size, status.st_mtime_ns, status.st_ino)
+            parts.append(msgspec.msgpack.encode(identity))
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+class EngineConnector:
+    """Connects a front to the process of one engine. Belongs to the thread of one hub."""
+
+    def __init__(self, settings: ModelSettings, folder: str) -> None:
+        """`folder`: the run directory, which is there. Raises SettingsError where its path is too long."""
+        self._settings = settings
+        self._folder = folder
+        self.digest = digest_of(settings)
+        self._path = path_in(folder, f"{self.digest}.engine")
+        self._lock_path = str(Path(folder) / f"{self.digest}.lock")
+        self._started: Process | None = None  # the one that this front started last, to be reaped
+
+    def connect(self) -> _socket.socket:
+        """Returns a connection to the engine's process, which is started if nobody listens. Waits; raises ModelFailed.
+
+        The other end belongs to the same user.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            if (connected := self._try_connect()) is not None:
+                return connected
+            if not self._try_start() and time.monotonic() > deadline:
+                raise ModelFailed(
+                    f"the engine's process holds {self._lock_path}, but does not listen: end it, and try again"
+                )
+            gevent.sleep(_PAUSE)
+
+    def fault_of(self, pid: int) -> str:
+        """Returns where the process of this id has written how it crashed; empty where it was killed, or has ended."""
+        path = fault_path(self._folder, self.digest, pid)
+        with contextlib.suppress(OSError):
+            if os.path.getsize(path):
+                return path
+            os.unlink(path)
+        return ""
+
+    def _try_connect(self) -> _socket.socket | None:
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        try:
+            connection.setblocking(False)
+            connection.connect(self._path)
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            connection.close()
+            return None
+        except OSError as error:
+            connection.close()
+            raise ModelFailed(f"the engine's process cannot be reached at {self._path}: {error.strerror}") from None
+        if (user := peer_of(connection)) != os.geteuid():
+            connection.close()
+            raise ModelFailed(f"{self._path} belongs to a process of another user ({user}): remove it")
+        return connection
+
+    def _try_start(self) -> bool:
+        """Starts the engine's process; returns whether it did: not while another one has the lock."""
+        lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        try:
+            self._start(lock)
+        finally:
+            os.close(lock)
+        return True
+
+    def _start(self, lock: int) -> None:
+        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        settings = os.memfd_create("corosrv-settings", os.MFD_CLOEXEC)
+        try:
+            Path(self._path).unlink(missing_ok=True)  # of a process that has ended: its lock is this front's now
+            listener.bind(self._path)
+            listener.listen(_BACKLOG)
+            os.write(settings, msgspec.msgpack.encode(self._settings))
+            options = {"socket": listener.fileno(), "lock": lock, "settings": settings}
+            words = [word for name, fd in options.items() for word in (f"--{name}", str(fd))]
+            self._started = Process(
+                [sys.executable, "-m", MODULE, "--digest", self.digest, "--folder", self._folder, *words],
+                inherited=options.values(),
+            )
+            log.info("model %s: its engine is process %d", self._settings.names[0], self._started.pid)
+        except OSError as error:
+            raise ModelFailed(f"the engine's process cannot be started: {error}") from error
+        finally:
+            listener.close()
+            os.close(settings)
+
+
+def fault_path(folder: str, digest: str, pid: int) -> str:
+    """Returns the path of the file in which a process writes how it crashes."""
+    return str(Path(folder) / f"{digest}-{pid}.fault")
+
+
+def peer_of(connection: _socket.socket) -> int:
+    """Returns the user id of the process at the other end."""
+    credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])

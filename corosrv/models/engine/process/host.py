@@ -1,0 +1,141 @@
+"""Serves one engine to fronts, in a process of its own: accepts them, loads the model, ends after the last has left."""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+
+import gevent
+import msgspec
+from gevent.event import Event
+from gevent.lock import BoundedSemaphore
+
+from corosrv.base.errors import ModelFailed
+from corosrv.contracts.jobs.worker import DecodeStats
+from corosrv.models.engine import Engine
+from corosrv.models.engine.process.connector import peer_of
+from corosrv.models.engine.process.messages import EngineFailed, EngineLoaded, LoopCounters
+from corosrv.models.engine.process.session import FrontSession
+
+log = logging.getLogger("corosrv.engine")
+
+LINGER = 5.0  # seconds without a front after which the process ends
+FIRST_FRONT = 60.0  # seconds in which the first front must come
+_OFTEN, _SELDOM = 0.1, 1.0  # seconds between two looks at the counters, while the engine works and while it rests
+_SETTLED = 0.005  # seconds after which a step has been counted that something began or ended in
+_READ = 1  # what a watcher of gevent watches for
+
+
+class EngineHost:
+    """Owns an engine, the socket that fronts connect to, and their sessions. Belongs to the thread of one hub."""
+
+    def __init__(self, engine: Engine, listener: _socket.socket, digest: str, name: str) -> None:
+        """`name`: of the model, for the log."""
+        self.engine = engine
+        self.digest = digest
+        self._name = name
+        self._listener = listener
+        listener.setblocking(False)
+        self._sessions: set[FrontSession] = set()
+        self._news = Event()  # a front has come or left, or the engine has something to do
+        self._changed = Event()
+        self._state: EngineLoaded | EngineFailed | None = None
+        self._created = int(time.time())
+        self._suspects = BoundedSemaphore(1)
+
+    def run(self) -> None:
+        """Returns when no front needs the engine any more. Waits."""
+        accepting = gevent.get_hub().loop.io(self._listener.fileno(), _READ)
+        accepting.start(self._accept)
+        gevent.spawn(self._load)
+        gevent.spawn(self._tell_counters)
+        try:
+            self._wait_for_end()
+        finally:
+            accepting.stop()
+            accepting.close()
+            self._listener.close()  # whoever connects now finds nobody, and starts another process
+            log.info("model %s: no front needs the engine any more", self._name)
+            gevent.get_hub().threadpool.apply(self.engine.close)
+
+    def _wait_for_end(self) -> None:
+        deadline = time.monotonic() + FIRST_FRONT
+        while self._sessions or time.monotonic() < deadline:
+            self._news.clear()
+            if self._sessions:
+                self._news.wait()
+                deadline = time.monotonic() + (0 if isinstance(self._state, EngineFailed) else LINGER)
+            else:
+                self._news.wait(max(0.0, deadline - time.monotonic()))
+
+    def _accept(self) -> None:
+        try:
+            fd, _ = self._listener._accept()  # type: ignore[attr-defined]
+        except OSError:  # it has left, or there is no descriptor left: it is tried again
+            return
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+        if peer_of(connection) != os.geteuid():
+            connection.close()
+            return
+        session = FrontSession(self, connection)
+        self._sessions.add(session)
+        self._news.set()
+        gevent.spawn(self._serve, session)
+
+    def _serve(self, session: FrontSession) -> None:
+        try:
+            session.serve()
+        except Exception:  # of one front; the others are served on
+            log.exception("a front of model %s was cut off", self._name)
+        finally:
+            session.close()
+            self._sessions.discard(session)
+            self._news.set()
+
+    def _load(self) -> None:
+        try:
+            self.engine.open()
+            self._state = EngineLoaded(self.engine.info, self.engine.settings.slots, self._created)
+        except ModelFailed as error:
+            self._state = EngineFailed(str(error))
+        except Exception as error:
+            log.exception("the engine could not start")
+            self._state = EngineFailed(f"the engine could not start: {type(error).__name__}")
+        for session in list(self._sessions):
+            session.tell_state()
+
+    @property
+    def state(self) -> EngineLoaded | EngineFailed | None:
+        """Says whether the model is loaded or cannot be; None while it is being loaded."""
+        if isinstance(self._state, EngineLoaded):
+            return msgspec.structs.replace(self._state, stats=self.engine.stats())
+        return self._state
+
+    def note_change(self) -> None:
+        """Tells the fronts of the counters soon: something began or ended."""
+        self._changed.set()
+
+    @contextlib.contextmanager
+    def alone_among_suspects(self) -> Iterator[None]:
+        """Waits until no other task runs that the engine may die of, whichever front it is of."""
+        with self._suspects:
+            yield
+
+    def _tell_counters(self) -> None:
+        told: DecodeStats | None = None
+        told_at = 0.0
+        while True:
+            stats = self.engine.stats()
+            now = time.monotonic()
+            if stats is not None and (stats != told or now - told_at >= _SELDOM):
+                told, told_at = stats, now
+                for session in list(self._sessions):
+                    session.send(LoopCounters(stats))
+            is_busy = stats is not None and (stats.running or stats.waiting)
+            self._changed.clear()
+            if self._changed.wait(_OFTEN if is_busy else _SELDOM):
+                gevent.sleep(_SETTLED)

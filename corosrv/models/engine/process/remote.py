@@ -1,0 +1,531 @@
+"""An engine that runs in a process of its own, as a Loadable: what a front has of it.
+
+The front renders, compiles and tokenises; the engine's process computes. When that dies, another one is started and
+every answer goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import gevent
+from gevent.event import AsyncResult, Event
+from gevent.hub import get_hub
+
+from corosrv.base import errors
+from corosrv.base.run_dir import default_path, open_run_dir
+from corosrv.base.waits import call_in_thread, own_hub
+from corosrv.contracts.jobs import Adapter, AnyJob, Finish, Job, ModelCard, SlotFile, SlotState, State
+from corosrv.contracts.jobs.worker import DecodeStats
+from corosrv.contracts.settings import ModelSettings
+from corosrv.models.engine.binding import ModelInfo, NativeVocabulary, Task
+from corosrv.models.engine.engine import model_card
+from corosrv.models.engine.options import native_options
+from corosrv.models.engine.process.connector import EngineConnector
+from corosrv.models.engine.process.jobs import ENGINE_GONE, DeathSuspects, RemoteJob, RemoteReader, tells_state
+from corosrv.models.engine.process.messages import (
+    MAX_FRAME,
+    PROTOCOL,
+    CancelTasks,
+    ChunksRead,
+    EngineFailed,
+    EngineHello,
+    EngineLoaded,
+    EngineRefusal,
+    ForgetTasks,
+    FromFront,
+    FrontHello,
+    LoopCounters,
+    SlotAnswer,
+    SlotQuestion,
+    SlotReply,
+    SubmitTasks,
+    TaskChunks,
+    TasksAccepted,
+    TasksDeclined,
+    ToFront,
+    front_codec,
+)
+from corosrv.models.engine.tasks import Adapters, TaskMaker
+from corosrv.models.engine.vocabulary import EngineVocabulary
+from corosrv.workers.wire.gevent_channel import GeventChannel
+
+log = logging.getLogger("corosrv.engine")
+
+SHUTTING_DOWN = "server_shutting_down"  # the code of an answer that a drain ends
+RECOVERY = 120.0  # seconds that a new job waits for an engine that is started again
+QUESTION = 60.0  # seconds in which a question about slots is answered
+HUNG = 30.0  # seconds without a word, or without a step while something runs, after which the process is ended
+_LOOK = 1.0  # seconds between two looks at that
+_PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0)  # seconds before an engine is started again; the last one for all later ones
+_BIRTHS = 4  # processes that may end before they have greeted
+
+
+class _Link:
+    """One connection to an engine's process, from its greeting to its end."""
+
+    def __init__(self, channel: GeventChannel[FromFront, ToFront], pid: int) -> None:
+        self.channel = channel
+        self.pid = pid
+        self.n_silent = 0  # looks at which nothing had come since the one before
+        self.n_still = 0  # looks at which something ran and no step had been made
+        self.n_steps = -1
+
+
+class RemoteEngine:
+    """One model, decoded in a process that several fronts share. Belongs to the thread of the hub that opens it."""
+
+    def __init__(self, settings: ModelSettings, run_dir: str = "") -> None:
+        """`run_dir`: see corosrv.base.run_dir. Nothing starts before `open`."""
+        self._settings = settings
+        self._run_dir = run_dir
+        self._pid = os.getpid()
+        self._hub: Any = None
+        self._connector: EngineConnector | None = None
+        self._link: _Link | None = None
+        self._is_up = Event()  # the link is there, and its engine has loaded the model
+        self._loading: AsyncResult[EngineLoaded] = AsyncResult()
+        self._failure: str | None = None
+        self._is_draining = False
+        self._is_closed = False
+        self._loaded: EngineLoaded | None = None
+        self._vocabulary: EngineVocabulary | None = None
+        self._native: NativeVocabulary | None = None
+        self._card: ModelCard | None = None
+        self._maker: TaskMaker | None = None
+        self._stats: DecodeStats | None = None
+        self._jobs: dict[int, RemoteJob] = {}
+        self._submissions: dict[int, AsyncResult[None]] = {}
+        self._questions: dict[int, AsyncResult[SlotAnswer]] = {}
+        self._numbers = itertools.count()
+        self._suspects = DeathSuspects()
+        self._suspect: int | None = None  # the suspect that the engine runs
+        self.n_restarts = 0
+
+    # Loading
+
+    def open(self) -> None:
+        """Connects to the engine's process, and starts it if need be; waits until the model is ready.
+
+        Raises ModelFailed, and `state` is FAILED from then on.
+        """
+        self._hub = get_hub()
+        try:
+            self._connector = EngineConnector(self._settings, open_run_dir(self._run_dir or default_path()))
+            self._loaded = loaded = self._connect()
+            self._settings = settings = replace(self._settings, slots=loaded.slots, ctx=loaded.info.context)
+            self._native = call_in_thread(NativeVocabulary, native_options(settings, 0))
+            self._vocabulary = EngineVocabulary(
+                self._native,
+                loaded.info,
+                settings.template,
+                settings.reasoning != "off",
+                has_safe_template=settings.is_synthetic,
+            )
+            self._card = replace(model_card(settings, loaded.info, self._vocabulary.traits), created=loaded.created)
+            self._maker = TaskMaker(
+                self._vocabulary,
+                Adapters(settings.adapters),
+                settings.slots,
+                settings.context_shift,
+                settings.speculation > 0,
+            )
+            gevent.spawn(self._watch)
+        except errors.CorosrvError as error:
+            self._failure = str(error)
+            raise errors.ModelFailed(self._failure) from error
+        except BaseException as error:
+            self._failure = f"the engine could not be reached: {type(error).__name__}"
+            raise
+
+    def _connect(self) -> EngineLoaded:
+        """Connects, and waits until the model is loaded. Raises ModelFailed."""
+        assert self._connector is not None
+        for number in range(_BIRTHS):
+            if number:
+                gevent.sleep(_PAUSES[number])
+            self._check_alive()
+            channel: GeventChannel[FromFront, ToFront] = GeventChannel(
+                self._connector.connect(), front_codec(), MAX_FRAME
+            )
+            try:
+                channel.send(FrontHello(PROTOCOL, self._connector.digest))
+                welcome = channel.receive()
+            except errors.WireError:
+                welcome = None
+            if isinstance(welcome, EngineRefusal):
+                channel.close()
+                raise errors.ModelFailed(f"the engine cannot be used: {welcome.reason}")
+            if isinstance(welcome, EngineHello):
+                break
+            channel.close()  # it was ending: another one is found, or started
+        else:
+            raise errors.ModelFailed("the engine's process ends before it serves; its log says why")
+        link = self._link = _Link(channel, welcome.pid)
+        self._loading = AsyncResult()
+        gevent.spawn(self._receive, link)
+        loaded: EngineLoaded = self._loading.get()
+        return loaded
+
+    @property
+    def state(self) -> State:
+        if self._failure is not None or os.getpid() != self._pid:
+            return State.FAILED
+        if self._is_draining or self._is_closed:
+            return State.DRAINING
+        return State.READY if self._card is not None else State.STARTING
+
+    def check(self) -> None:
+        """Raises the Unavailable that a job would meet now."""
+        self._check_alive()
+        if self._failure is not None:
+            raise errors.ModelFailed(f"the model could not be loaded: {self._failure}")
+        if self._is_draining:
+            raise errors.ShuttingDown("the server is shutting down")
+        if self._card is None:
+            raise errors.Starting("the model is still loading")
+
+    def _check_alive(self) -> None:
+        if os.getpid() != self._pid:
+            raise errors.UsedAfterFork(
+                "this engine was made before a fork() and serves the parent process only; make one in each process "
+                "after forking (gunicorn: do not use --preload)"
+            )
+        if self._is_closed:
+            raise errors.UsedAfterClose("the engine is closed; open another one")
+
+    @property
+    def is_recovering(self) -> bool:
+        """Returns whether the engine was lost, and answers wait for another one."""
+        return self._card is not None and not self._is_up.is_set()
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process; None while there is none."""
+        return None if self._link is None else self._link.pid
+
+    # What the process says
+
+    def _receive(self, link: _Link) -> None:
+        try:
+            while (message := link.channel.receive()) is not None:
+                link.n_silent = 0
+                self._handle(message)
+        except errors.WireError as fault:
+            log.error("model %s: its engine's process was cut off: %s", self._name, fault)
+        except Exception:
+            log.exception("model %s: a message of its engine's process could not be handled", self._name)
+        finally:
+            link.channel.close()
+            self._lose(link)
+
+    def _handle(self, message: ToFront) -> None:
+        if isinstance(message, TaskChunks):
+            for number, chunks in message.by_job.items():
+                if (job := self._jobs.get(number)) is not None:
+                    job.add(chunks)
+                    if job.is_over:
+                        self._end(job)
+        elif isinstance(message, LoopCounters):
+            self._stats = message.stats
+        elif isinstance(message, (TasksAccepted, TasksDeclined)):
+            self._answer_submission(message)
+        elif isinstance(message, SlotReply):
+            self._answer_question(message)
+        elif isinstance(message, EngineLoaded):
+            self._stats = message.stats
+            self._is_up.set()
+            self._loading.set(message)
+        elif isinstance(message, EngineFailed):
+            self._loading.set_exception(errors.ModelFailed(message.reason))
+
+    def _answer_submission(self, message: TasksAccepted | TasksDeclined) -> None:
+        waiting = self._submissions.pop(message.number, None)
+        job = self._jobs.get(message.number)
+        if isinstance(message, TasksAccepted):
+            if job is not None and self._suspects.is_suspect(job):
+                self._suspect = job.number
+            if waiting is not None:
+                waiting.set(None)
+        elif waiting is not None:
+            waiting.set_exception(message.fault.error())
+        elif job is not None:  # a resumed one
+            job.fail(message.fault.message, message.fault.code or ENGINE_GONE)
+            self._end(job)
+
+    def _answer_question(self, answer: SlotReply) -> None:
+        if (waiting := self._questions.pop(answer.id, None)) is not None:
+            if answer.fault is None:
+                waiting.set(answer.value)
+            else:
+                waiting.set_exception(answer.fault.error())
+
+    def _end(self, job: RemoteJob) -> None:
+        self._jobs.pop(job.number, None)
+        if self._suspect == job.number:
+            self._suspect = None
+
+    @property
+    def _name(self) -> str:
+        return self._settings.names[0]
+
+    # Its end, and what follows
+
+    def _lose(self, link: _Link) -> None:
+        """Takes note that a connection has ended, and sees to it that another one follows."""
+        if link is not self._link:
+            return
+        was_up = self._is_up.is_set()
+        self._link = None
+        self._is_up.clear()
+        for question in self._questions.values():
+            question.set_exception(errors.Unavailable("the engine was lost; try again"))
+        self._questions.clear()
+        if not self._loading.ready():
+            self._loading.set_exception(errors.ModelFailed("the engine's process died while it loaded the model"))
+        if self._is_closed or not was_up:
+            return
+        log.error(
+            "model %s: its engine (process %d) is gone; %d answers wait for another one",
+            self._name,
+            link.pid,
+            len(self._jobs),
+        )
+        suspect = None if self._suspect is None else self._jobs.get(self._suspect)
+        self._suspect = None
+        self._look_for_cause(link.pid, suspect)
+        gevent.spawn(self._recover)
+
+    def _look_for_cause(self, pid: int, suspect: RemoteJob | None) -> None:
+        """Looks whether the engine has died of a request, and ends that if it is known which one."""
+        assert self._connector is not None
+        fault = self._connector.fault_of(pid)
+        if not fault:  # somebody has killed it
+            return
+        log.error("model %s: how its engine crashed is in %s", self._name, fault)
+        if (killer := self._suspects.note_death(self._jobs.values(), suspect, time.monotonic())) is not None:
+            log.error("model %s: a request has ended three engines, and is refused for ten minutes", self._name)
+            killer.fail("this request has ended the engine three times")
+            self._end(killer)
+
+    def _recover(self) -> None:
+        """Connects to an engine again, and lets it resume every answer. Waits."""
+        began = time.monotonic()
+        for pause in itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])):
+            gevent.sleep(pause)
+            if self._is_closed:
+                return
+            try:
+                self._connect()
+                break
+            except errors.CorosrvError as error:
+                log.error("model %s: its engine could not be started again: %s", self._name, error)
+                if time.monotonic() - began > RECOVERY or self._is_draining:
+                    self._fail_all(f"the engine was lost, and could not be started again: {error}")
+        self.n_restarts += 1
+        jobs = list(self._jobs.values())
+        log.warning(
+            "model %s: its engine is back after %.1f s; %d answers go on",
+            self._name,
+            time.monotonic() - began,
+            len(jobs),
+        )
+        for job in jobs:
+            self._resume(job)
+
+    def _resume(self, job: RemoteJob) -> None:
+        assert self._loaded is not None
+        tasks = job.unfinished_tasks(self._loaded.info.context)
+        if job.is_cancelled or not tasks:
+            job.fail("", "", Finish.CANCELLED)
+            self._end(job)
+            return
+        self._send_tasks(job, tasks)
+
+    def _fail_all(self, message: str) -> None:
+        for job in list(self._jobs.values()):
+            job.fail(message)
+            self._end(job)
+
+    def _watch(self) -> None:
+        """Ends a process that says nothing, or makes no step while something runs. Looks, not seconds, are counted: a
+        front that was paused itself has not looked."""
+        while not self._is_closed:
+            gevent.sleep(_LOOK)
+            if (link := self._link) is None or not self._is_up.is_set():
+                continue
+            link.n_silent += 1
+            stats = self._stats
+            makes_steps = stats is None or not stats.running - stats.paused > 0 or stats.steps != link.n_steps
+            link.n_still = 0 if makes_steps else link.n_still + 1
+            link.n_steps = -1 if stats is None else stats.steps
+            if max(link.n_silent, link.n_still) * _LOOK > HUNG:
+                log.error("model %s: its engine (process %d) hangs, and is ended", self._name, link.pid)
+                _kill(link)
+
+    # What it is asked
+
+    def _send(self, message: FromFront) -> None:
+        if self._link is not None:
+            with contextlib.suppress(errors.ChannelClosed):  # its end is noticed, and what was asked is asked again
+                self._link.channel.send(message)
+
+    def submit(self, job: AnyJob) -> RemoteReader:
+        """Renders, tokenises and queues. Waits until the engine's process has taken it, for another one if need be.
+
+        Raises Refused for what cannot be served, Unavailable for what cannot be served now.
+        """
+        self.check()
+        if own_hub() is not self._hub:
+            raise errors.WrongThread("an engine in another process takes jobs in the thread that opened it")
+        assert self._maker is not None
+        tasks = [tells_state(task) for task in self._maker.make(job)]
+        number = next(self._numbers)
+        reader = RemoteReader(
+            lambda: self._cancel(number),
+            lambda n_bytes: self._send(ChunksRead(number, n_bytes)),
+            lambda: self._forget(number),
+            lambda: self._hub.loop.run_callback_threadsafe(self._forget, number),
+        )
+        remote = RemoteJob(number, tasks, job.terms.caller, isinstance(job, Job) and job.stream, reader)
+        if self._suspects.is_banned(remote):
+            raise errors.EngineGone("a request like this one has ended the engine three times")
+        if not self._is_up.wait(RECOVERY):
+            raise errors.Unavailable("the engine is being started again; try again")
+        self.check()
+        self._jobs[number] = remote
+        waiting = self._submissions[number] = AsyncResult()
+        try:
+            self._send_tasks(remote, tasks)
+            waiting.get()
+        except BaseException:
+            self._forget(number)
+            raise
+        return reader
+
+    def _send_tasks(self, job: RemoteJob, tasks: list[Task]) -> None:
+        self._send(SubmitTasks(job.number, tasks, job.caller, job.is_streamed, self._suspects.is_suspect(job)))
+
+    def _cancel(self, number: int) -> None:
+        if (job := self._jobs.get(number)) is not None:
+            job.is_cancelled = True
+            self._send(CancelTasks(number))
+
+    def _forget(self, number: int) -> None:
+        """Ends a job of which nothing more is read."""
+        self._submissions.pop(number, None)
+        if (job := self._jobs.get(number)) is not None:
+            self._end(job)
+            self._send(ForgetTasks(number))
+
+    def _ask(self, action: str, **arguments: Any) -> SlotAnswer:
+        """Asks the engine's process; waits. Raises what it raises, and Unavailable where it gives no answer."""
+        self.check()
+        id = next(self._numbers)
+        waiting = self._questions[id] = AsyncResult()
+        self._send(SlotQuestion(id, action, **arguments))
+        try:
+            answer: SlotAnswer = waiting.get(timeout=QUESTION)
+            return answer
+        except gevent.Timeout:
+            raise errors.Unavailable("the engine gave no answer in time; try again") from None
+        finally:
+            self._questions.pop(id, None)
+
+    def models(self) -> tuple[ModelCard, ...]:
+        return () if self._card is None else (self._card,)
+
+    def card(self, model: str | None) -> ModelCard:
+        self.check()
+        assert self._card is not None
+        return self._card
+
+    def vocabulary(self, model: str | None) -> EngineVocabulary:
+        self.check()
+        assert self._vocabulary is not None
+        return self._vocabulary
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's properties. Raises Starting before it is loaded."""
+        if self._loaded is None:
+            raise errors.Starting("the model is still loading")
+        return self._loaded.info
+
+    def stats(self) -> DecodeStats | None:
+        """Returns the counters that the engine's process told last: those of all fronts together."""
+        return None if self._is_closed or os.getpid() != self._pid else self._stats
+
+    def slots(self) -> tuple[SlotState, ...]:
+        return tuple(self._ask("slots").slots)
+
+    def save_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
+        answer = self._ask("save_slot", slot=slot, path=os.path.abspath(path), caller=caller)
+        return SlotFile(answer.n_tokens, answer.n_bytes)
+
+    def restore_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
+        answer = self._ask("restore_slot", slot=slot, path=os.path.abspath(path), caller=caller)
+        return SlotFile(answer.n_tokens, answer.n_bytes)
+
+    def erase_slot(self, slot: int, caller: str = "") -> int:
+        return self._ask("erase_slot", slot=slot, caller=caller).n_tokens
+
+    def adapters(self) -> tuple[Adapter, ...]:
+        return tuple(self._ask("adapters").adapters)
+
+    def set_adapters(self, scales: Mapping[int, float]) -> None:
+        self._ask("set_adapters", scales=dict(scales))
+
+    def set_side_process(self, pidfd: int, share: float, itl_s: float, usual_s: float) -> None:
+        """Does nothing: an encoder of images is not stopped during the steps of another process."""
+
+    def side_process_held(self) -> float:
+        return 0.0
+
+    # The end
+
+    def stop_accepting(self) -> None:
+        """Refuses new jobs; those that were accepted go on."""
+        self._is_draining = True
+
+    def drain(self, message: str = "the server is shutting down") -> None:
+        """Ends every job of this front, waiting or running, with an error chunk of this message."""
+        self.stop_accepting()
+        for job in list(self._jobs.values()):
+            job.fail(message, SHUTTING_DOWN)
+            self._forget(job.number)
+
+    def close(self) -> None:
+        """Leaves the engine's process, and ends this front's jobs. Any thread; twice is harmless."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        if self._hub is None:
+            return
+        if own_hub() is self._hub:
+            self._leave()
+        else:
+            self._hub.loop.run_callback_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        self._fail_all("the engine is closed")
+        link, self._link = self._link, None
+        if link is not None:
+            link.channel.close()
+        self._is_up.set()  # whoever waits finds it closed
+
+
+def _kill(link: _Link) -> None:
+    """Kills the process of a connection, with all of its session."""
+    try:
+        os.killpg(link.pid, 9)
+    except (ProcessLookupError, PermissionError) as error:
+        log.error("process %d could not be ended: %s", link.pid, error)
+    link.channel.close()

@@ -1,0 +1,230 @@
+"""The engine's process dies or hangs: answers go on behind their last token, and end as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import gevent
+import pytest
+
+from corosrv.base.errors import EngineGone, Unavailable
+from corosrv.contracts.jobs import EmbedJob, Finish, Job, Sampling, Text, ThoughtBudget, Tokens
+from corosrv.models.engine.process import connector, remote
+from corosrv.models.engine.process.remote import RemoteEngine
+from tests.models.engine.process.conftest import OpenFront, has_ended, pid_of
+from tests.support import crashing_engine
+from tests.support.engines import TIMEOUT, answer, endless, job, packaged_model, read_all, text_of
+from tests.support.waiting import wait_until
+
+SPEED = "synthetic:?tokens_per_s=100"
+
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0),
+    "seeded": Sampling(temperature=1.2, seed=7),
+    "penalties": Sampling(temperature=1, seed=7, repeat_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2),
+    "dry": Sampling(temperature=1, seed=7, dry_multiplier=0.8),
+    "xtc": Sampling(temperature=1, seed=7, xtc_probability=0.5, xtc_threshold=0.05),
+    "mirostat": Sampling(temperature=1, seed=7, mirostat=1),
+    "mirostat 2": Sampling(temperature=1, seed=7, mirostat=2),
+    "adaptive": Sampling(temperature=1, seed=7, adaptive_target=0.3),
+    "grammar": Sampling(temperature=1, seed=7, grammar='root ::= ("a" | "b" | " ")+'),
+    "tokens told": Sampling(temperature=1, seed=7, n_probs=2),
+}
+
+
+def kill(front: RemoteEngine) -> int:
+    pid = pid_of(front)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def whole(
+    front: RemoteEngine, asked: Job, n_kills: int = 0, every: int = 7
+) -> tuple[str, Finish | None, int, list[int]]:
+    """Text, finish, number of tokens and the tokens told of; the engine is killed after so many tokens, and again."""
+    text, n_tokens, told = "", 0, list[int]()
+    finish = None
+    with front.submit(asked) as reader:
+        while chunks := reader.take(TIMEOUT):
+            for chunk in chunks:
+                text += chunk.text
+                n_tokens += chunk.n_tokens
+                told += [token.id for token in chunk.tokens]
+                finish = chunk.finish or finish
+            if n_kills and n_tokens >= every:
+                n_kills -= 1
+                every += 7
+                kill(front)
+    assert n_kills == 0
+    return text, finish, n_tokens, told
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_an_answer_is_the_same_over_three_deaths(open_front: OpenFront, sampling: Sampling) -> None:
+    front = open_front(model=SPEED)
+    asked = job("Once upon a time", max_tokens=40, sampling=sampling)
+
+    undisturbed = whole(front, asked)
+
+    assert whole(front, asked, n_kills=3) == undisturbed
+    assert front.n_restarts == 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        job("Once", max_tokens=40, stop=("the sea the",)),
+        job("Once", max_tokens=None),
+    ],
+    ids=["stop string", "full context"],
+)
+def test_what_ends_an_answer_ends_it_over_a_death(open_front: OpenFront, asked: Job) -> None:
+    front = open_front(model=SPEED, ctx=64)
+
+    undisturbed = whole(front, asked)
+
+    assert whole(front, asked, n_kills=1, every=5) == undisturbed
+
+
+def test_several_answers_of_a_job_go_on_each(open_front: OpenFront) -> None:
+    front = open_front(model=SPEED)
+    asked = job("Once", n=4, max_tokens=30, sampling=Sampling(temperature=1, seed=3))
+    undisturbed = read_all(front.submit(asked))
+
+    reader = front.submit(asked)
+    gevent.sleep(0.1)
+    kill(front)
+    chunks = read_all(reader)
+
+    for index in range(4):
+        assert text_of(chunks, index) == text_of(undisturbed, index)
+    assert sum(chunk.finish is not None for chunk in chunks) == 4
+
+
+def test_jobs_that_wait_or_come_meanwhile_are_answered(open_front: OpenFront) -> None:
+    front = open_front(model=SPEED, slots=1)
+    readers = [front.submit(job("Once", max_tokens=10)) for _ in range(4)]
+    gevent.sleep(0.05)
+
+    kill(front)
+    late = gevent.spawn(answer, front, job("Once", max_tokens=10))
+    texts = {text_of(read_all(reader)) for reader in readers} | {late.get(timeout=TIMEOUT)}
+
+    assert len(texts) == 1
+
+
+def test_all_fronts_go_on_in_one_new_engine(open_front: OpenFront) -> None:
+    fronts = [open_front(model=SPEED) for _ in range(3)]
+    undisturbed = answer(fronts[0], job("Once", max_tokens=30))
+    readers = [front.submit(job("Once", max_tokens=30)) for front in fronts]
+    gevent.sleep(0.1)
+
+    old = kill(fronts[0])
+    texts = [text_of(read_all(reader)) for reader in readers]
+
+    assert texts == [undisturbed] * 3
+    assert {pid_of(front) for front in fronts} != {old}
+    assert len({pid_of(front) for front in fronts}) == 1
+
+
+def test_a_cancel_while_there_is_no_engine_counts(open_front: OpenFront) -> None:
+    front = open_front(model=SPEED)
+    reader = front.submit(endless())
+    kill(front)
+    wait_until(lambda: front.is_recovering)
+
+    reader.cancel()
+
+    assert read_all(reader)[-1].finish is Finish.CANCELLED
+
+
+def test_an_engine_that_hangs_is_ended_and_its_answers_go_on(
+    open_front: OpenFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "HUNG", 2.0)
+    front = open_front(model=SPEED)
+    asked = job("Once", max_tokens=40)
+    undisturbed = answer(front, asked)
+    reader = front.submit(asked)
+    gevent.sleep(0.1)
+    pid = pid_of(front)
+
+    os.kill(pid, signal.SIGSTOP)
+
+    assert text_of(read_all(reader)) == undisturbed
+    assert has_ended(pid)
+
+
+def test_questions_are_answered_with_an_error_when_the_engine_is_lost(open_front: OpenFront) -> None:
+    front = open_front(model=SPEED)
+    pid = pid_of(front)
+    os.kill(pid, signal.SIGSTOP)
+    asking = gevent.spawn(front.slots)
+    gevent.sleep(0.1)
+
+    os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(Unavailable, match="engine was lost"):
+        asking.get(timeout=TIMEOUT)
+    wait_until(lambda: not front.is_recovering)
+    assert len(front.slots()) == 4
+
+
+# A request of which engines die
+
+
+def test_a_poisonous_request_costs_three_engines_and_no_other_answer(
+    open_front: OpenFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connector, "MODULE", crashing_engine.__name__)
+    fronts = [open_front(model=SPEED, slots=32) for _ in range(2)]
+    undisturbed = answer(fronts[0], job("Once", max_tokens=60))
+    neighbours = [fronts[n % 2].submit(job("Once", max_tokens=60)) for n in range(8)]
+    poison = job(max_tokens=60)
+    poison = Job((Tokens((*b"Once", crashing_engine.POISON)),), max_tokens=60, sampling=poison.sampling)
+
+    poisoned = fronts[0].submit(poison)
+    last = read_all(poisoned)[-1]
+
+    assert (last.finish, last.code) == (Finish.ERROR, "engine_gone")
+    assert [text_of(read_all(reader)) for reader in neighbours] == [undisturbed] * 8
+    assert fronts[0].n_restarts <= 3
+    with pytest.raises(EngineGone, match="ended the engine three times"):
+        fronts[0].submit(poison)
+    assert answer(fronts[1], job("Once", max_tokens=60)) == undisturbed
+
+
+# The real model
+
+
+REAL = {
+    **SAMPLINGS,
+    "grammar": Sampling(temperature=1, seed=7, grammar='root ::= ("The " [a-z]+ " is " [a-z]+ ". ")+'),
+    "thoughts": Sampling(temperature=1, seed=7, thoughts=ThoughtBudget(tokens=10, closing="END", ending=tuple(b"END"))),
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("sampling", REAL.values(), ids=REAL)
+def test_an_answer_of_the_real_model_is_the_same_over_two_deaths(open_front: OpenFront, sampling: Sampling) -> None:
+    front = open_front(model=packaged_model(), deterministic=True, slots=2, cache_bytes=0)
+    asked = job("The capital of France is", max_tokens=24, sampling=sampling)
+
+    undisturbed = whole(front, asked)
+
+    assert whole(front, asked, n_kills=2) == undisturbed
+
+
+@pytest.mark.model
+def test_vectors_are_computed_anew(open_front: OpenFront) -> None:
+    front = open_front(model=packaged_model(), slots=2)
+    asked = EmbedJob(tuple(Text(f"number {n} " * 20) for n in range(12)))
+    undisturbed = read_all(front.submit(asked))
+
+    reader = front.submit(asked)
+    kill(front)
+    vectors = {chunk.index: chunk.vector for chunk in read_all(reader)}
+
+    assert vectors.keys() == {chunk.index for chunk in undisturbed}
+    assert all(len(vectors[chunk.index]) == len(chunk.vector) for chunk in undisturbed)
