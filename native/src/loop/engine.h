@@ -47,7 +47,8 @@ class Engine {
   // Null until the model is loaded; lives as long as the engine.
   const Backend* backend() const { return ready_backend_.load(std::memory_order_acquire); }
 
-  // Makes these control tokens add their text to answers; see Backend::show. Refused after the first task or grammar.
+  // Makes these control tokens of the model add their text to answers; see Vocabulary::show. Refused after the first
+  // task or grammar.
   Status show(const std::vector<Token>& tokens);
 
   // A grammar of the model's tokens, for a task; takes milliseconds.
