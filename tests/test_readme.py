@@ -37,6 +37,8 @@ SERVERS = [
     "corosrv serve --predictor deploy/predictor/predict.py:Predictor",
     "corosrv serve deploy/app/typed.py:app --workers 2",
     "gunicorn -k gevent corosrv.app",
+    "corosrv serve -w 4",
+    "gunicorn -k gevent -w 4 corosrv.app",
 ]
 UPSTREAMS = (
     "corosrv serve --upstream http://10.0.0.1:8080 --upstream 'http://10.0.0.2:8000?concurrency=64&model=llama-70b'"

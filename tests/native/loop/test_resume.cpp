@@ -147,11 +147,14 @@ void check_same(const std::string& name, const Answer& whole, Journal before, co
 std::vector<Named> all_tasks() {
   static const ByteVocabulary vocabulary;
   std::vector<Named> all = all_samplers();
+  for (Named& named : all) {
+    if (!named.task.shift) named.task.max_tokens = std::min(named.task.max_tokens, 80);
+  }
   const auto add = [&](const char* name, const std::function<void(Sampling&, Task&)>& change) {
     for (const uint32_t seed : {1u, 2u, 3u}) {
       Sampling sampling;
       sampling.seed = seed;
-      Task task = make_quoting(sampling, 100);
+      Task task = make_quoting(sampling, 80);
       change(task.sampling, task);
       all.push_back({name + std::string(" ") + std::to_string(seed), std::move(task)});
     }
@@ -189,8 +192,11 @@ bool has_shifted(const Task& task, const Journal& journal) {
 
 Told told_of(const Task& task) { return task.stops.empty() && task.prompt[0] != 'u' ? Told::kAll : Told::kSome; }
 
+// Each of a sampler's seeds has a third of the cuts.
 TEST("with every sampler a task goes on behind any of its chunks, bit for bit, as if nothing had happened") {
+  size_t n_tasks = 0;
   for (const auto& [name, task] : all_tasks()) {
+    ++n_tasks;
     Life whole(task);
     whole.run();
     Life broken(task);
@@ -199,7 +205,7 @@ TEST("with every sampler a task goes on behind any of its chunks, bit for bit, a
       Journal journal;
       journal.add(broken.answer());
       if (broken.is_over() || has_shifted(task, journal)) break;
-      if (broken.answer().ids.empty()) continue;
+      if (journal.ids.empty() || (n_cuts + n_tasks) % 3 != 0) continue;
 
       Life resumed(journal.resumed(task));
 
