@@ -78,6 +78,7 @@ TABLE = [
     (errors.GroupAborted("g"), 499, "client_closed_request", None, "group_aborted"),
     (errors.EventsGone("events 1 to 4", 5, "n"), 410, "not_found_error", "n", "events_gone"),
     (errors.TooManyLogs(2), 503, "unavailable_error", None, None),
+    (errors.EngineGone("a"), 503, "unavailable_error", None, "engine_gone"),
     (errors.TooManyMembers(2), 503, "unavailable_error", None, None),
     (errors.UsedAfterFork("m"), 503, "unavailable_error", None, None),
 ]
@@ -151,7 +152,7 @@ def test_a_prompt_that_is_too_long_comes_with_its_numbers():
 
 @pytest.mark.parametrize(("error", "status"), [(error, status) for error, status, *_ in TABLE], ids=named)
 def test_only_what_passes_by_itself_says_when_to_try_again(error, status):
-    passes = isinstance(error, errors.Unavailable) and not isinstance(error, errors.ModelFailed)
+    passes = isinstance(error, errors.Unavailable) and not isinstance(error, (errors.ModelFailed, errors.EngineGone))
 
     assert response(error).headers.get("Retry-After") == ("1" if passes else None)
 
