@@ -238,7 +238,10 @@ def test_a_host_without_an_address_is_not_taken_for_one_that_others_reach(served
 
 
 def test_several_processes_are_said_to_have_a_model_each(served):
-    assert "2 worker processes, each of which loads" in run("serve", "--model", "synthetic:", "-w", "2").stderr
+    words = "2 worker processes, each of which loads"
+
+    assert words not in run("serve", "--model", "synthetic:", "-w", "2").stderr
+    assert words in run("serve", "--model", "synthetic:", "-w", "2", "--engine", "inproc").stderr
 
 
 def test_a_low_limit_of_descriptors_is_said(served, monkeypatch):
