@@ -9,6 +9,7 @@ from __future__ import annotations
 import _socket
 import array
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -92,6 +93,7 @@ class Attachments:
 
 MIN_ATTACHED = 1 << 20  # bytes; smaller values are cheaper within their message
 
+_SEAL_TRIES = 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -103,11 +105,22 @@ def make(pieces: Iterable[bytes | memoryview]) -> int:
             unwritten = memoryview(piece).cast("B")
             while unwritten:
                 unwritten = unwritten[os.write(fd, unwritten) :]
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        _seal(fd)
     except BaseException:  # nobody else knows the descriptor
         os.close(fd)
         raise
     return fd
+
+
+def _seal(fd: int) -> None:
+    """Seals a memory file. The kernel refuses that while it moves one of its pages, and waits for these 0.15 s each."""
+    for tries_left in reversed(range(_SEAL_TRIES)):
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or not tries_left:
+                raise
 
 
 def map_value(fd: int, size: int) -> memoryview:

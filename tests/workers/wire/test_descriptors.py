@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _socket
+import errno
+import fcntl
 import os
 import random
 import socket
@@ -161,3 +163,26 @@ def test_a_peer_that_sends_more_breaks_the_channel(pair: tuple[Server, Worker]) 
 
     with pytest.raises(BadFrame, match="more descriptors"):
         server.receive()
+
+
+@pytest.mark.parametrize(("n_refusals", "is_sealed"), [(0, True), (3, True), (1000, False)])
+def test_a_file_whose_pages_the_kernel_moves_is_sealed_later(
+    monkeypatch: pytest.MonkeyPatch, n_refusals: int, is_sealed: bool
+) -> None:
+    seal, refusals = fcntl.fcntl, [OSError(errno.EBUSY, "busy")] * n_refusals
+
+    def refuse(*arguments: Any) -> int:
+        if refusals:
+            raise refusals.pop()
+        return int(seal(*arguments))
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    if not is_sealed:
+        with pytest.raises(OSError, match="busy"):
+            descriptors.make([b"value"])
+        return
+    fd = descriptors.make([b"value"])
+    monkeypatch.undo()
+
+    descriptors.check(fd, 5)
+    os.close(fd)
