@@ -28,7 +28,7 @@ from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine.binding import ModelInfo, NativeVocabulary, Task
 from corosrv.models.engine.engine import model_card
 from corosrv.models.engine.options import native_options
-from corosrv.models.engine.process.connector import EngineConnector
+from corosrv.models.engine.process.connector import PATIENCE, EngineConnector
 from corosrv.models.engine.process.jobs import ENGINE_GONE, DeathSuspects, RemoteJob, RemoteReader, tells_state
 from corosrv.models.engine.process.messages import (
     MAX_FRAME,
@@ -157,7 +157,9 @@ class RemoteEngine:
             )
             try:
                 channel.send(FrontHello(PROTOCOL, self._connector.digest))
-                welcome = channel.receive()
+                welcome = None
+                with gevent.Timeout(PATIENCE, False):
+                    welcome = channel.receive()
             except errors.WireError:
                 welcome = None
             if isinstance(welcome, EngineRefusal):
@@ -268,7 +270,10 @@ class RemoteEngine:
                 waiting.set_exception(answer.fault.error())
 
     def _end(self, job: RemoteJob) -> None:
+        """Forgets a job that has ended; whoever waits until it is taken hears that it will not be."""
         self._jobs.pop(job.number, None)
+        if (waiting := self._submissions.pop(job.number, None)) is not None:
+            waiting.set_exception(errors.ShuttingDown("the engine has not taken the request: it was stopped, or lost"))
         if self._suspect == job.number:
             self._suspect = None
 
@@ -500,7 +505,8 @@ class RemoteEngine:
         self.stop_accepting()
         for job in list(self._jobs.values()):
             job.fail(message, SHUTTING_DOWN)
-            self._forget(job.number)
+            self._end(job)
+            self._send(ForgetTasks(job.number))
 
     def close(self) -> None:
         """Leaves the engine's process, and ends this front's jobs. Any thread; twice is harmless."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 import gevent
 import pytest
 
-from corosrv.base.errors import EngineGone, Unavailable
+from corosrv.base.errors import EngineGone, ShuttingDown, Unavailable
 from corosrv.contracts.jobs import EmbedJob, Finish, Job, Sampling, Text, ThoughtBudget, Tokens
 from corosrv.models.engine.process import connector, remote
 from corosrv.models.engine.process.remote import RemoteEngine
@@ -169,6 +170,21 @@ def test_questions_are_answered_with_an_error_when_the_engine_is_lost(open_front
         asking.get(timeout=TIMEOUT)
     wait_until(lambda: not front.is_recovering)
     assert len(front.slots()) == 4
+
+
+@pytest.mark.parametrize("end", [RemoteEngine.drain, RemoteEngine.close])
+def test_a_job_that_no_engine_takes_is_refused_when_its_front_stops(
+    open_front: OpenFront, end: Callable[..., None]
+) -> None:
+    front = open_front(model=SPEED)
+    os.kill(pid_of(front), signal.SIGSTOP)
+    submitting = gevent.spawn(front.submit, job())
+    gevent.sleep(0.1)
+
+    end(front)
+
+    with pytest.raises(ShuttingDown, match="has not taken the request"):
+        submitting.get(timeout=TIMEOUT)
 
 
 # A request of which engines die
