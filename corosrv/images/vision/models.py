@@ -117,8 +117,8 @@ class VisionModels:
         self._make_watch = make_watch
         self._engines: dict[str, VisionEngine] = {}
 
-    def make(self, settings: ModelSettings, engine: LanguageEngine) -> VisionEngine:
-        """Gives an engine a projector for images; nothing starts before it is opened."""
+    def make(self, settings: ModelSettings, engine: LanguageEngine | None = None) -> VisionEngine:
+        """Gives an engine a projector for images; nothing starts before it is opened. None: one in this process."""
         vision = self._engines[settings.names[0]] = VisionEngine(settings, self._make_watch, engine)
         return vision
 
