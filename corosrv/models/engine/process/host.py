@@ -41,8 +41,8 @@ class EngineHost:
         self._listener = listener
         listener.setblocking(False)
         self._sessions: set[FrontSession] = set()
-        self._news = Event()  # a front has come or left, or the engine has something to do
-        self._changed = Event()
+        self._news = Event()  # a front has come or left
+        self._changed = Event()  # something began or ended in the engine
         self._state: EngineLoaded | EngineFailed | None = None
         self._created = int(time.time())
         self._suspects = BoundedSemaphore(1)

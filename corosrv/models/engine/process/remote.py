@@ -256,6 +256,8 @@ class RemoteEngine:
                 self._suspect = job.number
             if waiting is not None:
                 waiting.set(None)
+            elif job is not None and job.is_cancelled:  # while it waited for its turn, where a cancel finds nothing
+                self._send(CancelTasks(job.number))
         elif waiting is not None:
             waiting.set_exception(message.fault.error())
         elif job is not None:  # a resumed one
@@ -522,6 +524,8 @@ class RemoteEngine:
 
     def _leave(self) -> None:
         self._fail_all("the engine is closed")
+        if not self._loading.ready():
+            self._loading.set_exception(errors.UsedAfterClose("the engine was closed while its model was loaded"))
         link, self._link = self._link, None
         if link is not None:
             link.channel.close()

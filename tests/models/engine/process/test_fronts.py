@@ -222,6 +222,18 @@ def test_a_closed_engine_takes_nothing(open_front: OpenFront) -> None:
         front.submit(job())
 
 
+@pytest.mark.model
+def test_an_engine_that_is_closed_while_it_loads_waits_no_longer(run_dir: str) -> None:
+    front = RemoteEngine(settings_of(model=packaged_model()), run_dir)
+    opening = gevent.spawn(front.open)
+    until(lambda: front.pid is not None)
+
+    front.close()
+
+    with pytest.raises(ModelFailed, match="closed while its model was loaded"):
+        opening.get(timeout=TIMEOUT)
+
+
 def test_an_engine_is_closed_from_any_thread(open_front: OpenFront) -> None:
     front = open_front()
 
