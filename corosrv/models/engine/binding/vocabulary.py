@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +13,12 @@ from corosrv.models.engine.binding.options import BorrowedOptions
 from corosrv.models.engine.binding.values import Options
 
 
-class TokenCalls:
-    """The calls about tokens of whoever has a corosrv_vocabulary."""
+class TokenCalls(ABC):
+    """Calls the core about tokens, with the corosrv_vocabulary that a subclass has."""
 
+    @abstractmethod
     def _vocabulary(self) -> Any:
         """Returns the handle. Raises UsedAfterClose."""
-        raise NotImplementedError
 
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
         """Returns token ids; takes time in proportion to the text, without the GIL."""
