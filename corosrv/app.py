@@ -167,6 +167,7 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
         app = create_app(settings)
         if worker is not None:
             app.extensions["corosrv"].context.count_clients = worker.count_clients
+            app.extensions["corosrv"].context.siblings = worker.siblings
             _end_with(worker, app.extensions["corosrv"], predictor)
             if ends_with_bad_code:
                 _end_with_bad_code(app.extensions["corosrv"])

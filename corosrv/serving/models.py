@@ -200,7 +200,9 @@ class ModelPart(Part):
             embedding_routes.blueprint(flow, settings.embeddings),
             rerank_routes.blueprint(flow),
             llamacpp_routes.blueprint(flow, self.pool, switches),
-            loading.blueprint(self.pool, self._context.bodies, settings.max_body_bytes),
+            loading.blueprint(
+                self.pool, self._context.bodies, settings.max_body_bytes, self._context.ask_other_workers
+            ),
         )
 
     def ollama(self) -> Blueprint:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import flask
 from flask import Blueprint
 from gevent import monkey
 from prometheus_client.registry import Collector
@@ -20,6 +21,7 @@ from corosrv.contracts.settings import Settings
 from corosrv.web.groups.table import GroupTable
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
+from corosrv.web.http.siblings import OtherAnswer, Siblings
 from corosrv.web.kept.keyed_answers import KeyedAnswers
 
 Format = Literal["openai", "anthropic", "llamacpp", "ollama", "upstream", "v2", "predictions"]
@@ -118,6 +120,11 @@ class ServerContext:
     on_unstartable: Callable[[str], None] = lambda reason: None  # called if nothing can be started
     # Connections and the greenlets that serve them; None where the web server does not tell.
     count_clients: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
+    siblings: Siblings | None = None  # the other worker processes, where there are some
+
+    def ask_other_workers(self, request: flask.Request, body: bytes = b"") -> list[OtherAnswer]:
+        """Sends a request to every other worker process as well; returns their answers. Waits as Siblings does."""
+        return [] if self.siblings is None else self.siblings.ask_others(request, body)
 
     def other_parts(self, part: Part) -> list[Part]:
         """Returns the parts beside this one."""

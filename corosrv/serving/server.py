@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from http import HTTPStatus
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.heap import BodyBudget
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, register_errors
+from corosrv.web.http.siblings import is_repeated
 from corosrv.web.kept import streams as stream_routes
 from corosrv.web.kept.answer_logs import AnswerLogs, LogCollector
 from corosrv.web.kept.keyed_answers import KeyCollector, KeyedAnswers
@@ -82,7 +84,8 @@ class Server:
         scanner = bodies.scan if parts.models is None else parts.models.json_scanner()
         bodies.use_scanner(body_reader.scan_in_thread(scanner))
         for collector in chain.from_iterable(part.collectors() for part in context.parts):
-            self._stats.registry.register(collector)
+            is_shared = isinstance(collector, metrics.OfEngines) and server.engine == "process"
+            (self._stats.engines if is_shared else self._stats.registry).register(collector)
         if self.cluster is not None:
             self._stats.registry.register(self.cluster.collector())
         self._access = access.Access(server.keys, server.origins, server.hosts, leaves_origins=is_mounted)
@@ -234,18 +237,30 @@ class Server:
         @openapi.operation(
             "Server",
             "Report counters",
-            "Prometheus' text form: every part's counters, by model where they are a model's.",
+            "Prometheus' text form: every part's counters, by model where they are a model's. Where the server has "
+            "several worker processes, those of all: the label `front` says whose a series is.",
             media_type="text/plain",
             statuses=(501,),
         )
         def exposition() -> Response:
             if not self.settings.metrics:
                 raise NotOffered("metrics are switched off (COROSRV_METRICS=0)")
-            answer = Response(with_token_counter(metrics.exposition(self._stats)), content_type=metrics.CONTENT_TYPE)
+            answer = Response(with_token_counter(self._exposition()), content_type=metrics.CONTENT_TYPE)
             answer.headers["Process-Start-Time-Unix"] = str(self._started_at)
             return answer
 
         return root
+
+    def _exposition(self) -> bytes:
+        """Writes the counters of all worker processes, and of the engines that they share. Waits for the others."""
+        siblings = self.context.siblings
+        if siblings is None:
+            return metrics.exposition(self._stats)
+        own = metrics.exposition_of_front(self._stats, siblings.front)
+        if is_repeated(request):
+            return own
+        others = [answer.body for answer in siblings.ask_others(request) if answer.status == HTTPStatus.OK]
+        return metrics.together([own, *others, metrics.exposition_of_engines(self._stats)])
 
     def _routes(self) -> Iterator[Blueprint]:
         context, parts = self.context, self.parts

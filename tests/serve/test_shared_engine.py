@@ -175,6 +175,43 @@ def test_counters_are_those_of_the_engine_at_every_worker(own: Server) -> None:
     eventually(lambda: [own.metric("generated_tokens_total") for _ in range(8)] == [18] * 8, what="18 tokens")
 
 
+def test_every_worker_shows_the_requests_of_all(own: Server) -> None:
+    for _ in range(9):
+        assert ask(own, "GET", "/v1/models").status == 200
+
+    shown = [ask(own, "GET", "/metrics").body.decode() for _ in range(4)]
+
+    for text in shown:
+        fronts = dict(re.findall(r'corosrv_open_streams\{front="(\d+)"\} (\S+)', text))
+        assert len(fronts) == 3
+        counts = re.findall(r'corosrv_http_requests_total\{front="\d+",route="/v1/models",status="200"\} (\S+)', text)
+        assert sum(map(float, counts)) == 9
+        assert text.count("# TYPE corosrv_steps_total ") == 1
+
+
+def test_a_model_is_unloaded_and_loaded_in_all_workers(own: Server) -> None:
+    def states() -> set[str]:
+        return {ask(own, "GET", "/models").json["data"][0]["status"]["value"] for _ in range(9)}
+
+    assert states() == {"loaded"}
+
+    assert ask(own, "POST", "/models/unload", {"model": "synthetic"}).status == 200
+    eventually(lambda: states() == {"unloaded"}, what="no worker has the model")
+    assert ask(own, "POST", "/models/unload", {"model": "synthetic"}).error["code"] == "model_not_loaded"
+    assert ask(own, "POST", "/models/load", {"model": "synthetic"}).status == 200
+    eventually(lambda: states() == {"loaded"}, what="all workers have the model")
+
+
+def test_a_model_that_another_worker_uses_is_not_unloaded(own: Server) -> None:
+    with own.connect() as connection:
+        connection.send(request("POST", "/v1/chat/completions", chat_body(stream=True, max_tokens=2000)))
+        assert connection.head().status == 200
+
+        refused = [ask(own, "POST", "/models/unload", {"model": "synthetic"}) for _ in range(4)]
+
+    assert {answer.error["code"] for answer in refused} == {"model_in_use"}
+
+
 def test_one_worker_may_have_its_engine_in_a_process_too(start: Servers, run_dir: str) -> None:
     server = start.start(*SERVE, "--engine", "process", run_dir=run_dir)
 

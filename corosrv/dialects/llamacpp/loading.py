@@ -5,19 +5,24 @@ GET /props is here, too: properties of the server, and its defaults for requests
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
+import flask
 import msgspec
 from flask import Blueprint, Response, request
 
 from corosrv.base import __version__
+from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Job, ModelCard, Sampling, Vocabulary
 from corosrv.dialects.generation import settings
 from corosrv.dialects.generation.fields import Defaults, ModelName
 from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.openapi import NEEDS_MODEL, READS, operation
+from corosrv.web.http.siblings import OtherAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,7 @@ class Success(msgspec.Struct):
 
 
 _SUCCESS = msgspec.json.encode(Success(True))
+_NOT_LOADED = b"model_not_loaded"  # why a model is not unloaded, where it may be loaded in another worker process
 _STATUSES = (*READS, *NEEDS_MODEL)
 
 
@@ -109,12 +115,30 @@ class LoadingBody(msgspec.Struct):
 _decoder = msgspec.json.Decoder(LoadingBody)
 
 
-def blueprint(loader: Loader, bodies: BodyReader, max_body_bytes: int) -> Blueprint:
-    """Makes the two routes, which begin to load or unload; GET /models tells how it goes."""
+def blueprint(
+    loader: Loader,
+    bodies: BodyReader,
+    max_body_bytes: int,
+    ask_other_workers: Callable[[flask.Request, bytes], Iterable[OtherAnswer]],
+) -> Blueprint:
+    """Makes the two routes, which begin to load or unload; GET /models tells how it goes.
+
+    `ask_other_workers` has every other worker process do the same, each of which counts its own requests.
+    """
     routes = Blueprint("loading", __name__)
 
-    def model_name() -> str:
-        return body_reader.decode(request, bodies.read(request, max_body_bytes), _decoder).model
+    def change(begin: Callable[[str], None]) -> Response:
+        body = body_reader.decode(request, bodies.read(request, max_body_bytes), _decoder)
+        others = list(ask_other_workers(request, msgspec.json.encode(body)))
+        for other in others:
+            if other.status != HTTPStatus.OK and _NOT_LOADED not in other.body:
+                return Response(other.body, other.status, mimetype="application/json")
+        try:
+            begin(body.model)
+        except Refused as error:
+            if error.code != _NOT_LOADED.decode() or all(other.status != HTTPStatus.OK for other in others):
+                raise
+        return Response(_SUCCESS, mimetype="application/json")
 
     @routes.post("/models/load")
     @operation(
@@ -126,8 +150,7 @@ def blueprint(loader: Loader, bodies: BodyReader, max_body_bytes: int) -> Bluepr
         statuses=_STATUSES,
     )
     def load() -> Response:
-        loader.load(model_name())
-        return Response(_SUCCESS, mimetype="application/json")
+        return change(loader.load)
 
     @routes.post("/models/unload")
     @operation(
@@ -139,7 +162,6 @@ def blueprint(loader: Loader, bodies: BodyReader, max_body_bytes: int) -> Bluepr
         statuses=_STATUSES,
     )
     def unload() -> Response:
-        loader.unload(model_name())
-        return Response(_SUCCESS, mimetype="application/json")
+        return change(loader.unload)
 
     return routes

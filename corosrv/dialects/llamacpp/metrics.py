@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from corosrv.contracts.jobs.worker import DecodeStats, HasModelStats
+from corosrv.web.http.metrics import OfEngines
 
 _PREFIX = "llamacpp:"
 _MOST_TOKENS = f"{_PREFIX}n_tokens_max"
@@ -38,7 +38,7 @@ def with_token_counter(text: bytes) -> bytes:
     return text.replace(gauge, counter)
 
 
-class LlamaCollector(Collector):
+class LlamaCollector(OfEngines):
     """Reads the decode loops' counters when it is asked; keeps none of its own."""
 
     def __init__(self, worker: HasModelStats) -> None:

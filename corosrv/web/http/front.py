@@ -216,7 +216,7 @@ class Front(GeventWorker):  # type: ignore[misc]
                 "groups: end TLS in a proxy, or use one worker process"
             )
             return
-        self.siblings = Siblings(folder, self.cfg.workers, self._take_over)
+        self.siblings = Siblings(folder, self.cfg.workers, self._take_over, front=self.age)
 
     def _take_over(self, raw: Any, address: Any, listener_name: Any, read_ahead: bytes) -> None:
         """Serves a connection that another process has passed on."""

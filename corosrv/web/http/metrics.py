@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import sys
 import time
 import traceback
@@ -159,7 +160,8 @@ class HttpStats:
     """Counters of the HTTP side. Used from the hub's thread, or from a server's threads."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry()  # the counters of this process
+        self.engines = CollectorRegistry()  # those of the decode loops, which several processes may share
         self._requests = Counter(
             "corosrv_http_requests", "Answers by route and status", ["route", "status"], registry=self.registry
         )
@@ -262,7 +264,11 @@ class GarbageCollector(Collector):
         return runs, seconds, longest
 
 
-class EngineCollector(Collector):
+class OfEngines(Collector):
+    """Reads what decode loops count: those in a process of their own count for all processes that they serve."""
+
+
+class EngineCollector(OfEngines):
     """Reads the decode loops' counters when it is asked; keeps none of its own. Every series says which model."""
 
     def __init__(self, worker: HasModelStats) -> None:
@@ -314,6 +320,39 @@ def _cumulative(buckets: Iterable[int]) -> Iterator[tuple[str, int]]:
         yield ("+Inf" if i == len(counts) - 1 else f"{0.001 * 2**i:g}"), total
 
 
+class _OfFront:
+    """Reads a registry, and adds to every series the label `front`, which says whose it is."""
+
+    def __init__(self, registry: CollectorRegistry, front: int) -> None:
+        self._registry = registry
+        self._label = {"front": str(front)}
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample._replace(labels=sample.labels | self._label) for sample in metric.samples]
+            yield metric
+
+
 def exposition(stats: HttpStats) -> bytes:
-    """Writes everything in the registry in Prometheus' text form."""
-    return generate_latest(stats.registry)
+    """Writes all counters of a process in Prometheus' text form."""
+    return generate_latest(stats.registry) + exposition_of_engines(stats)
+
+
+def exposition_of_engines(stats: HttpStats) -> bytes:
+    """Writes the counters of the decode loops that may be shared."""
+    return generate_latest(stats.engines)
+
+
+def exposition_of_front(stats: HttpStats, front: int) -> bytes:
+    """Writes the counters of one of several processes, whose number all series show, without those of the engines."""
+    return generate_latest(_OfFront(stats.registry, front))
+
+
+def together(expositions: Iterable[bytes]) -> bytes:
+    """Makes one exposition of several: the series of a family stand together, as Prometheus asks."""
+    families: dict[bytes, list[bytes]] = {}  # the lines of series by the two lines that begin a family
+    for text in expositions:
+        for family in re.split(rb"(?m)^(?=# HELP )", text)[1:]:
+            help_line, type_line, series = family.split(b"\n", 2)
+            families.setdefault(help_line + b"\n" + type_line + b"\n", []).append(series)
+    return b"".join(head + b"".join(series) for head, series in families.items())

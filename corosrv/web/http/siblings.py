@@ -3,6 +3,9 @@
 Stored responses, answers under idempotency keys, streams that may be resumed, and groups are kept in memory. A request
 that makes or needs some goes to the process that its caller's credentials choose: the whole connection does, with what
 was read of it, over a Unix socket. No byte of the answer is copied. Other requests stay where they arrived.
+
+What all of them have to hear or to tell, as counters, is asked of each: it is passed one end of a pair of sockets, as
+the connection of a client that sends the same request.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ import os
 import re
 import time
 from collections.abc import Callable
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import flask
 import gevent
 import msgspec
+from gevent import socket as gevent_socket
 from gevent.hub import get_hub
 from gunicorn.http.message import Request
 
@@ -41,6 +47,10 @@ _PATIENCE = 2.0  # seconds in which another process must take what is passed to 
 _PAUSE = 0.01
 _READ = 1  # what a watcher of gevent watches for
 _FD_BYTES = array.array("i").itemsize
+_ASKED = "X-Corosrv-Worker"  # the field of a request that one worker process repeats to another, which answers alone
+_NOT_REPEATED = frozenset(
+    ("accept-encoding", "connection", "content-length", "expect", "te", "transfer-encoding", _ASKED.lower())
+)
 
 
 class PassedConnection(msgspec.Struct, array_like=True):
@@ -51,16 +61,31 @@ class PassedConnection(msgspec.Struct, array_like=True):
     data: bytes
 
 
+class OtherAnswer(NamedTuple):
+    """Holds what another process has answered."""
+
+    status: int
+    body: bytes
+
+
 class Siblings:
     """Knows the processes of one server. Belongs to the hub's thread of one of them."""
 
     def __init__(
-        self, folder: str, n_processes: int, take: Callable[[_socket.socket, Any, Any, bytes], None], *, server: int = 0
+        self,
+        folder: str,
+        n_processes: int,
+        take: Callable[[_socket.socket, Any, Any, bytes], None],
+        *,
+        server: int = 0,
+        front: int = 0,
     ) -> None:
         """`folder`: the run directory, which is there. `take`: serves a connection that another process has passed.
 
-        `server`: the number of the server, which all of its processes have: that of their parent.
+        `server`: the number of the server, which all of its processes have: that of their parent. `front`: the number
+        of this process among all that the server has started.
         """
+        self.front = front
         self._folder = folder
         self._n_processes = n_processes
         self._take = take
@@ -148,26 +173,71 @@ class Siblings:
         if len(data) > _MAX_PASSED:
             self._unpassed.count()
             return False
-        message = msgspec.msgpack.encode(PassedConnection(address, listener, data))
-        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [connection.fileno()]))]
+        passed = PassedConnection(address, listener, data)
         deadline = time.monotonic() + _PATIENCE
+        following: str | None = owner
+        try:
+            while following is not None:
+                if self._send(following, passed, connection.fileno(), deadline):
+                    return True
+                following = self.owner_of(request)
+        except TimeoutError:
+            self._unpassed.count()
+        return False
+
+    def _send(self, process: str, passed: PassedConnection, fd: int, deadline: float) -> bool:
+        """Passes a descriptor to another process; returns False if it is gone. Raises TimeoutError if it is busy."""
+        message = msgspec.msgpack.encode(passed)
+        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [fd]))]
         while time.monotonic() < deadline:
             try:
-                self._socket.sendmsg([message], rights, 0, owner)
+                self._socket.sendmsg([message], rights, 0, process)
                 return True
             except BlockingIOError:
                 gevent.sleep(_PAUSE)
             except OSError as error:
-                log.info("worker process %s is gone: %s", Path(owner).stem, error)
+                log.info("worker process %s is gone: %s", Path(process).stem, error)
                 with contextlib.suppress(OSError):
-                    Path(owner).unlink(missing_ok=True)
+                    Path(process).unlink(missing_ok=True)
                 self._known_until = 0.0
-                following = self.owner_of(request)
-                if following is None:
-                    return False
-                owner = following
-        self._unpassed.count()
-        return False
+                return False
+        raise TimeoutError
+
+    def ask_others(self, request: flask.Request, body: bytes = b"") -> list[OtherAnswer]:
+        """Sends a request to every other process as well, with this body; returns what they have answered.
+
+        Waits for two seconds at most; a process that has not answered by then is left out. Returns nothing for a
+        request that another process has sent: this one answers it alone.
+        """
+        if is_repeated(request):
+            return []
+        environ = request.environ
+        passed = PassedConnection(
+            (environ.get("REMOTE_ADDR", ""), 0),
+            (environ["SERVER_NAME"], int(environ["SERVER_PORT"] or 0)),
+            _repeated(request, body),
+        )
+        others = [path for path in self._live() if path != self._path]
+        asked = [gevent.spawn(self._ask, path, passed, time.monotonic() + _PATIENCE) for path in others]
+        gevent.joinall(asked)
+        return [one.value for one in asked if one.value is not None]
+
+    def _ask(self, process: str, passed: PassedConnection, deadline: float) -> OtherAnswer | None:
+        ours, theirs = gevent_socket.socketpair()
+        try:
+            if not self._send(process, passed, theirs.fileno(), deadline):
+                return None
+            theirs.close()
+            ours.settimeout(max(_PAUSE, deadline - time.monotonic()))
+            answer = HTTPResponse(ours, method=None)
+            answer.begin()
+            return OtherAnswer(answer.status, answer.read())
+        except (OSError, HTTPException) as error:  # a TimeoutError among them
+            log.warning("worker process %s did not answer: %r", Path(process).stem, error)
+            return None
+        finally:
+            ours.close()
+            theirs.close()
 
 
 def head_of(request: Request) -> bytes:
@@ -175,6 +245,19 @@ def head_of(request: Request) -> bytes:
     lines = [f"{request.method} {request.uri} HTTP/{request.version[0]}.{request.version[1]}"]
     lines += [f"{name}: {value}" for name, value in request.headers]
     return "\r\n".join((*lines, "", "")).encode("latin-1")
+
+
+def is_repeated(request: flask.Request) -> bool:
+    """Tells whether another process has sent a request, or a client that wants the answer of one process alone."""
+    return _ASKED in request.headers
+
+
+def _repeated(request: flask.Request, body: bytes) -> bytes:
+    """Writes a request anew, for a process that is to answer it alone."""
+    lines = [f"{request.method} {request.environ['RAW_URI']} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in request.headers if name.lower() not in _NOT_REPEATED]
+    lines += [f"{_ASKED}: this", "Connection: close", f"Content-Length: {len(body)}"]
+    return "\r\n".join((*lines, "", "")).encode("latin-1") + body
 
 
 def _tuple(value: Any) -> Any:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import flask
 import gevent
 import pytest
 from gunicorn.config import Config
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
+from corosrv.web.http import siblings
 from corosrv.web.http.siblings import Siblings, head_of
 from tests.support.waiting import wait_until
 
@@ -186,3 +188,51 @@ def test_a_closed_process_leaves_no_file(folder: str, three: Processes) -> None:
     three.close()
 
     assert list(Path(folder).iterdir()) == []
+
+
+def asked_by_client(path: str = "/metrics", **fields: str) -> flask.Request:
+    """A request as an application sees it."""
+    headers = {name.replace("_", "-"): value for name, value in fields.items()}
+    with flask.Flask("tests").test_request_context(path, headers=headers, environ_overrides={"RAW_URI": path}):
+        return flask.request._get_current_object()  # type: ignore[attr-defined,no-any-return]
+
+
+def answer_with(taken: Taken, body: bytes) -> bytes:
+    """Answers what a process has been passed; returns its request."""
+    connection, _, _, data = taken
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    return bytes(data)
+
+
+def test_all_others_are_asked_what_a_client_has_asked(three: Processes) -> None:
+    asked = gevent.spawn(three.of[0].ask_others, asked_by_client(Authorization="Bearer key", Expect="x"), b"{}")
+    wait_until(lambda: three.taken[1] and three.taken[2])
+
+    requests = {answer_with(three.taken[number][0], b"of %d" % number) for number in (1, 2)}
+
+    assert sorted(asked.get(timeout=5)) == [(200, b"of 1"), (200, b"of 2")]
+    (data,) = requests
+    repeated = Request(Config(), IterUnreader([data]), ("127.0.0.1", 1))
+    assert (repeated.method, repeated.uri, repeated.body.read()) == ("GET", "/metrics", b"{}")
+    fields = dict(repeated.headers)
+    assert fields["AUTHORIZATION"] == "Bearer key"
+    assert "EXPECT" not in fields
+    assert three.taken[0] == []
+
+
+def test_who_is_asked_by_another_process_asks_nobody(three: Processes) -> None:
+    assert three.of[0].ask_others(asked_by_client(X_Corosrv_Worker="this")) == []
+
+
+def test_a_process_that_is_dead_or_silent_is_left_out(three: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(siblings, "_PATIENCE", 0.3)
+    dead = three.of[1]
+    dead._watcher.close()
+    dead._watcher = None
+    dead._socket.close()  # its file stays, as after a kill
+
+    asked = gevent.spawn(three.of[0].ask_others, asked_by_client())
+
+    assert asked.get(timeout=5) == []
+    assert len(three.taken[2]) == 1
+    assert not Path(three.paths[1]).exists()
