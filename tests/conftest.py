@@ -1,5 +1,6 @@
 """What all tests share: engines to submit to, the order of files, own processes, and a look at what holds the hub."""
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 
@@ -20,6 +21,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     n_tests = Counter(item.path for item in items)
     n_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: (-n_slow[item.path], -n_tests[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector from what collecting has made: it would look at it in each of its full runs."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,8 +12,8 @@ import pytest
 from tests.simulation.__main__ import WORLDS
 from tests.simulation.bugs import BUGS
 
-AT_ONCE = 10  # seeds of one test
-SEEDS = {"pool": 50, "workers": 40, "fronts": 10}
+AT_ONCE = 5  # seeds of one test
+SEEDS = {"pool": 20, "workers": 15, "fronts": 5}
 HAS_REDIS = all(map(shutil.which, ("redis-server", "cc"))) and importlib.util.find_spec("redis") is not None
 
 
