@@ -26,7 +26,7 @@ from corosrv.base.run_dir import default_path, open_run_dir
 from corosrv.contracts import settings as settings_module
 from corosrv.contracts.settings import PredictionSettings, Settings
 from corosrv.serving.server import Server
-from corosrv.web.http import reply
+from corosrv.web.http import reply, worker_watch
 from corosrv.web.http.lean_flask import LeanFlask
 from corosrv.web.http.terms import nearest_route
 from corosrv.web.http.worker_watch import NEVER_STARTS, JsonFormatter
@@ -125,7 +125,11 @@ def _stop_on_sigterm(server: Server) -> None:
     previous = signal.getsignal(signal.SIGTERM)
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
-        server.stop()
+        worker = getattr(previous, "__self__", None)
+        if worker is not None and worker_watch.is_replaced(worker):
+            worker.at_end = server.stop
+        else:
+            server.stop()
         if callable(previous):
             previous(number, frame)
         else:
@@ -168,6 +172,7 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
         if worker is not None:
             app.extensions["corosrv"].context.count_clients = worker.count_clients
             app.extensions["corosrv"].context.siblings = worker.siblings
+            worker.state = lambda: app.extensions["corosrv"].context.state
             _end_with(worker, app.extensions["corosrv"], predictor)
             if ends_with_bad_code:
                 _end_with_bad_code(app.extensions["corosrv"])

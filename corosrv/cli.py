@@ -16,6 +16,7 @@ from click.shell_completion import get_completion_class
 from corosrv.base import __version__
 from corosrv.base.errors import CorosrvError, HubMissing, SettingsError
 from corosrv.cli_options import (
+    PASSED_ON,
     PORT,
     PREDICTOR_PORT,
     CommandGroup,
@@ -60,34 +61,42 @@ for command in (bench, chat, commands.ps, commands.drain, commands.scale, comman
 
 @main.command(cls=SectionedHelp)
 @serve_options
+@click.pass_context
 def serve(
+    context: click.Context,
+    /,
     app: str | None,
     host: str,
     port: int | None,
     connections: int,
     is_open: bool,
+    certfile: str | None,
+    keyfile: str | None,
     config: Path | None,
     **overrides: Any,
 ) -> None:
     """Serve models, a predictor, an application, upstreams, or several of them, by gunicorn with good defaults.
 
-    APP is an application, as MODULE:NAME or FILE.py:NAME; --worker-app is the same.
+    APP is an application, as MODULE:NAME or FILE.py:NAME; --worker-app is the same. Options of gunicorn stand behind
+    `--`, or in GUNICORN_CMD_ARGS: corosrv serve --model FILE -- --max-requests 10000
     """
     if app is not None:
         overrides["worker_app"] = app
     hosts = [name.strip() for name in host.split(",")]
+    networked = [name for name in hosts if not _is_path(name)]
+    _check_certificate(certfile, keyfile)
     chosen = _load(config, overrides)
     for model in chosen.models:
         _check_files(model)
     if chosen.upstream is not None:
         parse_all(chosen.upstream.urls)
     if chosen.kserve.grpc_port is not None and not chosen.kserve.grpc_host:
-        overrides["grpc_host"] = hosts[0]
+        overrides["grpc_host"] = _grpc_host(networked)
     if grpc_port := chosen.kserve.grpc_port:
-        grpc_host = chosen.kserve.grpc_host or hosts[0]
+        grpc_host = chosen.kserve.grpc_host or _grpc_host(networked)
         if fault := worker_watch.fault(grpc_host, grpc_port):
             fail(f"{grpc_host}:{grpc_port} cannot be listened on for gRPC: {fault}; choose with --grpc-port")
-    listening = [*hosts, chosen.kserve.grpc_host or hosts[0]]
+    listening = [*networked, *filter(None, [chosen.kserve.grpc_host])]
     if not is_open and not chosen.server.keys and not all(map(_is_loopback, listening)):
         for name in listening:
             if (reason := worker_watch.unresolvable(name)) is not None:
@@ -113,11 +122,42 @@ def serve(
     run(
         {
             **options(chosen),
-            "bind": [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in hosts],
+            "bind": [_bound(name, port) for name in hosts],
             "workers": workers,
             "worker_connections": connections,
-        }
+            "certfile": certfile,
+            "keyfile": keyfile,
+        },
+        context.meta.get(PASSED_ON, ()),
     )
+
+
+def _is_path(host: str) -> bool:
+    """Tells whether a host is the path of a Unix socket; llama-server takes one that ends with .sock."""
+    return host.startswith("unix:") or host.endswith(".sock")
+
+
+def _bound(host: str, port: int) -> str:
+    """Returns an address in gunicorn's form."""
+    if _is_path(host):
+        return f"unix:{host.removeprefix('unix:')}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _grpc_host(hosts: list[str]) -> str:
+    return hosts[0] if hosts else "127.0.0.1"
+
+
+def _check_certificate(certfile: str | None, keyfile: str | None) -> None:
+    """Ends the command where a server could not use the certificate."""
+    if certfile is None:
+        if keyfile is not None:
+            fail("--keyfile is the key of a certificate: add --certfile")
+        return
+    from corosrv.web.http.listener import certificate_fault
+
+    if (problem := certificate_fault(certfile, keyfile)) is not None:
+        fail(f"TLS cannot be spoken: {problem}")
 
 
 def _default_port(served: Settings) -> int:
@@ -150,6 +190,8 @@ def show_config(
     port: int | None,
     connections: int,
     is_open: bool,
+    certfile: str | None,
+    keyfile: str | None,
     is_all: bool,
     form: str,
     config: Path | None,
@@ -170,7 +212,7 @@ def show_config(
     groups = effective.effective_groups(raw, chosen)
     if form == "text":
         options = {"host": host, "port": _default_port(chosen) if port is None else port}
-        options |= {"connections": connections, "is_open": is_open}
+        options |= {"connections": connections, "is_open": is_open, "certfile": certfile, "keyfile": keyfile}
         listening = [
             EffectiveSetting(name.removeprefix("is_"), value, _source_of_option(context, name))
             for name, value in options.items()

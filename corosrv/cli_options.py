@@ -69,6 +69,9 @@ class SectionOption(click.Option):
         self.section = section
 
 
+PASSED_ON = "corosrv.passed_on"  # in a context's meta: the arguments behind `--`, which are gunicorn's
+
+
 class SectionedHelp(click.Command):
     """A command whose --help shows the options that most people need, and --help-all every one, by sections."""
 
@@ -76,6 +79,13 @@ class SectionedHelp(click.Command):
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
         return [*super().get_params(context), self._help_all]
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:  # what stands behind is another program's
+            at = args.index("--")
+            context.meta[PASSED_ON] = args[at + 1 :]
+            args = args[:at]
+        return super().parse_args(context, args)
 
     @functools.cached_property
     def _help_all(self) -> click.Option:
@@ -283,7 +293,7 @@ def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
             section="listening",
             default="127.0.0.1",
             show_default=True,
-            help="address to listen on, or several with commas",
+            help="address to listen on, or several with commas; unix:PATH is a Unix socket",
         ),
         click.option(
             "--port",
@@ -309,6 +319,22 @@ def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
             section="listening",
             is_flag=True,
             help="allow other machines to connect without an API key",
+        ),
+        click.option(
+            "--certfile",
+            "--ssl-cert-file",
+            "certfile",
+            cls=SectionOption,
+            section="listening",
+            help="certificate in PEM, with which the server speaks TLS; loaded anew when the file changes",
+        ),
+        click.option(
+            "--keyfile",
+            "--ssl-key-file",
+            "keyfile",
+            cls=SectionOption,
+            section="listening",
+            help="its key in PEM, unless the certificate's file holds it as well",
         ),
         setting_options(*PARTS),
     )

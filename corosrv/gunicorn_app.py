@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import os
@@ -19,7 +20,14 @@ from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings as settings_module
 from corosrv.contracts.settings import Settings
 from corosrv.web.http import worker_watch
-from corosrv.web.http.worker_watch import NEVER_STARTS, STOPS, JsonLogger, WorkerWatch, let_stops_through
+from corosrv.web.http.worker_watch import (
+    NEVER_STARTS,
+    STOPS,
+    JsonLogger,
+    WorkerReplacement,
+    WorkerWatch,
+    let_stops_through,
+)
 
 # gunicorn's own limit only has to come after ours, which ends streams with an event and fails predictions in words.
 _MARGIN = 5  # seconds
@@ -30,14 +38,33 @@ _ON_STOP = 10  # seconds that an application's workers have to clean up
 _INHERITED = {"LISTEN_FDS", "GUNICORN_FD"}
 
 
+# Options of gunicorn's that have another name here, or would take away what makes this server.
+_NOT_FOR_HERE = {
+    "bind": "use --host and --port",
+    "workers": "use --workers",
+    "worker_class": "corosrv serve has its own worker",
+    "worker_connections": "use --connections",
+    "certfile": "use --certfile",
+    "keyfile": "use --keyfile",
+    "preload_app": "the engine has to be opened after the fork",
+    "config": "use gunicorn -c FILE corosrv.app",
+}
+
+
 class _Gunicorn(BaseApplication):  # type: ignore[misc]
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], arguments: Sequence[str]) -> None:
         self._options = options
+        self._arguments = arguments
         super().__init__()
 
     def load_config(self) -> None:
+        """Takes the options, then what GUNICORN_CMD_ARGS says, then the arguments: the last one counts."""
         for name, value in self._options.items():
             self.cfg.set(name, value)
+        for arguments in (self.cfg.get_cmd_args_from_env(), self._arguments):
+            for name, value in vars(_parsed(self.cfg.parser(), arguments)).items():
+                if value is not None:
+                    self.cfg.set(name, value)
 
     def load(self) -> Any:
         from corosrv import app  # in the worker, after the fork
@@ -45,19 +72,36 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         return app.make_application(ends_with_bad_code=True)
 
 
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads options of gunicorn's. Raises SettingsError for those that `corosrv serve` does not pass on."""
+    parser.prog = "corosrv serve ... --"
+    chosen = parser.parse_args(list(arguments))
+    for name in _NOT_FOR_HERE:
+        if getattr(chosen, name, None) is not None:
+            words = f"cannot be chosen behind `--` or in GUNICORN_CMD_ARGS: {_NOT_FOR_HERE[name]}"
+            raise SettingsError(f"gunicorn's option for {name} {words}")
+    if chosen.args:
+        raise SettingsError(f"gunicorn's options stand behind `--`, and {chosen.args[0]!r} is none")
+    del chosen.args
+    return chosen
+
+
 def when_ready(arbiter: Any) -> None:
     """gunicorn's hook in the master: says what is served and where, and how it is stopped.
 
     A first SIGTERM or SIGINT lets running answers end, a second one ends the server quickly; gunicorn drops a second
     SIGTERM. Where a predictor is served, SIGTERM may not count at all. A pause of the machine is no reason to kill a
-    worker.
+    worker. SIGHUP replaces the workers by others once these are ready.
     """
     arbiter.murder_workers = WorkerWatch(arbiter).kill_hung
+    replacement = WorkerReplacement(arbiter)
+    arbiter.reload = replacement.reload
     predictor = None
     with contextlib.suppress(SettingsError):  # which the worker tells, and ends the server
         settings = settings_module.load()
         predictor = settings.predictor
-        urls = [_url(listener.getsockname()) for listener in arbiter.LISTENERS]
+        scheme = "https" if arbiter.cfg.is_ssl else "http"
+        urls = [_url(listener.getsockname(), scheme) for listener in arbiter.LISTENERS]
         if sys.stderr.isatty():
             print(start_screen(settings, urls), file=sys.stderr)
         else:
@@ -65,6 +109,7 @@ def when_ready(arbiter: Any) -> None:
     n_stops = itertools.count()
 
     def stop(number: int, frame: FrameType | None) -> None:
+        replacement.is_given_up = True
         if next(n_stops) == 0:
             arbiter.signal(signal.SIGTERM, frame)
         else:
@@ -121,11 +166,11 @@ def _served(settings: Settings) -> Iterator[str]:
         yield f"what {len(settings.peer.urls)} peers have"
 
 
-def _url(address: Any) -> str:
+def _url(address: Any, scheme: str = "http") -> str:
     if not isinstance(address, tuple):
         return f"unix:{address}"
     host, port = address[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _hold_stops_while_forking() -> None:
@@ -182,18 +227,20 @@ def options(settings: Settings) -> dict[str, Any]:
     return chosen
 
 
-def run(options: Mapping[str, Any]) -> None:
-    """Serves until told to stop; `options` are gunicorn's settings by name. Does not return.
+def run(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> None:
+    """Serves until told to stop; `options` are gunicorn's settings by name, `arguments` options of its command line.
 
-    Raises SettingsError at once if an address cannot be listened on, where gunicorn would try for five seconds.
+    Does not return. Raises SettingsError at once if an address cannot be listened on, where gunicorn would try for
+    five seconds.
     """
     if not _INHERITED & os.environ.keys():
         for bind in options["bind"]:
-            if (fault := worker_watch.fault(*parse_address(bind))) is not None:
+            address = parse_address(bind)
+            if isinstance(address, tuple) and (fault := worker_watch.fault(*address)) is not None:
                 raise SettingsError(f"{bind} cannot be listened on: {fault}; choose with --host and --port")
     master = os.getpid()
     try:
-        _Gunicorn(options).run()
+        _Gunicorn(options, arguments).run()
     except SystemExit as end:
         # A worker passes here as well. By its status the master knows whether another one could do better.
         is_failed_start = os.getpid() == master and end.code == NEVER_STARTS

@@ -61,7 +61,7 @@ class Server:
 
     def _listens_at(self) -> str | None:
         assert self._process.poll() is None, f"it ended at once:\n{self.log}"
-        found = re.search(r"(?:Listening at: |Running on )http://127\.0\.0\.1:(\d+)", self.log)
+        found = re.search(r"(?:Listening at: |Running on )https?://127\.0\.0\.1:(\d+)", self.log)
         return found.group(1) if found else None
 
     @property

@@ -11,14 +11,15 @@ from typing import Any
 from corosrv.base.waits import own_hub
 
 _ESTABLISHED = 1  # tcp_info.tcpi_state in linux/tcp.h
-_PIPELINED_INTERVAL = 1.0  # seconds
+_INTERVAL = 1.0  # seconds between two looks at a connection that cannot be watched
 
 
 class ClientWatch:
     """Calls `on_gone` from the hub, once, when the client closes its end. Close it before the socket is used again.
 
-    Needs the server's socket and a hub: gunicorn's gevent worker gives both. Elsewhere, and under TLS, where the end
-    cannot be told from other records, nothing is watched and a client's leaving shows at the next write.
+    Needs the server's socket and a hub: gunicorn's gevent worker gives both. Elsewhere nothing is watched, and a
+    client's leaving shows at the next write. Under TLS the end cannot be told from other records: the connection's
+    state is looked at once a second.
     """
 
     __slots__ = ("_hub", "_on_gone", "_socket", "_watcher", "is_gone")
@@ -29,7 +30,10 @@ class ClientWatch:
         self._watcher: Any = None
         self._socket: Any = environ.get("gunicorn.socket")
         self._hub: Any = own_hub()
-        if self._hub is None or self._socket is None or isinstance(self._socket, ssl.SSLSocket):
+        if self._hub is None or self._socket is None:
+            return
+        if isinstance(self._socket, ssl.SSLSocket):
+            self._look_at_times()
             return
         self._watcher = self._hub.loop.io(self._socket.fileno(), 1)
         self._watcher.start(self._on_readable)
@@ -48,9 +52,12 @@ class ClientWatch:
             self._gone()
 
     def _watch_pipelined(self) -> None:
-        """Polls the connection's state: the client's next request is waiting and hides the end of its stream."""
+        """Looks at times: the client's next request is waiting and hides the end of its stream."""
         self.close()
-        self._watcher = self._hub.loop.timer(_PIPELINED_INTERVAL, _PIPELINED_INTERVAL)
+        self._look_at_times()
+
+    def _look_at_times(self) -> None:
+        self._watcher = self._hub.loop.timer(_INTERVAL, _INTERVAL)
         self._watcher.start(self._on_timer)
 
     def _on_timer(self) -> None:

@@ -7,6 +7,7 @@ become a request, so that no route and no protocol sees them, are answered by `r
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -32,6 +33,13 @@ from corosrv.web.http import message
 MAX_HEAD_BYTES = 8192 + 65_536
 # Reading what is there already never waits; after that long the others get their turn.
 _TURN = 0.01  # seconds
+
+
+def say_goodbye(client: ssl.SSLSocket) -> None:
+    """Sends the record that ends a TLS connection, without which an answer looks as if it was cut. Never waits."""
+    client.settimeout(0)
+    with suppress(OSError, ValueError):  # it would wait for the client's own
+        client.unwrap()
 
 
 def let_others() -> None:
@@ -324,6 +332,8 @@ class Connection:
         What the client still sends is read for that long: to close on it would destroy the last answer.
         """
         with suppress(OSError):  # also when it is closed
+            if isinstance(self._socket, ssl.SSLSocket):
+                say_goodbye(self._socket)
             self._socket.shutdown(socket.SHUT_WR)
             deadline = time.monotonic() + patience
             while (remaining := deadline - time.monotonic()) > 0:

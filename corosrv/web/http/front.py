@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import datetime
 from types import FrameType
 from typing import Any, Protocol
@@ -26,16 +27,17 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from corosrv.base.processor import garbage_times
 from corosrv.base.waits import awake_clock
+from corosrv.contracts.jobs import State
 from corosrv.web.http import access, worker_watch
 from corosrv.web.http.body_reader import PACED
 from corosrv.web.http.connection import ClientLimits, Connection, Overloaded, TooSlow
 from corosrv.web.http.heap import FullCollections
-from corosrv.web.http.listener import Listener, PatientSocket
+from corosrv.web.http.listener import Certificates, Listener, PatientSocket
 from corosrv.web.http.message import HttpResponse, LateErrors, UnloggedResponse
 from corosrv.web.http.reply import PARKS, Flood, LateBody
 from corosrv.web.http.served_client import ClientPool, HttpExchange, ServedClient, send
 from corosrv.web.http.siblings import Siblings
-from corosrv.web.http.worker_watch import let_stops_through
+from corosrv.web.http.worker_watch import NEVER_STARTS, WorkerReplacement, let_stops_through
 
 log = logging.getLogger("corosrv.http")
 
@@ -48,6 +50,7 @@ _RESERVE_PATIENCE = 0.5  # seconds
 _MANY = 128
 _LAST_CALL = 0.3  # seconds in which those who had connected before the stop are still let in, and answered
 _HURRY = 2.5  # seconds that what goes on beside requests gets at a quick end
+_READY_LOOK = 0.1  # seconds between two looks whether a new worker can take an old one's place
 _HANGS = 1.0  # seconds of the processor between two heartbeats
 
 
@@ -69,8 +72,11 @@ class Front(GeventWorker):  # type: ignore[misc]
     booted: bool
     worker_connections: int
     limits = ClientLimits()
+    state: Callable[[], State] = staticmethod(lambda: State.READY)  # of what it serves
+    at_end: Callable[[], None] | None = None  # stops what it serves, where that does not stop before its clients
     siblings: Siblings | None = None  # where this is one of several processes
     _is_quitting = False
+    _certificates: Certificates | None = None  # where it speaks TLS
     _hangs_up = False  # on clients whose last answer was sent, without a look whether they ask for more
 
     def init_process(self) -> None:
@@ -107,19 +113,28 @@ class Front(GeventWorker):  # type: ignore[misc]
         servers = [self._listen(listener) for listener in self.sockets]
         self._full_collections.take_over()
         garbage_times.watch()
+        if WorkerReplacement.is_replacement:
+            self._wait_until_ready()
         for server in servers:
             server.start()
         if self.siblings is not None:
             self.siblings.start()
         while self.alive:
             self.notify()
+            if self._certificates is not None:
+                self._certificates.look()
             self._full_collections.look(len(self._connections))
             self._stopping.wait(1.0)
+        if self.at_end is not None:  # others accept who comes; whoever came here is still served
+            for server in servers:
+                server.close()
         gevent.sleep(_LAST_CALL)
         for _ in range(3):  # turns of the hub, in which those are heard who came while the process stood still
             gevent.sleep(0)
         for server in servers:
             server.close()
+        if self.at_end is not None:
+            self.at_end()
         if self.siblings is not None:
             self.siblings.close()
         self._hangs_up = True
@@ -132,6 +147,19 @@ class Front(GeventWorker):  # type: ignore[misc]
             gevent.sleep(0.1)
         for server in servers:
             server.stop(timeout=1)
+
+    def _wait_until_ready(self) -> None:
+        """Lets the workers that this one is to replace serve, until it can. Ends a process that will never be able to.
+
+        Waits.
+        """
+        while self.alive and (state := self.state()) is not State.READY:
+            if state is State.FAILED:
+                self.log.error("this worker process cannot take another one's place: what it serves has failed")
+                os._exit(NEVER_STARTS)
+            self.notify()
+            self._stopping.wait(_READY_LOOK)
+        worker_watch.tell_ready(self)
 
     def notify(self) -> None:
         """Tells the master that this process serves, and the process's own clock."""
@@ -181,12 +209,17 @@ class Front(GeventWorker):  # type: ignore[misc]
 
     def _listen(self, listener: Any) -> Listener:
         listener.setblocking(1)
-        options = {"ssl_context": gunicorn_socket.ssl_context(self.cfg)} if self.cfg.is_ssl else {}
+        options: dict[str, Any] = {}
+        if self.cfg.is_ssl:
+            context = gunicorn_socket.ssl_context(self.cfg)
+            self._certificates = Certificates(context, self.cfg.certfile, self.cfg.keyfile)
+            options = {"ssl_context": context, "handshake_s": self.limits.head}
         pool = ClientPool(self.worker_connections + RESERVE)
         self._pools.append(pool)
 
         def handle(client: Any, address: Any) -> None:
-            if self.cfg.is_ssl or negotiation.prior_knowledge_allowed(self.cfg, address):
+            speaks_http2 = self.cfg.is_ssl and gunicorn_socket.is_http2_negotiated(client)
+            if speaks_http2 or negotiation.prior_knowledge_allowed(self.cfg, address):
                 self.handle(listener, client, address)
             else:
                 self._welcome(client, address, listener.getsockname(), pool)

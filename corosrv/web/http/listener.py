@@ -10,8 +10,10 @@ import _socket
 import errno
 import logging
 import math
+import os
 import re
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -131,6 +133,55 @@ class PatientSocket(gevent.socket.socket):  # type: ignore[misc]
                 raise TimeoutError("timed out")
 
 
+_SPEAKS_TLS = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 52\r\nConnection: close\r\n\r\n"
+    b"this port speaks TLS: write https:// in the address\n"
+)
+
+
+class Certificates:
+    """Loads a server's certificate anew when its files have changed. What is wrong then is told, and not taken."""
+
+    def __init__(self, context: ssl.SSLContext, certfile: str, keyfile: str | None) -> None:
+        self._context = context
+        self._files = [path for path in (certfile, keyfile) if path]
+        self._seen = self._states()
+
+    def _states(self) -> list[tuple[int, int, int]] | None:
+        try:
+            return [(status.st_mtime_ns, status.st_ino, status.st_size) for status in map(os.stat, self._files)]
+        except OSError:  # it is being replaced
+            return None
+
+    def look(self) -> None:
+        """Looks whether the files have changed; connections that are open keep what they have agreed on."""
+        states = self._states()
+        if states is None or states == self._seen:
+            return
+        self._seen = states
+        if fault := certificate_fault(*self._files):
+            log.error("the new certificate is not taken: %s", fault)
+            return
+        self._context.load_cert_chain(*self._files)
+        log.info("new clients get the certificate that is now in %s", self._files[0])
+
+
+def certificate_fault(certfile: str, keyfile: str | None = None) -> str | None:
+    """Returns why a server could not use a certificate and its key; None where it could."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: "")
+    except ssl.SSLError as error:
+        reasons = {
+            "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+            "BAD_DECRYPT": "the key is encrypted",
+        }
+        reason = reasons.get(error.reason or "", "they hold no certificate and key in PEM")
+        return f"{' and '.join(filter(None, (certfile, keyfile)))}: {reason}"
+    except OSError as error:
+        return f"{' or '.join(filter(None, (certfile, keyfile)))} cannot be read: {error.strerror}"
+    return None
+
+
 _AT_ONCE = 8  # connections that are begun in one turn of the hub: a first request takes about a millisecond
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_DESCRIPTOR_PAUSE = 0.1  # seconds
@@ -145,8 +196,15 @@ class Listener(StreamServer):  # type: ignore[misc]
 
     max_accept = 512  # in one turn: to accept costs a hundredth of what it takes to answer
 
-    def __init__(self, listener: Any, handle: Callable[[Any, Any], None], pool: Pool, **tls: Any) -> None:
-        """`handle`: serves a client and closes its socket. `pool`: how many are served at once."""
+    def __init__(
+        self, listener: Any, handle: Callable[[Any, Any], None], pool: Pool, handshake_s: float = 0.0, **tls: Any
+    ) -> None:
+        """`handle`: serves a client and closes its socket. `pool`: how many are served at once.
+
+        `handshake_s`: the seconds in which a client has to agree on TLS, where `tls` asks for it.
+        """
+        self._handshake_s = handshake_s
+        self._unagreed = Flood(log, "%d clients did not agree on TLS: they speak plain HTTP, were too slow, or left")
         self._starved = Flood(log, "no file descriptor was left for a client, %d times")
         self._arrivals = Arrivals()
         self._n_begun = 0  # in this turn of the hub
@@ -214,6 +272,21 @@ class Listener(StreamServer):  # type: ignore[misc]
         except BaseException:
             self.do_close(client, address)
             raise
+
+    def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> None:
+        """Agrees on TLS with a client, and serves it. Waits; one that takes too long is closed."""
+        try:
+            with gevent.Timeout(self._handshake_s or None, TimeoutError):
+                if client_socket.recv(1, socket.MSG_PEEK).isalpha():
+                    client_socket.recv(65_536)  # what is left unread would destroy the answer
+                    client_socket.sendall(_SPEAKS_TLS)
+                    raise ConnectionAbortedError
+                client = self.wrap_socket(client_socket, **self.ssl_args)
+        except OSError:  # an SSLError, or a TimeoutError, among them
+            self._unagreed.count()
+            client_socket.close()
+            return
+        self.handle(client, address)
 
     def close(self) -> None:
         """Stops accepting; clients that were accepted are served. Calling it twice is harmless."""

@@ -1,6 +1,7 @@
-"""The process around the server: hung workers, stop signals, open files, addresses to listen on, and logs as JSON.
+"""The process around the server: hung workers, new ones, stop signals, open files, addresses, and logs as JSON.
 
-gunicorn's master is told which workers hang: those that are silent although they could run. A signal to stop that comes
+gunicorn's master is told which workers hang: those that are silent although they could run. On SIGHUP it ends the old
+ones when the new ones are ready. A signal to stop that comes
 before the handlers are in place is kept for later (`let_stops_through`). The limit on open files bounds the clients.
 Lines of JSON are corosrv's own, and those of gunicorn's master, workers and access log.
 """
@@ -9,14 +10,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
 import signal
 import socket
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gunicorn.errors import HaltServer
 from gunicorn.glogging import Logger
 
 NEVER_STARTS = 4  # gunicorn's own exit status of an app that cannot be loaded: with any other it tries for ever
@@ -158,6 +162,99 @@ class WorkerWatch:
         self._arbiter.log.critical("WORKER TIMEOUT (pid:%s)", pid)
         worker.aborted = True
         self._arbiter.kill_worker(pid, signal.SIGABRT)
+
+
+_IS_READY = 0o700  # the mode of a worker's heartbeat file, which is nobody else's, once it is ready; 0600 before
+_IS_REPLACED = 0o500  # the mode of the file of a worker that is told to end because others serve
+_READY_WITHIN = 1800.0  # seconds in which new workers have to load their models
+_LOOK = 0.1  # seconds between two looks at them
+
+
+class _NewWorkersFailed(Exception):
+    """The new workers ended before they were ready."""
+
+
+class WorkerReplacement:
+    """Takes the place of `Arbiter.reload`: the old workers serve until the new ones are ready, or for good.
+
+    Belongs to gunicorn's master. A new worker finds `is_replacement` in its copy of this class, and accepts no client
+    before it has told that it is ready.
+    """
+
+    is_replacement = False
+
+    def __init__(self, arbiter: Any) -> None:
+        self._arbiter = arbiter
+        self._reload = arbiter.reload
+        self._last_old = 0  # the number of the last worker that is to go
+        self.is_given_up = False  # because the server is to stop
+
+    def reload(self) -> None:
+        """Starts new workers, waits until they are ready, and ends the old ones. Signals are handled afterwards."""
+        arbiter = self._arbiter
+        self._last_old = arbiter.worker_age
+        arbiter.manage_workers = self._manage
+        WorkerReplacement.is_replacement = True
+        try:
+            self._reload()
+        except _NewWorkersFailed:
+            arbiter.log.error("the new worker processes could not start; the old ones serve on")
+        finally:
+            WorkerReplacement.is_replacement = False
+            del arbiter.manage_workers
+
+    @property
+    def _new(self) -> dict[int, Any]:
+        return {pid: worker for pid, worker in self._arbiter.WORKERS.items() if worker.age > self._last_old}
+
+    def _manage(self) -> None:
+        """Ends the old workers once all new ones are ready. Waits. Raises _NewWorkersFailed if one has ended."""
+        arbiter = self._arbiter
+        if self._wait_for_new():
+            for worker in arbiter.WORKERS.values():
+                if worker.age <= self._last_old:
+                    os.fchmod(worker.tmp.fileno(), _IS_REPLACED)
+        type(arbiter).manage_workers(arbiter)
+
+    def _wait_for_new(self) -> bool:
+        """Waits until all new workers are ready; returns False if they take too long, or the server is to stop."""
+        arbiter = self._arbiter
+        deadline = time.monotonic() + _READY_WITHIN
+        while not self.is_given_up and time.monotonic() < deadline:
+            with suppress(HaltServer):
+                arbiter.reap_workers()
+            new = self._new
+            if len(new) < arbiter.num_workers:
+                self._end_new()
+                raise _NewWorkersFailed
+            if all(map(_is_ready, new.values())):
+                return True
+            arbiter.murder_workers()
+            time.sleep(_LOOK)
+        return False
+
+    def _end_new(self) -> None:
+        while new := self._new:
+            for pid in new:
+                self._arbiter.kill_worker(pid, signal.SIGKILL)
+            time.sleep(_LOOK)
+            with suppress(HaltServer):
+                self._arbiter.reap_workers()
+
+
+def tell_ready(worker: Any) -> None:
+    """Tells the master that a worker is ready. In the worker."""
+    os.fchmod(worker.tmp.fileno(), _IS_READY)
+
+
+def is_replaced(worker: Any) -> bool:
+    """Tells whether a worker is to end because others serve what comes. In the worker."""
+    heartbeats = getattr(worker, "tmp", None)  # other servers' workers have none
+    return heartbeats is not None and stat.S_IMODE(os.fstat(heartbeats.fileno()).st_mode) == _IS_REPLACED
+
+
+def _is_ready(worker: Any) -> bool:
+    return stat.S_IMODE(os.fstat(worker.tmp.fileno()).st_mode) == _IS_READY
 
 
 def _is_stopped(pid: int) -> bool:

@@ -1,0 +1,145 @@
+"""The files for those who run a server as a service: systemd's units, and proxies before it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serve.server import BIN, REPOSITORY, Server, servers
+from tests.serve.test_listening import SecureConnection, certificate, trusting
+from tests.serve.wire import CHAT, Connection, chat, events, request
+from tests.support.waiting import eventually
+
+DEPLOY = REPOSITORY / "deploy"
+TIMEOUT = 60.0  # seconds
+EXPOSURE = 2.0  # of 10, as systemd-analyze counts what a service might do
+
+
+def program(name: str) -> str:
+    return shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin") or pytest.skip(f"there is no {name}")
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> list[str]:
+    """Copies of the units, whose program is there."""
+    program("systemd-analyze")
+    copies = []
+    for unit in sorted((DEPLOY / "systemd").iterdir()):
+        copy = tmp_path / unit.name
+        copy.write_text(unit.read_text().replace("/opt/corosrv/bin", str(BIN)))
+        copies.append(str(copy))
+    return copies
+
+
+def test_systemd_takes_the_units(units: list[str]) -> None:
+    checked = subprocess.run(
+        [program("systemd-analyze"), "verify", *units], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_service_may_do_little(units: list[str]) -> None:
+    (service,) = [unit for unit in units if unit.endswith(".service")]
+    checked = subprocess.run(
+        [program("systemd-analyze"), "security", "--offline=true", service],
+        capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+
+    level = re.search(r"exposure level for corosrv\.service: ([\d.]+)", checked.stdout)
+    assert level is not None, checked.stdout + checked.stderr
+    assert float(level[1]) <= EXPOSURE
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def openssl() -> str:
+    return shutil.which("openssl") or pytest.skip("there is no openssl")
+
+
+@pytest.fixture
+def proxied(tmp_path: Path, cache: Path, openssl: str) -> Iterator[tuple[int, str]]:
+    """nginx with the file of deploy/ before a server; its port, and the certificate to trust."""
+    nginx = program("nginx")
+    with servers(tmp_path, cache) as started:
+        yield from behind_nginx(started.start(), nginx, tmp_path, openssl)
+
+
+def behind_nginx(server: Server, nginx: str, tmp_path: Path, openssl: str) -> Iterator[tuple[int, str]]:
+    certfile, keyfile = certificate(tmp_path / "certificates", openssl)
+    port = free_port()
+    text = (DEPLOY / "nginx.conf").read_text()
+    for old, new in {
+        "127.0.0.1:8080": f"127.0.0.1:{server.port}",
+        "127.0.0.1:8443": f"127.0.0.1:{port}",
+        "/etc/corosrv/certificate.pem": certfile,
+        "/etc/corosrv/key.pem": keyfile,
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    paths = "\n".join(
+        f"{name}_temp_path {tmp_path}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (tmp_path / "nginx.conf").write_text(
+        f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/log; events {{}} "
+        f"http {{ access_log off; {paths} {text} }}"
+    )
+    process = subprocess.Popen([nginx, "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path)], stderr=subprocess.PIPE)
+    try:
+        eventually(lambda: process.poll() is not None or listens(port), what="nginx listens")
+        assert process.poll() is None, process.communicate()[1].decode()
+        yield port, certfile
+    finally:
+        process.terminate()
+        process.communicate(timeout=TIMEOUT)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_socket_of_systemd_is_served(tmp_path: Path) -> None:
+    activate = program("systemd-socket-activate")
+    port = free_port()
+    command = [activate, "-l", f"127.0.0.1:{port}", "--setenv=XDG_CACHE_HOME", str(BIN / "corosrv"), "serve"]
+    model = ("--model", "synthetic:")
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*command, *model], stdout=log, stderr=subprocess.STDOUT)
+    try:
+        eventually(lambda: listens(port), what="the socket")
+        with Connection(port) as connection:  # who connects has it started, and waits until it serves
+            connection.socket.settimeout(TIMEOUT)
+            assert connection.ask("GET", "/health/live").status == 200
+    finally:
+        process.terminate()
+        process.wait(timeout=TIMEOUT)
+    assert f"127.0.0.1:{port}" in (tmp_path / "log").read_text()
+
+
+def test_streams_pass_nginx_event_by_event(proxied: tuple[int, str]) -> None:
+    port, certfile = proxied
+    with SecureConnection(port, trusting(certfile)) as connection:
+        connection.send(request("POST", CHAT, chat(stream=True, max_tokens=60)))
+        assert connection.head().status == 200
+        pieces, moments = [], []
+        for piece in connection.pieces():
+            pieces.append(piece)
+            moments.append(time.monotonic())
+
+        assert events(b"".join(pieces))[-1] == "[DONE]"
+        assert len(pieces) > 20
+        assert moments[-1] - moments[0] > 0.5  # they took as long as their tokens: 60 at 50 a second
+        assert connection.post(chat(max_tokens=3)).status == 200

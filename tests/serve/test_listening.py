@@ -1,0 +1,304 @@
+"""Where a server listens and how: TLS, Unix sockets, gunicorn's own options, and workers that replace others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+import pytest
+
+from tests.serve.server import BIN, DEPLOYED, REPOSITORY, SERVE, Server, Servers
+from tests.serve.wire import CHAT, Connection, chat, events, request
+from tests.support.certificates import self_signed
+from tests.support.waiting import eventually
+
+MODEL = "synthetic:?tokens_per_s=50"
+
+
+@pytest.fixture
+def openssl() -> str:
+    return shutil.which("openssl") or pytest.skip("there is no openssl")
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's name."""
+    folder = Path(tempfile.mkdtemp(prefix="corosrv-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def certificate(folder: Path, openssl: str) -> tuple[str, str]:
+    """The paths of a new certificate and its key."""
+    folder.mkdir()
+    self_signed(folder, openssl)
+    return str(folder / "certificate.pem"), str(folder / "key.pem")
+
+
+def trusting(certfile: str) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=certfile)
+
+
+class SecureConnection(Connection):
+    """A connection of TLS to `localhost`."""
+
+    def __init__(self, port: int, context: ssl.SSLContext) -> None:
+        super().__init__(port)
+        self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
+        self._input = self.socket.makefile("rb")
+
+
+def serve_tls(start: Servers, certfile: str, keyfile: str, **more: object) -> Server:
+    server = start.start(*SERVE, "--certfile", certfile, "--keyfile", keyfile, wait_for=None, **more)
+    eventually(lambda: "loaded" in server.log, what="a model")
+    return server
+
+
+def test_chats_streams_and_further_requests_go_through_tls(start: Servers, tmp_path: Path, openssl: str) -> None:
+    files = certificate(tmp_path / "one", openssl)
+    server = serve_tls(start, *files)
+    assert "serves synthetic on https://127.0.0.1:" in server.log
+
+    with SecureConnection(server.port, trusting(files[0])) as connection:
+        assert connection.post(chat(max_tokens=3)).status == 200
+        streamed = connection.post(chat(max_tokens=30, stream=True))
+        assert events(streamed.body)[-1] == "[DONE]"
+        assert len(events(streamed.body)) > 20
+        assert connection.ask("GET", "/health").status == 200
+        connection.send(request("GET", "/v1/models", headers={"Connection": "close"}))
+        assert connection.answer().status == 200
+        assert connection.socket.recv(1) == b""  # the end that TLS has for it; without it this raises
+
+
+def test_a_client_that_leaves_is_noticed_under_tls(start: Servers, tmp_path: Path, openssl: str) -> None:
+    files = certificate(tmp_path / "one", openssl)
+    server = serve_tls(start, *files)
+    context = trusting(files[0])
+
+    def cancelled() -> bool:
+        with SecureConnection(server.port, context) as connection:
+            return (
+                b'corosrv_jobs_total{model="synthetic",outcome="cancelled"} 1.0'
+                in connection.ask("GET", "/metrics").body
+            )
+
+    with SecureConnection(server.port, context) as connection:
+        connection.send(request("POST", CHAT, chat(max_tokens=4000)))
+        time.sleep(0.3)  # the request is on its way; whether it has begun makes no difference
+
+    eventually(cancelled, what="its job is cancelled")
+
+
+def is_closed(connection: Connection) -> bool:
+    """Waits until the server has closed a connection; False if it says something."""
+    try:
+        return connection.socket.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_who_speaks_no_tls_or_says_nothing_keeps_nobody(start: Servers, tmp_path: Path, openssl: str) -> None:
+    files = certificate(tmp_path / "one", openssl)
+    server = serve_tls(start, *files, head_timeout_s=1)
+    with Connection(server.port) as plain, Connection(server.port) as silent, Connection(server.port) as slow:
+        refused = plain.ask("GET", "/health")
+        assert (refused.status, b"https://" in refused.body) == (400, True)
+        slow.send(b"\x16\x03\x01")  # the beginning of a handshake
+        assert all(map(is_closed, (plain, silent, slow)))
+        with SecureConnection(server.port, trusting(files[0])) as late:
+            late.send(b"GET /health HTTP/1.1\r\nHost: ")
+            assert late.answer().status == 408
+    with SecureConnection(server.port, trusting(files[0])) as connection:
+        assert connection.ask("GET", "/health").status == 200
+    assert "Traceback" not in server.log
+    assert "did not agree on TLS" in server.log
+
+
+def serves(port: int, certfile: str) -> bool:
+    """Whether a server shows this certificate."""
+    try:
+        with SecureConnection(port, trusting(certfile)) as connection:
+            return connection.ask("GET", "/health").status == 200
+    except ssl.SSLCertVerificationError:
+        return False
+
+
+def test_a_renewed_certificate_is_taken_and_a_broken_one_is_not(start: Servers, tmp_path: Path, openssl: str) -> None:
+    first, second = (certificate(tmp_path / name, openssl) for name in ("first", "second"))
+    shown = tuple(str(tmp_path / Path(path).name) for path in first)
+    for source, target in zip(first, shown, strict=True):
+        shutil.copy(source, target)
+    server = serve_tls(start, *shown)
+    with SecureConnection(server.port, trusting(first[0])) as kept:
+        assert kept.ask("GET", "/health").status == 200
+
+        shutil.copy(second[0], shown[0])  # without its key
+        eventually(lambda: "the key is not that of the certificate" in server.log, what="a complaint")
+        assert serves(server.port, first[0])
+        shutil.copy(second[1], shown[1])
+        eventually(lambda: serves(server.port, second[0]), what="the new certificate")
+
+        assert kept.ask("GET", "/health").status == 200
+    server.signal(signal.SIGHUP)
+    eventually(lambda: server.log.count("model synthetic: loaded") == 2, what="another worker")
+    assert serves(server.port, second[0])
+
+
+def refusal(*options: str) -> str:
+    """What `corosrv serve` says when it does not start."""
+    ended = subprocess.run(
+        [str(BIN / "corosrv"), "serve", "--port", "0", "--model", MODEL, *options],
+        capture_output=True, text=True, timeout=60, check=False, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
+
+
+def test_certificates_that_cannot_be_used_are_refused_at_the_start(tmp_path: Path, openssl: str) -> None:
+    first, second = (certificate(tmp_path / name, openssl) for name in ("first", "second"))
+    (tmp_path / "empty").write_text("")
+
+    assert "the key is not that of the certificate" in refusal("--certfile", first[0], "--keyfile", second[1])
+    assert "cannot be read: No such file" in refusal("--certfile", str(tmp_path / "none.pem"))
+    assert "hold no certificate" in refusal("--certfile", str(tmp_path / "empty"))
+    assert "add --certfile" in refusal("--keyfile", first[1])
+
+
+class LocalConnection(Connection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(30)
+        self.socket.connect(str(path))
+        self._input = self.socket.makefile("rb")
+
+
+@pytest.mark.parametrize("form", ["unix:{}", "{}"])
+def test_a_unix_socket_serves_beside_a_port(start: Servers, short: Path, form: str) -> None:
+    path = short / "corosrv.sock"
+    server = start.start(*SERVE, "--host", f"127.0.0.1,{form.format(path)}")
+
+    with LocalConnection(path) as connection:
+        assert connection.post(chat(max_tokens=3)).status == 200
+        assert events(connection.post(chat(max_tokens=3, stream=True)).body)[-1] == "[DONE]"
+    assert server.get("/health")[0] == 200
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert not path.exists()
+
+
+def test_options_of_gunicorn_stand_behind_two_dashes_or_in_its_variable(start: Servers) -> None:
+    server = start.start(
+        *SERVE, "--", "--access-logfile", "-", "--access-logformat", "seen %(m)s %(U)s",
+        GUNICORN_CMD_ARGS="--limit-request-fields 7 --access-logformat lost",
+    )  # fmt: skip
+
+    with server.connect() as connection:
+        crowded = connection.ask("GET", "/health", headers={f"X-{n}": "1" for n in range(8)})
+    assert crowded.status == 431
+    assert server.get("/v1/models")[0] == 200
+    eventually(lambda: "seen GET /v1/models" in server.log, what="a line of the access log")
+    assert "lost" not in server.log
+
+
+def test_options_of_gunicorn_that_have_another_name_here_are_refused() -> None:
+    assert "use --host and --port" in refusal("--", "--bind", "0.0.0.0:80")
+    assert "use --workers" in refusal("--", "--workers", "3")
+    assert "'myapp:app' is none" in refusal("--", "myapp:app")
+
+
+class Callers(threading.Thread):
+    """Asks without a pause, on a new connection each, until it is stopped; keeps what was not answered by 200."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self._port = server.port
+        self.is_stopped = False
+        self.n_answers = 0
+        self.failures: list[str] = []
+        self.slowest = 0.0
+        self.start()
+
+    def run(self) -> None:
+        while not self.is_stopped:
+            began = time.monotonic()
+            connection = HTTPConnection("127.0.0.1", self._port, timeout=60)
+            try:
+                connection.request("POST", CHAT, json.dumps(chat(max_tokens=10)))
+                answer = connection.getresponse()
+                text = answer.read().decode()
+                self.n_answers += 1
+                if answer.status != 200:
+                    self.failures.append(text)
+            except (OSError, HTTPException) as error:
+                self.failures.append(repr(error))
+            finally:
+                connection.close()
+            self.slowest = max(self.slowest, time.monotonic() - began)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.join()
+
+
+@pytest.mark.parametrize("command", [SERVE, DEPLOYED], ids=["serve", "deployed"])
+def test_workers_are_replaced_without_a_gap(start: Servers, command: tuple[str, ...]) -> None:
+    server = start.start(*command, model=MODEL)
+    before = server.workers()
+    callers = [Callers(server) for _ in range(3)]
+    try:
+        for n in (2, 3):
+            server.signal(signal.SIGHUP)
+            eventually(lambda n=n: server.log.count("model synthetic: loaded") == n, what="another worker")
+            eventually(lambda: not set(before) & set(server.workers()), what="the end of the old one")
+            before = server.workers()
+            time.sleep(0.5)  # in which the new one is called
+    finally:
+        for caller in callers:
+            caller.stop()
+
+    assert [caller.failures for caller in callers] == [[], [], []]
+    assert min(caller.n_answers for caller in callers) > 5
+
+
+def test_workers_that_cannot_start_replace_nobody(start: Servers, tmp_path: Path) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("slots = 2\n")
+    server = start.start(*SERVE, "--config", str(settings))
+    before = server.workers()
+    with server.connect() as connection:
+        connection.send(request("POST", CHAT, chat(stream=True, max_tokens=100)))
+        assert connection.head().status == 200
+
+        settings.write_text("slots = -2\n")
+        server.signal(signal.SIGHUP)
+        eventually(lambda: "the old ones serve on" in server.log, what="the failure of new workers")
+
+        assert events(b"".join(connection.pieces()))[-1] == "[DONE]"
+    assert server.workers() == before
+    assert server.get("/health")[1]["status"] == "ok"
+    settings.write_text("slots = 3\n")
+    server.signal(signal.SIGHUP)
+    eventually(lambda: not set(before) & set(server.workers()), what="workers with the mended settings")
+    assert server.metric("slots") == 3
+
+
+def test_a_stop_while_workers_are_replaced_ends_the_server(start: Servers) -> None:
+    server = start.start(*SERVE)
+    server.signal(signal.SIGHUP)
+    eventually(lambda: "Hang up: Master" in server.log, what="the reload")
+    server.signal(signal.SIGTERM)
+
+    assert server.wait() == 0
