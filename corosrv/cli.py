@@ -154,9 +154,7 @@ def _check_certificate(certfile: str | None, keyfile: str | None) -> None:
         if keyfile is not None:
             fail("--keyfile is the key of a certificate: add --certfile")
         return
-    from corosrv.web.http.listener import certificate_fault
-
-    if (problem := certificate_fault(certfile, keyfile)) is not None:
+    if (problem := worker_watch.certificate_fault(certfile, keyfile)) is not None:
         fail(f"TLS cannot be spoken: {problem}")
 
 

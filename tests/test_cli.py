@@ -28,7 +28,7 @@ def _bare_environment(monkeypatch):
 def served(monkeypatch) -> list[dict]:
     """Returns the options that gunicorn would be started with, and starts nothing."""
     options: list[dict] = []
-    monkeypatch.setattr("corosrv.gunicorn_app.run", options.append)
+    monkeypatch.setattr("corosrv.gunicorn_app.run", lambda chosen, arguments: options.append(chosen))
     monkeypatch.setattr(resource, "setrlimit", lambda *arguments: None)
     return options
 

@@ -256,14 +256,14 @@ class Callers(threading.Thread):
 @pytest.mark.parametrize("command", [SERVE, DEPLOYED], ids=["serve", "deployed"])
 def test_workers_are_replaced_without_a_gap(start: Servers, command: tuple[str, ...]) -> None:
     server = start.start(*command, model=MODEL)
-    before = server.workers()
+    before = set(server.workers())
     callers = [Callers(server) for _ in range(3)]
     try:
         for n in (2, 3):
             server.signal(signal.SIGHUP)
             eventually(lambda n=n: server.log.count("model synthetic: loaded") == n, what="another worker")
-            eventually(lambda: not set(before) & set(server.workers()), what="the end of the old one")
-            before = server.workers()
+            eventually(lambda old=before: not old & set(server.workers()), what="the end of the old one")
+            before = set(server.workers())
             time.sleep(0.5)  # in which the new one is called
     finally:
         for caller in callers:

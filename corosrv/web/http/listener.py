@@ -27,6 +27,7 @@ from gevent.socket import wait
 
 from corosrv.base.waits import awake_clock
 from corosrv.web.http.reply import Flood
+from corosrv.web.http.worker_watch import certificate_fault
 
 log = logging.getLogger("corosrv.http")
 
@@ -164,22 +165,6 @@ class Certificates:
             return
         self._context.load_cert_chain(*self._files)
         log.info("new clients get the certificate that is now in %s", self._files[0])
-
-
-def certificate_fault(certfile: str, keyfile: str | None = None) -> str | None:
-    """Returns why a server could not use a certificate and its key; None where it could."""
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: "")
-    except ssl.SSLError as error:
-        reasons = {
-            "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
-            "BAD_DECRYPT": "the key is encrypted",
-        }
-        reason = reasons.get(error.reason or "", "they hold no certificate and key in PEM")
-        return f"{' and '.join(filter(None, (certfile, keyfile)))}: {reason}"
-    except OSError as error:
-        return f"{' or '.join(filter(None, (certfile, keyfile)))} cannot be read: {error.strerror}"
-    return None
 
 
 _AT_ONCE = 8  # connections that are begun in one turn of the hub: a first request takes about a millisecond

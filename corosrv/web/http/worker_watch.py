@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import stat
 import time
 from contextlib import suppress
@@ -60,6 +61,22 @@ def fault(host: str, port: int) -> str | None:
             probe.bind((host, port))
         except OSError as error:
             return error.strerror or str(error)
+    return None
+
+
+def certificate_fault(certfile: str, keyfile: str | None = None) -> str | None:
+    """Returns why a server could not use a certificate and its key; None where it could."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: "")
+    except ssl.SSLError as error:
+        reasons = {
+            "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+            "BAD_DECRYPT": "the key is encrypted",
+        }
+        reason = reasons.get(error.reason or "", "they hold no certificate and key in PEM")
+        return f"{' and '.join(filter(None, (certfile, keyfile)))}: {reason}"
+    except OSError as error:
+        return f"{' or '.join(filter(None, (certfile, keyfile)))} cannot be read: {error.strerror}"
     return None
 
 

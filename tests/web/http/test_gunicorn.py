@@ -29,12 +29,13 @@ REPLACED = {
     "JsonLogger": {"setup"},
     "ClientPool": {"__len__", "_discard"},
     "PatientSocket": {"_wait", "sendall"},
-    "Listener": {"close", "do_handle", "do_read", "max_accept"},
+    "Listener": {"close", "do_handle", "do_read", "max_accept", "wrap_socket_and_handle"},
 }  # fmt: skip
 
 # What corosrv imports of gunicorn. A name that begins with an underscore may go with any release.
 IMPORTED = {
-    "gunicorn.sock", "gunicorn.app.base.BaseApplication", "gunicorn.config.PostRequest", "gunicorn.glogging.Logger",
+    "gunicorn.sock", "gunicorn.app.base.BaseApplication", "gunicorn.config.PostRequest", "gunicorn.errors.HaltServer",
+    "gunicorn.glogging.Logger",
     "gunicorn.http.body.ChunkedReader", "gunicorn.http.body.EOFReader", "gunicorn.http.body.LengthReader",
     "gunicorn.http.errors", "gunicorn.http.errors.InvalidChunkSize", "gunicorn.http.errors.InvalidRequestLine",
     "gunicorn.http.errors.LimitRequestHeaders", "gunicorn.http.errors.NoMoreData",
