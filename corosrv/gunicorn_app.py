@@ -49,8 +49,8 @@ def when_ready(arbiter: Any) -> None:
     """gunicorn's hook in the master: says what is served and where, and how it is stopped.
 
     A first SIGTERM or SIGINT lets running answers end, a second one ends the server quickly; gunicorn drops a second
-    SIGTERM. Where a predictor is served, SIGTERM may not count at all. A pause of the machine is no reason to kill a
-    worker.
+    SIGTERM. SIGHUP starts new workers, unless the settings are wrong by now. Where a predictor is served, SIGTERM may
+    not count at all. A pause of the machine is no reason to kill a worker.
     """
     arbiter.murder_workers = WorkerWatch(arbiter).kill_hung
     predictor = None
@@ -71,6 +71,15 @@ def when_ready(arbiter: Any) -> None:
             arbiter.signal(signal.SIGINT, frame)
             arbiter.kill_workers(signal.SIGQUIT)  # told here: what arrives along with the first, gunicorn forgets
 
+    def reload(number: int, frame: FrameType | None) -> None:
+        try:
+            settings_module.load()
+        except SettingsError as error:  # new workers could not start with these, and would end the server
+            arbiter.log.error("SIGHUP starts no new workers, and the old ones serve on: %s", error)
+        else:
+            arbiter.signal(number, frame)
+
+    signal.signal(signal.SIGHUP, reload)
     _hold_stops_while_forking()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
@@ -100,7 +109,7 @@ def start_screen(settings: Settings, urls: Sequence[str]) -> str:
     lines += [f"  {name:8} {address:{width}}  {words}" for name, address, words in rows]
     lines += [f"  {'also':8} {other}" for other in urls[1:]]
     if speaks_models:
-        key = " -H 'Authorization: Bearer KEY'" if settings.server.keys else ""
+        key = " -H 'Authorization: Bearer KEY'" if settings.server.needs_key else ""
         body = '{"messages": [{"role": "user", "content": "Name three rivers."}], "max_tokens": 50}'
         lines += ["", f"  curl {url}/v1/chat/completions{key} -d '{body}'"]
     lines += ["", f"  Ctrl-C lets running answers end for {_drain_s(settings):g} s; twice ends at once.", ""]

@@ -31,6 +31,7 @@ from corosrv.web.http import sse
 from corosrv.web.http.body_reader import BodyReader, chosen_encoding, compress
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import caller, current
+from corosrv.web.http.limits import KeyAccount
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import respond, whole_response
 from corosrv.web.http.terms import arrival
@@ -220,7 +221,7 @@ def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Ter
     def header(name: str) -> str | None:  # half as long as through the request's own headers
         return environ.get(_environ_key(name))
 
-    return call_terms(
+    terms = call_terms(
         header,
         front,
         arrival(),
@@ -228,6 +229,8 @@ def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Ter
         request_id=current(g).get("corosrv_request_id", ""),
         session=call.parameters.get("sequence_id", ""),
     )
+    account: KeyAccount | None = current(g).get("corosrv_account")
+    return terms if account is None else account.terms(terms)
 
 
 def _encode_last(

@@ -141,7 +141,13 @@ class TaskMaker:
         self._guesses = guesses
 
     def make(self, job: AnyJob) -> list[Task]:
-        """Makes a task for each answer."""
+        """Makes a task for each answer. Raises LimitReached for a caller that has not enough left for them."""
+        tasks = self._make(job)
+        if job.terms.bill is not None:
+            job.terms.bill.charge([len(task.tokens) for task in tasks])
+        return tasks
+
+    def _make(self, job: AnyJob) -> list[Task]:
         if isinstance(job, RerankJob):
             return self._scores(job)
         if isinstance(job, EmbedJob):

@@ -6,6 +6,7 @@ from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import Forbidden, Unauthorized
 from corosrv.web.http.access import Access, Keys, redacted, request_id
+from corosrv.web.http.limits import Accounts
 
 
 def request(method: str = "GET", **headers: str) -> Request:
@@ -17,7 +18,7 @@ def request(method: str = "GET", **headers: str) -> Request:
 
 
 def test_without_keys_everybody_is_let_in():
-    Keys(()).check(request())
+    Keys(Accounts(())).check(request())
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_without_keys_everybody_is_let_in():
     ],
 )
 def test_a_known_key_is_let_in(headers):
-    Keys(("one", "two")).check(request(**headers))
+    Keys(Accounts(("one", "two"))).check(request(**headers))
 
 
 @pytest.mark.parametrize(
@@ -54,28 +55,28 @@ def test_a_known_key_is_let_in(headers):
 )
 def test_anything_else_is_not(headers):
     with pytest.raises(Unauthorized):
-        Keys(("one", "two")).check(request(**headers))
+        Keys(Accounts(("one", "two"))).check(request(**headers))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_a_key_outside_ascii_is_let_in_as_curl_and_as_browsers_send_it(encoding):
     sent = "schlüssel".encode(encoding).decode("latin-1")  # as WSGI has it
 
-    assert Keys(("schlüssel",)).check(request(Authorization=f"Bearer {sent}"))
+    assert Keys(Accounts(("schlüssel",))).check(request(Authorization=f"Bearer {sent}"))
 
 
 @pytest.mark.parametrize("key", ["schl\udcffssel", "鍵"])
 def test_keys_of_any_characters_are_let_in(key):
     sent = key.encode("utf-8", "surrogateescape").decode("latin-1")
 
-    assert Keys((key,)).check(request(X_Api_Key=sent))
+    assert Keys(Accounts((key,))).check(request(X_Api_Key=sent))
     with pytest.raises(Unauthorized):
-        Keys((key,)).check(request(X_Api_Key="schl?ssel"))
+        Keys(Accounts((key,))).check(request(X_Api_Key="schl?ssel"))
 
 
 def test_the_refusal_does_not_repeat_the_key():
     with pytest.raises(Unauthorized) as refused:
-        Keys(("one",)).check(request(Authorization="Bearer secret"))
+        Keys(Accounts(("one",))).check(request(Authorization="Bearer secret"))
 
     assert "secret" not in str(refused.value)
 
@@ -84,7 +85,7 @@ def test_the_refusal_does_not_repeat_the_key():
 
 
 def test_without_keys_a_foreign_page_and_a_foreign_name_are_refused():
-    access = Access((), (), ())
+    access = Access(Accounts(), (), ())
 
     with pytest.raises(Forbidden):
         access.check(request(Origin="https://a.example"))
@@ -94,7 +95,7 @@ def test_without_keys_a_foreign_page_and_a_foreign_name_are_refused():
 
 
 def test_with_keys_any_page_and_any_name_may_call_that_has_one():
-    access = Access(("one",), (), ())
+    access = Access(Accounts(("one",)), (), ())
 
     assert access.check(request(Origin="https://a.example", Host="a.example", Authorization="Bearer one"))
     with pytest.raises(Unauthorized):
