@@ -72,7 +72,7 @@ class ModelPool:
         waits_for_first: bool = False,
         make_download: Callable[[ModelSettings], Download] | None = None,
         on_failed_load: Callable[[], None] = lambda: None,
-        may_use: Callable[[Sequence[str]], bool] = lambda names: True,
+        may_use: Callable[[Sequence[str]], bool] | None = None,
     ) -> None:
         """Keeps the settings and reads the heads of the model files; nothing starts before `start`.
 
@@ -81,7 +81,7 @@ class ModelPool:
         `waits_for_first`: requests wait for an only model's first load as for any other; else they are refused.
         `make_download`: makes the download of a model that is named on a hub. `on_failed_load`: called after each load
         that fails. `may_use`: tells of a model's names whether the request at hand may use it; if it may not, it is as
-        if there were no such model.
+        if there were no such model. None: all may be used.
         """
         self._keeper = Keeper(settings, make, memory_elsewhere, make_download, on_failed_load)
         self._lock = self._keeper.lock
@@ -161,7 +161,7 @@ class ModelPool:
 
     def models(self) -> tuple[ModelCard, ...]:
         """Returns every model that may be used, loaded or not."""
-        return tuple(model.card for model in self._models if self._may_use(model.names))
+        return tuple(model.card for model in self._models if self._is_usable(model))
 
     def card(self, model: str | None) -> ModelCard:
         """Returns the model's card. Waits while it is loaded; raises ModelNotFound or Unavailable."""
@@ -217,16 +217,18 @@ class ModelPool:
     # From a name to an engine
 
     def _route(self, name: str | None) -> ServedModel:
-        model = self._default() if name is None else self._by_name.get(name)
+        model = self._first if name is None else self._by_name.get(name)
         if model is None and not self._is_strict:
             model = self._first
-        if model is None or not self._may_use(model.names):
+        if self._may_use is not None and model is not None and not self._is_usable(model):
+            # Whoever names no model gets the first that it may use.
+            model = None if name is not None else next(filter(self._is_usable, self._models), None)
+        if model is None:
             raise errors.ModelNotFound(name or "")
         return model
 
-    def _default(self) -> ServedModel | None:
-        """Returns the first model that may be used."""
-        return next((model for model in self._models if self._may_use(model.names)), None)
+    def _is_usable(self, model: ServedModel) -> bool:
+        return self._may_use is None or self._may_use(model.names)
 
     def _using(self, name: str | None) -> _Use:
         """Returns the loaded model, which stays so for the length of a `with` block. Waits for it."""
@@ -299,7 +301,7 @@ class ModelPool:
 
     def _usable(self, name: str) -> ServedModel:
         model = self._model_named(name)
-        if not self._may_use(model.names):
+        if not self._is_usable(model):
             raise errors.ModelNotFound(name)
         return model
 

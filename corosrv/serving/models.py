@@ -45,7 +45,7 @@ from corosrv.models.pool import ModelPool
 from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import caller, current
-from corosrv.web.http.limits import KeyAccount
+from corosrv.web.accounts import KeyAccount
 from corosrv.web.http.metrics import EngineCollector
 from corosrv.workers.dispatch.answers import CallRecords
 
@@ -89,7 +89,7 @@ class ModelPart(Part):
             waits_for_first=context.is_mounted,
             make_download=self._download,
             on_failed_load=self._on_failed_load,
-            **({"may_use": _may_use} if self._settings.api_keys_file else {}),
+            may_use=_may_use if self._settings.api_keys_file else None,
         )
 
     def model_names(self) -> list[str]:

@@ -35,7 +35,7 @@ from corosrv.web.http import access, body_reader, health, metrics, openapi, term
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.heap import BodyBudget
 from corosrv.web.http.lean_flask import current
-from corosrv.web.http.limits import Accounts, KeyAccount, UsageCollector
+from corosrv.web.accounts import Accounts, KeyAccount, UsageCollector
 from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, long_json_response, register_errors
 from corosrv.web.kept import streams as stream_routes
 from corosrv.web.kept.answer_logs import AnswerLogs, LogCollector

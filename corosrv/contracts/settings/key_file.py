@@ -131,7 +131,7 @@ def parse_keys(text: str, path: str) -> tuple[KeyEntry, ...]:
         raise SettingsError(words) from None
     for name in tables:
         if name != "keys":
-            raise SettingsError(f"{path} has '{_shown(name)}', which is unknown: each key is a table [[keys]]")
+            raise SettingsError(f"{path} has '{_quotable(name)}', which is unknown: each key is a table [[keys]]")
     listed = tables.get("keys", [])
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
         raise SettingsError(f"{path}: 'keys' must be tables: each key is a table [[keys]]")
@@ -153,12 +153,12 @@ def _check_once(entries: tuple[KeyEntry, ...], path: str) -> None:
 
 def _entry(table: Mapping[str, Any], number: int, path: str) -> KeyEntry:
     name = table.get("name")
-    where = f"{path}, key {number}" if not isinstance(name, str) else f"{path}, key '{_shown(name)}'"
+    where = f"{path}, key {number}" if not isinstance(name, str) else f"{path}, key '{_quotable(name)}'"
     for field in table:
         if field not in _FIELDS:
             nearest = difflib.get_close_matches(field, _FIELDS, n=1, cutoff=0.6)
             meant = f"did you mean '{nearest[0]}'?" if nearest else f"there are {', '.join(_FIELDS)}"
-            raise SettingsError(f"{where}: '{_shown(field)}' is unknown: {meant}")
+            raise SettingsError(f"{where}: '{_quotable(field)}' is unknown: {meant}")
     for field in ("name", "hash"):
         if field not in table:
             raise SettingsError(f"{where}: {field} is missing")
@@ -166,7 +166,7 @@ def _entry(table: Mapping[str, Any], number: int, path: str) -> KeyEntry:
     return KeyEntry(**values)
 
 
-def _shown(text: str) -> str:
+def _quotable(text: str) -> str:
     """Returns a text of the file for an error, on one line."""
     short = text if len(text) <= _MOST_NAME else text[:_MOST_NAME] + "..."
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
@@ -320,7 +320,7 @@ def remove_key(path: str, name: str) -> None:
         if number is None:
             nearest = difflib.get_close_matches(name, [entry.name for entry in entries], n=1)
             meant = f"; did you mean '{nearest[0]}'?" if nearest else ""
-            raise SettingsError(f"{path} has no key '{_shown(name)}'{meant}")
+            raise SettingsError(f"{path} has no key '{_quotable(name)}'{meant}")
         new_text = _without_table(text, number)
         try:
             is_sound = parse_keys(new_text, path) == (*entries[:number], *entries[number + 1 :])

@@ -277,12 +277,12 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
 
     @property
     def needs_key(self) -> bool:
-        """Whether requests need a key."""
+        """Tells whether requests need a key."""
         return bool(self.api_keys_file or self.keys)
 
     @property
     def n_shares(self) -> int:
-        """In how many parts what is kept for callers is divided: one for each key.
+        """Counts the parts into which the room for callers' answers is divided: one for each key.
 
         Where keys may be added while the server runs there is room for some.
         """

@@ -31,7 +31,7 @@ from corosrv.web.http import sse
 from corosrv.web.http.body_reader import BodyReader, chosen_encoding, compress
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import caller, current
-from corosrv.web.http.limits import KeyAccount
+from corosrv.web.accounts import KeyAccount
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import respond, whole_response
 from corosrv.web.http.terms import arrival

@@ -62,9 +62,7 @@ def priority_of(fields: CompletionFields) -> int | None:
 
 
 def served_tier(fields: CompletionFields) -> str:
-    """Returns the service tier that an answer names; "" where the body names none."""
-    if fields.service_tier is None:
-        return ""
+    """Returns the service tier that the answer to a body with one names."""
     return "flex" if fields.service_tier == "flex" and not fields.priority else "default"
 
 

@@ -142,17 +142,15 @@ class TaskMaker:
 
     def make(self, job: AnyJob) -> list[Task]:
         """Makes a task for each answer. Raises LimitReached for a caller that has not enough left for them."""
-        tasks = self._make(job)
+        if isinstance(job, RerankJob):
+            tasks = self._scores(job)
+        elif isinstance(job, EmbedJob):
+            tasks = self._vectors(job)
+        else:
+            tasks = self._generations(job)
         if job.terms.bill is not None:
             job.terms.bill.charge([len(task.tokens) for task in tasks])
         return tasks
-
-    def _make(self, job: AnyJob) -> list[Task]:
-        if isinstance(job, RerankJob):
-            return self._scores(job)
-        if isinstance(job, EmbedJob):
-            return self._vectors(job)
-        return self._generations(job)
 
     def _scores(self, job: RerankJob) -> list[Task]:
         prompts = self._vocabulary.encode_pairs(job.query, job.documents)

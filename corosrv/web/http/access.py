@@ -19,7 +19,7 @@ from flask import Request, Response
 from corosrv.base.errors import Forbidden, Unauthorized
 from corosrv.contracts.jobs.job import new_id
 from corosrv.web.http.keys import key_of
-from corosrv.web.http.limits import Accounts, KeyAccount
+from corosrv.web.accounts import Accounts, KeyAccount
 from corosrv.web.http.reply import Flood
 
 log = logging.getLogger("corosrv.http")

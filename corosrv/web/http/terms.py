@@ -34,7 +34,7 @@ from corosrv.contracts.jobs.terms import (
     parse_timeout,
 )
 from corosrv.web.http.lean_flask import caller, current
-from corosrv.web.http.limits import KeyAccount
+from corosrv.web.accounts import KeyAccount
 
 log = logging.getLogger("corosrv.http")
 

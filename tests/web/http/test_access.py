@@ -5,8 +5,8 @@ from flask import Request
 from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import Forbidden, Unauthorized
+from corosrv.web.accounts import Accounts
 from corosrv.web.http.access import Access, Keys, redacted, request_id
-from corosrv.web.http.limits import Accounts
 
 
 def request(method: str = "GET", **headers: str) -> Request:

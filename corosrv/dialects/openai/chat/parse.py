@@ -42,11 +42,11 @@ def call(
         body,
         usage=include_usage,
         compute=bool(body.include_compute),
-        service_tier=served_tier(body),
+        service_tier="" if body.service_tier is None else served_tier(body),
         logprobs=_n_probs(body) >= 0,
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(job, options.stream, ChatAnswer(job, card, parser, options), priority_of(body))
+    return Call(job, options.stream, ChatAnswer(job, card, parser, options), body.priority if body.service_tier is None else priority_of(body))
 
 
 def conversation(

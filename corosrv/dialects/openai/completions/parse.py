@@ -82,13 +82,13 @@ def call(
         n=body.n or 1,
         usage=include_usage,
         compute=bool(body.include_compute),
-        service_tier=served_tier(body),
+        service_tier="" if body.service_tier is None else served_tier(body),
         echoes=tuple(_echo(prompt, vocabulary) for prompt in checked_prompts) if body.echo else None,
         logprobs=body.logprobs is not None,
         probs=bool(body.n_probs),
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(job, options.stream, TextAnswer(job, card, options), priority_of(body))
+    return Call(job, options.stream, TextAnswer(job, card, options), body.priority if body.service_tier is None else priority_of(body))
 
 
 def _prompts(

@@ -109,7 +109,7 @@ class Clocks:
 
 
 class KeyAccount:
-    """What one API key may do, has left and has used; see corosrv.contracts.jobs.terms.Account."""
+    """The limits of one API key, what it has left, and what it has used; see corosrv.contracts.jobs.terms.Account."""
 
     __slots__ = ("_clocks", "_day", "_day_charge", "_n_running", "_requests", "_tokens", "entry", "today", "total")
 
@@ -275,11 +275,11 @@ def _needs(prompt: int, answer: int) -> str:
     return f"; this request may need {prompt + answer}: {prompt} of its prompt, {answer} of its answer (max_tokens)"
 
 
-def _headers(what: str, limit: int, left: float, reset: float) -> tuple[tuple[str, str], ...]:
+def _headers(subject: str, limit: int, left: float, reset: float) -> tuple[tuple[str, str], ...]:
     return (
-        (f"x-ratelimit-limit-{what}", str(limit)),
-        (f"x-ratelimit-remaining-{what}", str(int(left)) if left > 0 else "0"),
-        (f"x-ratelimit-reset-{what}", duration(reset)),
+        (f"x-ratelimit-limit-{subject}", str(limit)),
+        (f"x-ratelimit-remaining-{subject}", str(int(left)) if left > 0 else "0"),
+        (f"x-ratelimit-reset-{subject}", duration(reset)),
     )
 
 
@@ -295,7 +295,7 @@ def duration(seconds: float) -> str:
 
 
 class KeyBill:
-    """What one job is charged for, and uses; see corosrv.contracts.jobs.terms.Bill."""
+    """The charge of one job, and what it uses; see corosrv.contracts.jobs.terms.Bill."""
 
     __slots__ = ("_account", "_answer", "_charged", "_day", "_ended", "_is_open", "_n", "_prompts", "_used")
 
@@ -391,10 +391,6 @@ class Accounts:
         caller = digest(key).hex()
         return caller, self._by_caller.get(caller)
 
-    def of(self, caller: str) -> KeyAccount | None:
-        """Returns the account of a caller that was let in."""
-        return self._by_caller.get(caller)
-
     def has_limits(self, key: bytes) -> bool:
         """Tells whether something is counted for a key before it is served."""
         account = self._by_caller.get(digest(key).hex())
@@ -438,7 +434,7 @@ class Accounts:
             by_caller[entry.hash] = account
         self._by_caller = by_caller
 
-    def shown(self) -> Iterator[tuple[str, Sequence[KeyAccount]]]:
+    def by_name(self) -> Iterator[tuple[str, Sequence[KeyAccount]]]:
         """Yields the names that metrics have, each with the accounts that are counted under it.
 
         They are the keys of the file that were used first, as many as may be shown; the others stand together under no
@@ -475,9 +471,9 @@ class UsageCollector(Collector):
         self._accounts = accounts
 
     def collect(self) -> Iterator[Metric]:
-        shown = [(name, [account.total for account in accounts]) for name, accounts in self._accounts.shown()]
+        rows = [(name, [account.total for account in accounts]) for name, accounts in self._accounts.by_name()]
         for metric, words, read in _METRICS:
             family = CounterMetricFamily(f"corosrv_key_{metric}", words, labels=["key"])
-            for name, counts in shown:
+            for name, counts in rows:
                 family.add_metric([name], sum(map(read, counts)))
             yield family
