@@ -43,9 +43,9 @@ from corosrv.models.hub.download import HubDownload
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.pool import ModelPool
 from corosrv.serving.part import Part, ServerContext, why_not_served
+from corosrv.web.accounts import KeyAccount
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import caller, current
-from corosrv.web.accounts import KeyAccount
 from corosrv.web.http.metrics import EngineCollector
 from corosrv.workers.dispatch.answers import CallRecords
 

@@ -27,6 +27,7 @@ from corosrv.serving.live import LiveRecorder
 from corosrv.serving.part import ServerContext
 from corosrv.serving.parts import make_parts
 from corosrv.web import live
+from corosrv.web.accounts import Accounts, KeyAccount, UsageCollector
 from corosrv.web.docs import home as docs
 from corosrv.web.docs.home import Home, Served, ollama_refusals
 from corosrv.web.groups import routes as group_routes
@@ -35,7 +36,6 @@ from corosrv.web.http import access, body_reader, health, metrics, openapi, term
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.heap import BodyBudget
 from corosrv.web.http.lean_flask import current
-from corosrv.web.accounts import Accounts, KeyAccount, UsageCollector
 from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, long_json_response, register_errors
 from corosrv.web.kept import streams as stream_routes
 from corosrv.web.kept.answer_logs import AnswerLogs, LogCollector

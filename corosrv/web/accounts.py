@@ -60,8 +60,11 @@ class Bucket:
 
     def wait(self, n: float, now: float) -> float:
         """Returns the seconds until `n` are left, 0 where they are; more than fit are never."""
-        missing = n - self.level(now)
-        return missing * _MINUTE / self.capacity if missing > 0 else 0.0
+        return self.time_of(n - self.level(now))
+
+    def time_of(self, n: float) -> float:
+        """Returns the seconds in which `n` come back."""
+        return n * _MINUTE / self.capacity if n > 0 else 0.0
 
     def take(self, n: float) -> None:
         """Takes `n`, whether or not they are left; a negative number gives back."""
@@ -198,18 +201,19 @@ class KeyAccount:
             words = f"this API key may use {most} tokens a day, and has {max(left, 0)} left{_needs(prompt, answer)}"
             self._refuse(words, self._until_tomorrow())
 
-    def settle(self, charged: int, day: int, used: UsageCounts) -> None:
-        """Ends a job that was charged on a day, and has used this; what it did not use is given back."""
+    def settle(self, bill: KeyBill) -> None:
+        """Ends a job; what it was charged for and did not use is given back."""
         self._look_at_day()
         self._n_running -= 1
+        n_used = bill.prompt_tokens + bill.generated_tokens
         if self._tokens is not None:
-            self._tokens.take(used.tokens - charged)
-        self._day_charge += used.tokens - (charged if day == self._day else 0)
+            self._tokens.take(n_used - bill.charged)
+        self._day_charge += n_used - (bill.charged if bill.day == self._day else 0)
         for counts in (self.total, self.today):
-            counts.prompt_tokens += used.prompt_tokens
-            counts.cached_tokens += used.cached_tokens
-            counts.generated_tokens += used.generated_tokens
-            counts.compute_ms += used.compute_ms
+            counts.prompt_tokens += bill.prompt_tokens
+            counts.cached_tokens += bill.cached_tokens
+            counts.generated_tokens += bill.generated_tokens
+            counts.compute_ms += bill.compute_ms
 
     def _refuse(self, words: str, wait: float | None) -> None:
         self.total.refused += 1
@@ -231,9 +235,13 @@ class KeyAccount:
         headers: list[tuple[str, str]] = []
         now = self._clocks.monotonic()
         if (bucket := self._requests) is not None:
-            headers += _headers("requests", bucket.capacity, bucket.level(now), bucket.wait(bucket.capacity, now))
+            headers += _headers(
+                "requests", bucket.capacity, level := bucket.level(now), bucket.time_of(bucket.capacity - level)
+            )
         if (bucket := self._tokens) is not None:
-            headers += _headers("tokens", bucket.capacity, bucket.level(now), bucket.wait(bucket.capacity, now))
+            headers += _headers(
+                "tokens", bucket.capacity, level := bucket.level(now), bucket.time_of(bucket.capacity - level)
+            )
         elif (most := self.entry.tokens_per_day) is not None:
             headers += _headers("tokens", most, most - self._day_charge, self._until_tomorrow())
         return headers
@@ -297,40 +305,43 @@ def duration(seconds: float) -> str:
 class KeyBill:
     """The charge of one job, and what it uses; see corosrv.contracts.jobs.terms.Bill."""
 
-    __slots__ = ("_account", "_answer", "_charged", "_day", "_ended", "_is_open", "_n", "_prompts", "_used")
+    __slots__ = (
+        "_account", "_answer", "_is_open", "_n", "_unread", "cached_tokens", "charged", "compute_ms", "day",
+        "generated_tokens", "prompt_tokens"
+    )  # fmt: skip
 
     def __init__(self, account: KeyAccount, n: int, answer: int) -> None:
         """`n`: answers to each prompt, which counts once; `answer`: tokens of all answers, as estimated."""
         self._account = account
         self._n = n
         self._answer = answer
-        self._charged = 0
-        self._day = -1
-        self._prompts: Sequence[int] = ()  # the tokens of each
-        self._ended: set[int] = set()
-        self._used = UsageCounts()
+        self._unread: list[int] = []  # tokens of each prompt, 0 once its end was read
         self._is_open = True
+        self.charged = 0
+        self.day = -1
+        self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
+        self.compute_ms = 0.0
 
     def charge(self, prompt_tokens: Sequence[int]) -> None:
-        prompts = prompt_tokens[:: self._n]
+        prompts = list(prompt_tokens[:: self._n])
         n_tokens = sum(prompts)
-        self._day = self._account.charge(n_tokens, self._answer)
-        self._prompts = prompts
-        self._charged = n_tokens + self._answer
+        self.day = self._account.charge(n_tokens, self._answer)
+        self._unread = prompts
+        self.charged = n_tokens + self._answer
 
     def add_end(self, chunk: Chunk) -> None:
-        used = self._used
-        used.compute_ms += chunk.prompt_ms + chunk.decode_ms
+        self.compute_ms += chunk.prompt_ms + chunk.decode_ms
         prompt, answer = divmod(chunk.index, self._n)
         if answer:
             return
-        self._ended.add(prompt)
+        if prompt < len(self._unread):
+            self._unread[prompt] = 0
         if chunk.prompt_ms or chunk.finish in _COMPUTED:  # else it was cancelled before it began
-            used.prompt_tokens += chunk.prompt_tokens
-            used.cached_tokens += chunk.cached_tokens
+            self.prompt_tokens += chunk.prompt_tokens
+            self.cached_tokens += chunk.cached_tokens
 
     def drop(self) -> None:
-        self._prompts = ()
+        self._unread = []
         self.close(0)
 
     def close(self, generated_tokens: int) -> None:
@@ -338,10 +349,9 @@ class KeyBill:
             return
         self._is_open = False
         # Nobody has read the end of these, so that what was computed of them is not known: it may be all.
-        unread = (n for number, n in enumerate(self._prompts) if number not in self._ended)
-        self._used.prompt_tokens += sum(unread)
-        self._used.generated_tokens = generated_tokens
-        self._account.settle(self._charged, self._day, self._used)
+        self.prompt_tokens += sum(self._unread)
+        self.generated_tokens = generated_tokens
+        self._account.settle(self)
 
 
 class Accounts:

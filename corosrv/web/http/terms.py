@@ -33,8 +33,8 @@ from corosrv.contracts.jobs.terms import (
     parse_priority,
     parse_timeout,
 )
-from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.accounts import KeyAccount
+from corosrv.web.http.lean_flask import caller, current
 
 log = logging.getLogger("corosrv.http")
 

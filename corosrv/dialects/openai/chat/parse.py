@@ -46,7 +46,12 @@ def call(
         logprobs=_n_probs(body) >= 0,
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(job, options.stream, ChatAnswer(job, card, parser, options), body.priority if body.service_tier is None else priority_of(body))
+    return Call(
+        job,
+        options.stream,
+        ChatAnswer(job, card, parser, options),
+        body.priority if body.service_tier is None else priority_of(body),
+    )
 
 
 def conversation(

@@ -88,7 +88,12 @@ def call(
         probs=bool(body.n_probs),
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(job, options.stream, TextAnswer(job, card, options), body.priority if body.service_tier is None else priority_of(body))
+    return Call(
+        job,
+        options.stream,
+        TextAnswer(job, card, options),
+        body.priority if body.service_tier is None else priority_of(body),
+    )
 
 
 def _prompts(
