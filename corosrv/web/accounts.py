@@ -23,7 +23,7 @@ from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.contracts.settings import KeyEntry, read_keys, signature_of
-from corosrv.web.http.keys import digest
+from corosrv.web.keys import digest
 
 log = logging.getLogger("corosrv.http")
 

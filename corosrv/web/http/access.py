@@ -19,8 +19,8 @@ from flask import Request, Response
 from corosrv.base.errors import Forbidden, Unauthorized
 from corosrv.contracts.jobs.job import new_id
 from corosrv.web.accounts import Accounts, KeyAccount
-from corosrv.web.http.keys import key_of
 from corosrv.web.http.reply import Flood
+from corosrv.web.keys import key_of
 
 log = logging.getLogger("corosrv.http")
 

@@ -27,8 +27,8 @@ from gunicorn.http.message import Request
 
 from corosrv.base.run_dir import path_in
 from corosrv.web.http.connection import Overloaded
-from corosrv.web.http.keys import key_of
 from corosrv.web.http.reply import Flood
+from corosrv.web.keys import key_of
 
 log = logging.getLogger("corosrv.http")
 

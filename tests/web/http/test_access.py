@@ -91,7 +91,7 @@ def test_without_keys_a_foreign_page_and_a_foreign_name_are_refused():
         access.check(request(Origin="https://a.example"))
     with pytest.raises(Forbidden):
         access.check(Request({**request().environ, "HTTP_HOST": "a.example", "SERVER_NAME": "127.0.0.1"}))
-    assert access.check(request(Origin="http://localhost:3000", Host="localhost:8080")) == ""
+    assert access.check(request(Origin="http://localhost:3000", Host="localhost:8080")) == ("", None)
 
 
 def test_with_keys_any_page_and_any_name_may_call_that_has_one():
@@ -141,9 +141,9 @@ def test_what_looks_like_a_key_in_a_url_is_not_shown(uri, shown):
 
 
 def test_callers_are_told_apart_and_their_keys_are_not_in_their_names():
-    keys = Keys(["one", "two"])
-    names = {keys.check(request(Authorization=f"Bearer {key}")) for key in ("one", "two", "one")}
+    keys = Keys(Accounts(("one", "two")))
+    names = {keys.check(request(Authorization=f"Bearer {key}"))[0] for key in ("one", "two", "one")}
 
     assert len(names) == 2
     assert not names & {"", "one", "two"}
-    assert Keys([]).check(request()) == ""
+    assert Keys(Accounts()).check(request()) == ("", None)
