@@ -419,11 +419,13 @@ class Accounts:
         try:
             if isinstance(signature, str):
                 raise SettingsError(f"the file of keys {self._path} cannot be read: {signature}")
-            self._take(call_in_thread(read_keys, self._path))
+            entries = call_in_thread(read_keys, self._path)
+            if signature is not self._signature:  # it has changed again, and somebody else has begun to read it
+                return
+            self._take(entries)
+            log.info("the API keys were read again: %s has %d", self._path, len(entries))
         except SettingsError as error:
             log.error("the API keys stay as they were: %s", error)
-        else:
-            log.info("the API keys were read again: %s has %d", self._path, len(self._by_caller) - len(self._plain))
 
     def _take(self, entries: Sequence[KeyEntry]) -> None:
         """Replaces the keys of the file; those that stay keep what they have used. Raises SettingsError."""
