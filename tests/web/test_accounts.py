@@ -91,6 +91,16 @@ def test_a_minute_s_requests_may_come_at_once_and_then_evenly(account, time: Tim
     alice.admit("POST")
 
 
+def test_a_bucket_holds_no_more_than_a_minute_s(account, time: Time):
+    alice = account(requests_per_minute=2)
+    time.pass_by(3600)
+
+    alice.admit("POST")
+    alice.admit("POST")
+    with pytest.raises(LimitReached):
+        alice.admit("POST")
+
+
 def test_what_asks_for_no_work_is_not_counted(account):
     alice = account(requests_per_minute=1)
 
