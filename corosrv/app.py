@@ -168,7 +168,14 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
             check_several(settings)
             settings = replace(settings, server=replace(server, engine=server.engine or "process"))
             worker.share_state(open_run_dir(settings.operator.run_dir or default_path()))
+            if server.api_keys_file and worker.siblings is None:
+                raise SettingsError(
+                    "COROSRV_API_KEYS_FILE: under TLS several worker processes would each count for themselves: end "
+                    "TLS in a proxy, or use one worker process (-w 1)"
+                )
         app = create_app(settings)
+        if worker is not None and worker.siblings is not None:
+            worker.siblings.has_limits = app.extensions["corosrv"].accounts.has_limits
         if worker is not None:
             app.extensions["corosrv"].context.count_clients = worker.count_clients
             app.extensions["corosrv"].context.siblings = worker.siblings

@@ -145,7 +145,7 @@ def start_screen(settings: Settings, urls: Sequence[str]) -> str:
     lines += [f"  {name:8} {address:{width}}  {words}" for name, address, words in rows]
     lines += [f"  {'also':8} {other}" for other in urls[1:]]
     if speaks_models:
-        key = " -H 'Authorization: Bearer KEY'" if settings.server.keys else ""
+        key = " -H 'Authorization: Bearer KEY'" if settings.server.needs_key else ""
         body = '{"messages": [{"role": "user", "content": "Name three rivers."}], "max_tokens": 50}'
         lines += ["", f"  curl {url}/v1/chat/completions{key} -d '{body}'"]
     lines += ["", f"  Ctrl-C lets running answers end for {_drain_s(settings):g} s; twice ends at once.", ""]

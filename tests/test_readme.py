@@ -47,6 +47,12 @@ PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --pee
 IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 CONFIG = "corosrv config --model path/to/model.gguf --slots 16"
+KEYS = [
+    "corosrv keys add alice --file keys.toml --requests-per-minute 60 --tokens-per-day 200000",
+    "corosrv serve --api-keys-file keys.toml",
+    "corosrv keys list --file keys.toml",
+    "corosrv keys remove alice --file keys.toml",
+]
 DEADLINE = 100.0  # seconds
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -122,7 +128,7 @@ def port(environ: dict[str, str]) -> Iterator[int]:
 def test_every_command_is_known_to_these_tests() -> None:
     commands = {line for text in blocks("sh") for line in text.splitlines() if not text.startswith("curl")}
 
-    assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, IMAGES, HUB, CONFIG, *SERVERS])
+    assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, IMAGES, HUB, CONFIG, *KEYS, *SERVERS])
 
 
 def test_the_hub_s_command_serves_what_it_downloads(environ: dict[str, str], tmp_path: Path) -> None:
@@ -134,6 +140,26 @@ def test_the_hub_s_command_serves_what_it_downloads(environ: dict[str, str], tmp
             (model,) = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models"))["data"]
 
     assert model["id"] == "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
+
+
+def test_the_commands_about_keys_give_a_user_a_key_and_take_it_away(environ: dict[str, str], tmp_path: Path) -> None:
+    add, serve, show, remove = (command.replace("keys.toml", str(tmp_path / "keys.toml")) for command in KEYS)
+
+    def run(command: str) -> str:
+        ended = subprocess.run(command.split(), env=environ, capture_output=True, text=True, timeout=60, check=True)
+        return ended.stdout.strip()
+
+    key, port = run(add), free_port()
+    headers = {"Authorization": f"Bearer {key}"}
+    with running(f"{serve} --port {port}", port, environ):
+        with urllib.request.urlopen(
+            urllib.request.Request(f"http://127.0.0.1:{port}/v1/models", headers=headers), timeout=30
+        ) as answer:
+            assert answer.status == 200
+            assert answer.headers["x-ratelimit-limit-requests"] == "60"
+        assert run(show) == "alice  requests_per_minute=60  tokens_per_day=200000"
+        run(remove)
+        assert run(show) == "there is no key in it"
 
 
 @pytest.mark.parametrize("command", SERVERS)

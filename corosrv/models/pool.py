@@ -6,7 +6,7 @@ import contextlib
 import copy
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from corosrv.base import errors
@@ -72,6 +72,7 @@ class ModelPool:
         waits_for_first: bool = False,
         make_download: Callable[[ModelSettings], Download] | None = None,
         on_failed_load: Callable[[], None] = lambda: None,
+        may_use: Callable[[Sequence[str]], bool] | None = None,
     ) -> None:
         """Keeps the settings and reads the heads of the model files; nothing starts before `start`.
 
@@ -79,7 +80,8 @@ class ModelPool:
         call a function if the caller's client leaves. `memory_elsewhere`: the bytes of the budget that others hold.
         `waits_for_first`: requests wait for an only model's first load as for any other; else they are refused.
         `make_download`: makes the download of a model that is named on a hub. `on_failed_load`: called after each load
-        that fails.
+        that fails. `may_use`: tells of a model's names whether the request at hand may use it; if it may not, it is as
+        if there were no such model. None: all may be used.
         """
         self._keeper = Keeper(settings, make, memory_elsewhere, make_download, on_failed_load)
         self._lock = self._keeper.lock
@@ -88,6 +90,7 @@ class ModelPool:
         self._is_strict = settings.server.strict_model or len(self._models) > 1
         self._wait_s = settings.server.model_wait_s
         self._watch = watch
+        self._may_use = may_use
         self._waits_for_first = waits_for_first or len(self._models) > 1
         self._pid = os.getpid()
         self._is_draining = False
@@ -157,8 +160,8 @@ class ModelPool:
         return self._first.failure
 
     def models(self) -> tuple[ModelCard, ...]:
-        """Returns every model, loaded or not."""
-        return tuple(model.card for model in self._models)
+        """Returns every model that may be used, loaded or not."""
+        return tuple(model.card for model in self._models if self._is_usable(model))
 
     def card(self, model: str | None) -> ModelCard:
         """Returns the model's card. Waits while it is loaded; raises ModelNotFound or Unavailable."""
@@ -215,10 +218,17 @@ class ModelPool:
 
     def _route(self, name: str | None) -> ServedModel:
         model = self._first if name is None else self._by_name.get(name)
-        if model is None and self._is_strict:
-            assert name is not None
-            raise errors.ModelNotFound(name)
-        return model or self._first
+        if model is None and not self._is_strict:
+            model = self._first
+        if self._may_use is not None and model is not None and not self._is_usable(model):
+            # Whoever names no model gets the first that it may use.
+            model = None if name is not None else next(filter(self._is_usable, self._models), None)
+        if model is None:
+            raise errors.ModelNotFound(name or "")
+        return model
+
+    def _is_usable(self, model: ServedModel) -> bool:
+        return self._may_use is None or self._may_use(model.names)
 
     def _using(self, name: str | None) -> _Use:
         """Returns the loaded model, which stays so for the length of a `with` block. Waits for it."""
@@ -269,7 +279,7 @@ class ModelPool:
         """Begins to load a model as soon as there is room; returns at once. Raises ModelNotFound or Unavailable."""
         self._check_open()
         with self._lock:
-            self._model_named(name).ask()
+            self._usable(name).ask()
         self._keeper.wake()
 
     def unload(self, name: str) -> None:
@@ -279,7 +289,7 @@ class ModelPool:
         """
         self._check_open()
         with self._lock:
-            model = self._model_named(name)
+            model = self._usable(name)
             if model.state is ModelState.DOWNLOADING and not model.is_used:
                 model.cancel_download()
                 return
@@ -288,6 +298,12 @@ class ModelPool:
             if model.is_used:
                 raise errors.Refused(f"the model '{name}' is in use", "model", "model_in_use")
             self._keeper.begin_unload(model)
+
+    def _usable(self, name: str) -> ServedModel:
+        model = self._model_named(name)
+        if not self._is_usable(model):
+            raise errors.ModelNotFound(name)
+        return model
 
     def _model_named(self, name: str) -> ServedModel:
         if name not in self._by_name:

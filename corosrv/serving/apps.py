@@ -57,7 +57,7 @@ class AppPart(Part):
                 calls_per_caller=context.settings.queue_per_key,
                 idempotency_bytes=settings.idempotency_bytes,
                 idempotency_s=settings.idempotency_s,
-                n_callers=len(settings.keys),
+                n_callers=settings.n_shares,
                 logs_json=settings.log_format == "json",
             )
         )

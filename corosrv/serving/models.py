@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from flask import Blueprint, has_app_context, has_request_context, request
+from flask import Blueprint, g, has_app_context, has_request_context, request
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, Refused, SettingsError
@@ -43,8 +43,9 @@ from corosrv.models.hub.download import HubDownload
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.pool import ModelPool
 from corosrv.serving.part import Part, ServerContext, why_not_served
+from corosrv.web.accounts import KeyAccount
 from corosrv.web.http.client import ClientWatch
-from corosrv.web.http.lean_flask import caller
+from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import EngineCollector
 from corosrv.workers.dispatch.answers import CallRecords
 
@@ -88,6 +89,7 @@ class ModelPart(Part):
             waits_for_first=context.is_mounted,
             make_download=self._download,
             on_failed_load=self._on_failed_load,
+            may_use=_may_use if self._settings.api_keys_file else None,
         )
 
     def model_names(self) -> list[str]:
@@ -195,7 +197,7 @@ class ModelPart(Part):
         )
         return (
             routes.blueprint(flow),
-            responses.blueprint(flow, ResponseStore(settings.response_store_bytes, len(settings.keys))),
+            responses.blueprint(flow, ResponseStore(settings.response_store_bytes, settings.n_shares)),
             anthropic.blueprint(flow),
             embedding_routes.blueprint(flow, settings.embeddings),
             rerank_routes.blueprint(flow),
@@ -247,7 +249,7 @@ class ModelPart(Part):
     def language_models(self) -> LanguageModels:
         """Makes what answers inference calls for the models that generate text."""
         settings = self._settings
-        records = CallRecords(settings.idempotency_bytes, settings.idempotency_s, len(settings.keys))
+        records = CallRecords(settings.idempotency_bytes, settings.idempotency_s, settings.n_shares)
         return LanguageModels(self.pool, self._defaults(), settings.log_format == "json", records, self._images)
 
 
@@ -263,6 +265,12 @@ def _vision(settings: Settings) -> VisionModels | None:
 def _caller() -> str | None:
     """Names the caller of the request at hand; None for one that came over gRPC, whose caller is not known here."""
     return caller() if has_app_context() else None
+
+
+def _may_use(names: Sequence[str]) -> bool:
+    """Tells whether the key of the request at hand may use a model; whoever is no request may."""
+    account: KeyAccount | None = current(g).get("corosrv_account") if has_app_context() else None
+    return account is None or account.may_use(names)
 
 
 def _watch(on_gone: Callable[[], None]) -> ClientWatch:

@@ -51,7 +51,7 @@ class PeerPart(Part):
             token=settings.peer_token,
             max_body_bytes=max(server.max_body_bytes, context.settings.kserve.v2_max_body_bytes),
             write_timeout=server.write_timeout_s,
-            passes_keys=not server.keys,
+            passes_keys=not server.needs_key,
             delegate_max=settings.delegate_max,
             delegate_on_full=settings.delegate_on_full,
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
 from itertools import chain
@@ -16,8 +17,9 @@ from flask import Blueprint, Response, current_app, g, request
 from flask.sansio.scaffold import Scaffold
 from gevent import monkey
 
-from corosrv.base.errors import NotOffered
-from corosrv.contracts.settings import Settings
+from corosrv.base.errors import NotOffered, SettingsError
+from corosrv.base.processor import Turns
+from corosrv.contracts.settings import KeyEntry, Settings
 from corosrv.dialects.llamacpp.metrics import with_token_counter
 from corosrv.dialects.openai import answer_types
 from corosrv.fleet.cluster.registry import FrontOffer, host_name
@@ -26,6 +28,7 @@ from corosrv.serving.live import LiveRecorder
 from corosrv.serving.part import ServerContext
 from corosrv.serving.parts import make_parts
 from corosrv.web import live
+from corosrv.web.accounts import Accounts, KeyAccount, UsageCollector
 from corosrv.web.docs import home as docs
 from corosrv.web.docs.home import Home, Served, ollama_refusals
 from corosrv.web.groups import routes as group_routes
@@ -34,7 +37,7 @@ from corosrv.web.http import access, body_reader, health, metrics, openapi, term
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.heap import BodyBudget
 from corosrv.web.http.lean_flask import current
-from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, register_errors
+from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, long_json_response, register_errors
 from corosrv.web.http.siblings import is_repeated
 from corosrv.web.kept import streams as stream_routes
 from corosrv.web.kept.answer_logs import AnswerLogs, LogCollector
@@ -53,6 +56,24 @@ if TYPE_CHECKING:  # each is imported where it is made: a server needs few of th
 log = logging.getLogger("corosrv")
 
 
+def _check_keys(settings: Settings, entries: Sequence[KeyEntry]) -> None:
+    """Raises SettingsError for keys whose limits could not be kept by everything that is served."""
+    others = {
+        "upstreams": settings.upstream,
+        "an application": settings.app,
+        "a predictor": settings.predictor,
+    }
+    if (other := next((name for name, part in others.items() if part is not None), None)) is None:
+        return
+    for entry in entries:
+        for limit in ("models", "streams", "tokens_per_minute", "tokens_per_day"):
+            if getattr(entry, limit):
+                raise SettingsError(
+                    f"the key '{entry.name}' has {limit}, which is kept for models that run here, and this server has "
+                    f"{other} as well: leave it out, or serve the models by a server of their own"
+                )
+
+
 class Server:
     """The server of one process: its parts (models, upstreams, handlers, peers), and the blueprints before them."""
 
@@ -61,7 +82,7 @@ class Server:
         self.settings = server = settings.server
         self._stats = metrics.HttpStats()
         self._bodies = BodyReader(server.body_timeout_s, BodyBudget(server.bodies_bytes))
-        n_keys = len(server.keys)
+        n_keys = server.n_shares
         self._streams = self._make_streams(n_keys)
         answers = KeyedAnswers(self._bodies, server.idempotency_bytes, server.idempotency_s, n_keys, self._streams)
         self._stats.registry.register(KeyCollector(answers))
@@ -88,7 +109,10 @@ class Server:
             (self._stats.engines if is_shared else self._stats.registry).register(collector)
         if self.cluster is not None:
             self._stats.registry.register(self.cluster.collector())
-        self._access = access.Access(server.keys, server.origins, server.hosts, leaves_origins=is_mounted)
+        self.accounts = Accounts(server.keys, server.api_keys_file, functools.partial(_check_keys, settings))
+        self._access = access.Access(self.accounts, server.origins, server.hosts, leaves_origins=is_mounted)
+        if server.api_keys_file:
+            self._stats.registry.register(UsageCollector(self.accounts))
         self._is_started = False
         self._has_warned = False
         self._started_at = int(time.time())
@@ -114,7 +138,7 @@ class Server:
 
         cluster = Cluster(context.settings.cluster, self._served_here, context.groups.abort)
         if server.idempotency_bytes:
-            room = server.idempotency_bytes // max(len(server.keys), 1)
+            room = server.idempotency_bytes // max(server.n_shares, 1)
             context.answers.share(cluster.key_records(room, server.idempotency_s))
         return cluster
 
@@ -249,6 +273,22 @@ class Server:
             answer.headers["Process-Start-Time-Unix"] = str(self._started_at)
             return answer
 
+        @root.get("/v1/usage")
+        @openapi.operation(
+            "Server",
+            "Show what an API key has used",
+            "Requests, tokens and milliseconds of the key that asks, since the start and today (UTC), and its limits; "
+            "of all keys for a key with `admin`.",
+            statuses=(501,),
+        )
+        def usage() -> Response:
+            account: KeyAccount | None = current(g).get("corosrv_account")
+            if account is None:
+                raise NotOffered("usage is counted by API key, and this server needs none (COROSRV_API_KEYS_FILE)")
+            accounts = list(self.accounts.all()) if account.entry.admin else [account]
+            views = [one.view() for one in Turns().among(accounts)]
+            return long_json_response({"object": "list", "since": int(self.accounts.since), "data": views})
+
         return root
 
     def _exposition(self) -> bytes:
@@ -282,11 +322,11 @@ class Server:
         if self.settings.page:
             yield page_routes.blueprint(context.is_mounted)
         # Behind the parts: `/` is a predictor's index, as Cog's server has it.
-        home = Home(self._list_served, lambda: context.state.value, bool(self.settings.keys), parts.models is not None)
+        home = Home(self._list_served, lambda: context.state.value, self.settings.needs_key, parts.models is not None)
         yield home.blueprint(context.is_mounted)
         if parts.predictor is None or not parts.predictor.is_alone:  # which has the document as Cog's server does
             documents = [part.document for part in context.parts]
-            yield docs.document(answer_types.ErrorAnswer, bool(self.settings.keys), documents)
+            yield docs.document(answer_types.ErrorAnswer, self.settings.needs_key, documents)
 
     def _list_served(self) -> list[Served]:
         """Lists what is served, for people."""
@@ -328,9 +368,13 @@ class Server:
         view = current_app.view_functions.get(http_request.endpoint or "")
         is_open = http_request.method == "OPTIONS" or openapi.needs_no_key(view)
         caller = None if peers is None else peers.guard.admit(http_request.environ)
-        if caller is None:
-            caller = "" if is_open else self._access.check(http_request)
-        notes.corosrv_caller = caller
+        if caller is not None or is_open:
+            notes.corosrv_caller = caller or ""
+            return
+        notes.corosrv_caller, account = self._access.check(http_request)
+        if account is not None:
+            notes.corosrv_account = account
+            account.admit(http_request.method)
 
     def _end(self, error: BaseException | None) -> None:
         """Counts the request as ended; its stream may have begun."""
@@ -343,6 +387,9 @@ class Server:
         http_request = current(request)
         response.headers["X-Request-Id"] = current(g).get("corosrv_request_id") or access.request_id(http_request)
         terms.add_header(response)
+        account: KeyAccount | None = current(g).get("corosrv_account")
+        if account is not None and account.entry.has_limits:
+            response.headers.extend(account.headers())
         self._access.allow(http_request, response)
         route = http_request.url_rule.rule if http_request.url_rule else "none"
         if isinstance(response, LateResponse):

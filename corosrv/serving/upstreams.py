@@ -93,7 +93,7 @@ class UpstreamPart(Part):
         options = ForwardOptions(
             max_body_bytes=server.max_body_bytes,
             write_timeout=server.write_timeout_s,
-            passes_keys=not server.keys,
+            passes_keys=not server.needs_key,
             keeps_answers=server.idempotency_bytes > 0,
             reads_prompts=settings.upstream_policy == "prefix",
             reads_sessions=settings.upstream_policy == "sticky",

@@ -64,7 +64,7 @@ MOST = {
     "chat with a format": (449, 66),
     "message": (351, 55),
     "response": (407, 60),
-    "completion": (309, 50),
+    "completion": (310, 50),
 }
 
 

@@ -66,6 +66,7 @@ CorosrvError
 │   ├── TooManyMembers       as many requests are in groups as may be
 │   ├── TooManyLogs          as many streams run that their clients may resume as may
 │   ├── EngineGone           the engine has died of such requests
+│   ├── LimitReached         the API key has used what it may use for now
 │   └── QueueFull            the queue is full
 ├── AppError                 an application registers a handler that cannot be served; its worker does not start
 ├── DeadlinePassed           the time of a call was over
@@ -188,6 +189,7 @@ from corosrv.base.errors.unavailable import (
     FrameTooLarge,
     HubError,
     HubMissing,
+    LimitReached,
     ModelFailed,
     NoDescriptor,
     NoWorker,
@@ -255,6 +257,7 @@ __all__ = [
     "JobWaitedTooLong",
     "KeyReused",
     "LibllamaError",
+    "LimitReached",
     "LoadError",
     "LoopDetected",
     "ManagementError",

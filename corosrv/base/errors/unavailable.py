@@ -6,6 +6,8 @@ again.
 
 from __future__ import annotations
 
+import math
+
 from corosrv.base.errors.base import CorosrvError, ErrorKind
 
 
@@ -74,6 +76,20 @@ class QueueFull(Unavailable):
     status = 429
     kind = ErrorKind.RATE_LIMITED
     code = "queue_full"
+
+
+class LimitReached(Unavailable):
+    """The API key has used what it may use for now. `retry_after`: seconds; None: the request will never fit."""
+
+    status = 429
+    kind = ErrorKind.RATE_LIMITED
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after: float | None) -> None:
+        super().__init__(message)
+        self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
+        if retry_after is None:
+            self.should_retry = False
 
 
 class EngineGone(Unavailable):

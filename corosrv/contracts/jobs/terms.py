@@ -7,9 +7,12 @@ without a limit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from corosrv.base.errors import Refused
+from corosrv.contracts.jobs.reader import Chunk
 
 FIRST_PRIORITY = 1
 DEFAULT_PRIORITY = 5
@@ -20,6 +23,33 @@ TIMEOUT = "X-Request-Timeout-Ms"
 MAX_TIMEOUT_MS = 1_000_000_000
 
 _MAX_DIGITS = 12
+
+
+class Bill(Protocol):
+    """Counts what one job uses for the account of an API key."""
+
+    def charge(self, prompt_tokens: Sequence[int]) -> None:
+        """Takes a job's tokens from what the key has left, before the job is queued; called with those of each task's
+        prompt. Raises LimitReached where that is too little."""
+
+    def add_end(self, chunk: Chunk) -> None:
+        """Counts a task by its terminal chunk."""
+
+    def drop(self) -> None:
+        """Gives the charge back: the job was never queued."""
+
+    def close(self, generated_tokens: int) -> None:
+        """Settles the charge, however the job ended; `generated_tokens`: of all its tasks. Twice is harmless."""
+
+
+class Account(Protocol):
+    """The limits and the usage of an API key."""
+
+    def open_bill(self, n_tasks: int, n: int, max_tokens: int | None) -> Bill:
+        """Begins to count a job of `n` answers to each prompt, with at most `max_tokens` in each; None: not limited.
+
+        Raises LimitReached. Whoever calls closes the bill.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +65,10 @@ class Terms:
     session: str = ""  # calls of one session prefer the worker that served it last; empty: none
     waiting_keys: tuple[str, ...] = ()  # of the calls that wait for this one, the outermost first
     asker: int = 0  # the hand-over whose handler makes this call; 0: no handler of this server does
+    tier: int = 0  # of the caller's key: 0 goes first, 9 last
+    weight: float = 1.0  # of the caller's share among those of its tier
+    account: Account | None = field(default=None, compare=False, repr=False)  # of the caller's key, if it has one
+    bill: Bill | None = field(default=None, compare=False, repr=False)  # of the job, where it has an account
 
 
 def parse_priority(text: str | None) -> int:

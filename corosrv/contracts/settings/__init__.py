@@ -2,6 +2,15 @@
 
 from corosrv.contracts.settings.fleet import ClusterSettings, PeerSettings, UpstreamSettings
 from corosrv.contracts.settings.handlers import AppSettings, KserveSettings, PredictionSettings
+from corosrv.contracts.settings.key_file import (
+    DEFAULT_TIER,
+    TIERS,
+    KeyEntry,
+    add_key,
+    read_keys,
+    remove_key,
+    signature_of,
+)
 from corosrv.contracts.settings.loading import (
     PARTS,
     Settings,
@@ -18,11 +27,14 @@ from corosrv.contracts.settings.model_list import HubSettings
 from corosrv.contracts.settings.server import ImageSettings, OperatorSettings, ServerSettings
 
 __all__ = [
+    "DEFAULT_TIER",
     "PARTS",
+    "TIERS",
     "AppSettings",
     "ClusterSettings",
     "HubSettings",
     "ImageSettings",
+    "KeyEntry",
     "KserveSettings",
     "ModelSettings",
     "OperatorSettings",
@@ -31,11 +43,15 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "UpstreamSettings",
+    "add_key",
     "assemble",
     "child_environment",
     "load",
     "load_hub",
     "load_predictor",
+    "read_keys",
+    "remove_key",
+    "signature_of",
     "unknown_variables",
     "with_nearest",
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import sources
+from corosrv.contracts.settings.key_file import KeyEntry, read_keys
 from corosrv.contracts.settings.sources import (
     DAY,
     FOLDER,
@@ -28,6 +29,7 @@ from corosrv.contracts.settings.sources import (
 
 # Pillow warns of larger ones by itself.
 _MOST_PIXELS = 89_000_000
+_LEAST_SHARES = 32
 PIXEL_BYTES = 3
 
 
@@ -103,6 +105,11 @@ class AccessSettings:
         is_secret=True,
     )
     api_key_file: str = setting("", "path of a file with more API keys, one a line")
+    api_keys_file: str = setting(
+        "",
+        "path of a TOML file of API keys with limits, models and usage of their own, which 'corosrv keys add' writes; "
+        "read again when it changes",
+    )
     cors_origins: str = setting(
         "",
         "comma-separated origins whose web pages may call, as https://page.example; localhost: pages of this machine; "
@@ -244,7 +251,7 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
 
     def __post_init__(self) -> None:
         sources.check(self)
-        self.keys  # noqa: B018 - read here as well, so that a file that cannot be used stops the start
+        self.keys, self.limited_keys  # noqa: B018 - read here as well, so that bad files stop the start
         if self.bodies_bytes < self.max_body_bytes:
             words = f"must be at least COROSRV_MAX_BODY_BYTES, which is {self.max_body_bytes}"
             raise sources.bad_value("bodies_bytes", words, str(self.bodies_bytes))
@@ -262,6 +269,25 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
         if not in_file:
             raise SettingsError("COROSRV_API_KEY_FILE has no API key in it")
         return sources.split_words(self.api_keys) + in_file
+
+    @property
+    def limited_keys(self) -> tuple[KeyEntry, ...]:
+        """The keys of `api_keys_file`. Reads the file; raises SettingsError."""
+        return read_keys(self.api_keys_file) if self.api_keys_file else ()
+
+    @property
+    def needs_key(self) -> bool:
+        """Tells whether requests need a key."""
+        return bool(self.api_keys_file or self.keys)
+
+    @property
+    def n_shares(self) -> int:
+        """Counts the parts into which the room for callers' answers is divided: one for each key.
+
+        Where keys may be added while the server runs there is room for some.
+        """
+        n_keys = len(self.keys) + len(self.limited_keys)
+        return max(n_keys, _LEAST_SHARES) if self.api_keys_file else n_keys
 
     @property
     def origins(self) -> tuple[str, ...]:

@@ -86,6 +86,8 @@ else:
     import tomli as tomllib
 
 
+parse_toml: Callable[[str], dict[str, Any]] = tomllib.loads  # raises ValueErrors, and RecursionError
+
 PREFIX = "COROSRV_"
 UPSTREAM_KEY = PREFIX + "UPSTREAM_KEY_"  # variables that begin so hold keys of upstreams
 COMMAND_LINE = "command line"

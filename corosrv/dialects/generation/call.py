@@ -33,6 +33,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: bool = False
     usage: bool = False  # at the end of a stream
+    compute: bool = False  # the usage has the milliseconds of the machine
+    service_tier: str = ""  # that the answer names
     token_timings: bool = False  # with every token of a stream
     prompt_progress: bool = False  # at the beginning of a stream, while the prompt is read
     logprobs: bool = False  # in the dialect's own form

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
-from flask import Response, g, request
+from flask import Response, request
 
 from corosrv.base.errors import CorosrvError, JobFailed, JobOverdue, JobPutOff, JobRefused, JobWaitedTooLong
 from corosrv.contracts.jobs import AnyJob, Chunk, Finish, Worker
 from corosrv.dialects.generation.call import Answer, Call
 from corosrv.dialects.generation.fields import Defaults
-from corosrv.dialects.generation.job_log import JobRecord
+from corosrv.dialects.generation.job_log import JobRecord, submit
 from corosrv.images.reader import ImageReader
 from corosrv.web.groups.routes import join_group
 from corosrv.web.groups.table import GroupMember, GroupTable
@@ -178,9 +178,7 @@ class RequestFlow:
     def _collect(
         self, job: AnyJob, priority: int | None, member: GroupMember | None, find_failure: FailureOf
     ) -> list[Chunk]:
-        job = replace(job, terms=request_terms(priority))
-        record = self._record(job)
-        reader = self.worker.submit(job)
+        reader, record = submit(self.worker, replace(job, terms=request_terms(priority)), self.logs_json)
         try:
             if member is not None:
                 member.bind(reader.cancel)
@@ -210,8 +208,7 @@ class RequestFlow:
         if not call.stream:
             return json_response(call.answer.complete(self._collect(call.job, call.priority, member, find_failure)))
         job = replace(call.job, stream=True, terms=request_terms(call.priority))
-        record = self._record(job)
-        reader = self.worker.submit(job)
+        reader, record = submit(self.worker, job, self.logs_json)
         if member is not None:
             member.bind(reader.cancel)
         stream = sse.EventStream(
@@ -226,8 +223,3 @@ class RequestFlow:
         )
         stream.wait_for_start(HEAD_SECONDS, functools.partial(_check_start, find_failure))
         return sse.response(stream, sse.LINES if call.is_lines else sse.EVENTS)
-
-    def _record(self, job: AnyJob) -> JobRecord:
-        """Begins the record of a job. May wait while its model is loaded; raises as `submit` does."""
-        model = self.worker.card(job.model).id
-        return JobRecord(current(g).get("corosrv_request_id", ""), model, job.n_tasks, self.logs_json)

@@ -6,8 +6,10 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from corosrv.contracts.jobs import Chunk, Finish
+from corosrv.contracts.jobs import AnyJob, Chunk, Finish, Job, Reader, Worker
+from corosrv.contracts.jobs.terms import Bill
 
 log = logging.getLogger("corosrv.jobs")
 
@@ -19,19 +21,40 @@ _TEXT = (
 )
 
 
+def submit(worker: Worker, job: AnyJob, as_json: bool) -> tuple[Reader[Chunk], JobRecord]:
+    """Submits a job and begins its record, which has to be told of its chunks and its end; opens its bill before.
+
+    May wait while the model is loaded or the prompt is read; raises as `worker` does, and LimitReached.
+    """
+    model = worker.card(job.model).id
+    bill = None
+    if (account := job.terms.account) is not None:
+        n, most = (job.n, job.max_tokens) if isinstance(job, Job) else (1, 0)
+        bill = account.open_bill(job.n_tasks, n, most)
+        job = replace(job, terms=replace(job.terms, bill=bill))
+    record = JobRecord(job.terms.request_id, model, job.n_tasks, as_json, bill)
+    try:
+        return worker.submit(job), record
+    except BaseException:
+        if bill is not None:
+            bill.drop()
+        raise
+
+
 class JobRecord:
     """Counts what one job uses, and writes its line once: when its last task has ended, or at `end`."""
 
     __slots__ = (
-        "_as_json", "_began", "_cached_tokens", "_decode_ms", "_generated_tokens", "_id", "_model", "_n_running",
-        "_outcome", "_prompt_ms", "_prompt_tokens"
+        "_as_json", "_began", "_bill", "_cached_tokens", "_decode_ms", "_generated_tokens", "_id", "_model",
+        "_n_running", "_outcome", "_prompt_ms", "_prompt_tokens"
     )  # fmt: skip
 
-    def __init__(self, id: str, model: str, n_tasks: int, as_json: bool = False) -> None:
-        """`id`: the request's; `model`: the name of the model that was asked."""
+    def __init__(self, id: str, model: str, n_tasks: int, as_json: bool = False, bill: Bill | None = None) -> None:
+        """`id`: the request's; `model`: the name of the model that was asked. `bill`: to settle at the end."""
         self._id = id
         self._model = model
         self._as_json = as_json
+        self._bill = bill
         self._n_running = n_tasks
         self._began = time.monotonic()
         self._outcome = _STOP
@@ -50,6 +73,8 @@ class JobRecord:
         self._cached_tokens += chunk.cached_tokens
         self._prompt_ms = max(self._prompt_ms, chunk.prompt_ms)
         self._decode_ms = max(self._decode_ms, chunk.decode_ms)
+        if self._bill is not None:
+            self._bill.add_end(chunk)
         self._n_running -= 1
         if finish is not Finish.STOP:
             self._outcome = chunk.code or finish.value
@@ -57,10 +82,12 @@ class JobRecord:
             self.end(self._outcome)
 
     def end(self, outcome: str = Finish.CANCELLED.value) -> None:
-        """Writes the line, unless it was written. `outcome`: a finish, or a word for what went wrong."""
+        """Settles the bill and writes the line, once. `outcome`: a finish, or a word for what went wrong."""
         if self._n_running < 0:
             return
         self._n_running = -1
+        if self._bill is not None:
+            self._bill.close(self._generated_tokens)
         level = logging.DEBUG if outcome in _NORMAL else logging.INFO
         if log.isEnabledFor(level):
             self._write(level, outcome)

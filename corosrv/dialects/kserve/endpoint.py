@@ -27,6 +27,7 @@ from corosrv.dialects.kserve.infer_answer import EncodedAnswer, encode_answer
 from corosrv.dialects.kserve.infer_request import LENGTH_HEADER, Body, DecodedRequest, decode_request
 from corosrv.dialects.kserve.parameters import FindObject, FrontParameters, call_terms, no_objects
 from corosrv.formats.tensors import check_inputs
+from corosrv.web.accounts import KeyAccount
 from corosrv.web.http import sse
 from corosrv.web.http.body_reader import BodyReader, chosen_encoding, compress
 from corosrv.web.http.client import ClientWatch
@@ -220,7 +221,7 @@ def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Ter
     def header(name: str) -> str | None:  # half as long as through the request's own headers
         return environ.get(_environ_key(name))
 
-    return call_terms(
+    terms = call_terms(
         header,
         front,
         arrival(),
@@ -228,6 +229,8 @@ def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Ter
         request_id=current(g).get("corosrv_request_id", ""),
         session=call.parameters.get("sequence_id", ""),
     )
+    account: KeyAccount | None = current(g).get("corosrv_account")
+    return terms if account is None else account.terms(terms)
 
 
 def _encode_last(

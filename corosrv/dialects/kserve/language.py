@@ -16,7 +16,7 @@ from corosrv.contracts.jobs import Chunk, Job, ModelCard, Reader, Text, Worker
 from corosrv.contracts.jobs.infer import HandlerCard, InferJob, InferReader, ModelStanding, ModelTarget, Target
 from corosrv.contracts.settings import ImageSettings
 from corosrv.dialects.generation.fields import Defaults, GenerationFields, job
-from corosrv.dialects.generation.job_log import JobRecord
+from corosrv.dialects.generation.job_log import JobRecord, submit
 from corosrv.dialects.generation.prompts import with_images
 from corosrv.dialects.kserve.language_reader import OUTPUTS, LanguageReader
 from corosrv.formats.bodies import check_text, convert, decode_unscanned
@@ -198,9 +198,7 @@ class LanguageModels:
 
     def _begin(self, request: TextRequest) -> tuple[Reader[Chunk], JobRecord]:
         model = self._worker.card(request.job.model)
-        job = self._with_images(request, model)
-        record = JobRecord(job.terms.request_id, model.id, job.n_tasks, self._logs_json)
-        return self._worker.submit(job), record
+        return submit(self._worker, self._with_images(request, model), self._logs_json)
 
     def _with_images(self, request: TextRequest, model: ModelCard) -> Job:
         if not request.media:

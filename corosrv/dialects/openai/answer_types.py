@@ -48,13 +48,18 @@ class CompletionTokensDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Prompt tokens count once, however many answers; those of all answers are summed."""
+    """Prompt tokens count once, however many answers; those of all answers are summed.
+
+    `compute_ms` is there with `include_compute`: the milliseconds in which prompts were read and answers generated, of
+    all answers together. Others may have been served in the same time.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+    compute_ms: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatLogprobs(msgspec.Struct):
@@ -101,6 +106,7 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    service_tier: Literal["default", "flex"] | msgspec.UnsetType = msgspec.UNSET
     verbose: NativeCompletion | msgspec.UnsetType = msgspec.field(name="__verbose", default=msgspec.UNSET)
 
 
@@ -146,6 +152,7 @@ class ChatChunk(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
     prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
+    service_tier: Literal["default", "flex"] | msgspec.UnsetType = msgspec.UNSET
     verbose: NativeCompletion | msgspec.UnsetType = msgspec.field(name="__verbose", default=msgspec.UNSET)
 
 
@@ -178,6 +185,7 @@ class TextCompletion(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
     prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
+    service_tier: Literal["default", "flex"] | msgspec.UnsetType = msgspec.UNSET
     verbose: NativeCompletion | msgspec.UnsetType = msgspec.field(name="__verbose", default=msgspec.UNSET)
 
 

@@ -12,7 +12,7 @@ from corosrv.base.errors import CorosrvError, ErrorKind, PromptTooLong
 from corosrv.contracts.jobs import ModelCard
 from corosrv.contracts.jobs.job import new_id
 from corosrv.dialects.generation.answer_types import Tally
-from corosrv.dialects.generation.call import event
+from corosrv.dialects.generation.call import AnswerOptions, event
 from corosrv.dialects.openai.answer_types import (
     ChatChoice,
     ChatChunk,
@@ -64,7 +64,7 @@ def finish_word(reason: str) -> Finish:
     return "abort" if reason == "cancelled" else cast(Finish, reason)
 
 
-def usage(tally: Tally, reasoning_tokens: int = 0) -> Usage:
+def usage(tally: Tally, reasoning_tokens: int = 0, has_compute: bool = False) -> Usage:
     details = CompletionTokensDetails(reasoning_tokens)
     if tally.is_predicted:
         details.accepted_prediction_tokens = tally.accepted_tokens
@@ -75,13 +75,14 @@ def usage(tally: Tally, reasoning_tokens: int = 0) -> Usage:
         tally.prompt_tokens + tally.completion_tokens,
         PromptTokensDetails(tally.cached_tokens, tally.image_tokens),
         details,
+        round(tally.compute_ms, 3) if has_compute else msgspec.UNSET,
     )
 
 
 class Frame:
     """Makes events from the choices of one answer, and what follows the last of them."""
 
-    __slots__ = ("_answer_type", "_include_usage", "_n_open", "members")
+    __slots__ = ("_answer_type", "_has_compute", "_include_usage", "_n_open", "members")
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Frame:
         object: str,
         model: ModelCard,
         n_choices: int,
-        include_usage: bool,
+        options: AnswerOptions,
     ) -> None:
         """`answer_type` is the type of the events, or of the answer that is not streamed."""
         self._answer_type: Callable[..., Any] = answer_type
@@ -101,7 +102,10 @@ class Frame:
             "model": model.id,
             "system_fingerprint": model.fingerprint,
         }
-        self._include_usage = include_usage
+        if options.service_tier:
+            self.members["service_tier"] = options.service_tier
+        self._include_usage = options.usage
+        self._has_compute = options.compute
         self._n_open = n_choices
 
     def text_frame(self, prefix: bytes, suffix: bytes) -> tuple[bytes, bytes]:
@@ -122,14 +126,15 @@ class Frame:
             return self.event(choice, **extras)
         if not self._include_usage:
             return self.event(choice, timings=tally.timings(), **extras) + DONE
-        last = self._answer([], usage=usage(tally, reasoning_tokens), timings=tally.timings())
+        last = self._answer([], usage=usage(tally, reasoning_tokens, self._has_compute), timings=tally.timings())
         return self.event(choice, **extras) + event(last) + DONE
 
     def complete(
         self, choices: Sequence[ChatChoice | TextChoice], tally: Tally, reasoning_tokens: int = 0, **extras: Any
     ) -> Any:
         """Makes the answer that is not streamed."""
-        return self._answer(choices, usage=usage(tally, reasoning_tokens), timings=tally.timings(), **extras)
+        shown = usage(tally, reasoning_tokens, self._has_compute)
+        return self._answer(choices, usage=shown, timings=tally.timings(), **extras)
 
     def _answer(self, choices: Sequence[ChatChoice | ChunkChoice | TextChoice], **extras: Any) -> Any:
         return self._answer_type(**self.members, choices=choices, **extras)

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Job, ModelCard
+from corosrv.contracts.jobs.terms import LAST_PRIORITY
 from corosrv.dialects.chat import answer_grammar
 from corosrv.dialects.chat.conversation import JsonFormat, PlainFormat, TaggedFormat
 from corosrv.dialects.generation.fields import schema_limits
@@ -29,6 +30,9 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
+
+
 class CompletionFields(ThoughtFields, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
@@ -36,15 +40,30 @@ class CompletionFields(ThoughtFields, kw_only=True):
     return_tokens: bool | None = None
     stream_options: StreamOptions | None = None
     verbose: bool | None = None
+    include_compute: bool | None = None  # `usage` has the milliseconds of the machine; a stream ends with its usage
+    service_tier: ServiceTier | None = None
 
 
 def includes_usage(fields: CompletionFields) -> bool:
     """Tells whether a stream ends with its usage. Raises Refused for options without a stream."""
     if fields.stream_options is None:
-        return False
+        return bool(fields.include_compute)
     if not fields.stream:
         raise Refused("stream_options is only allowed with stream: true", "stream_options")
-    return bool(fields.stream_options.include_usage)
+    return bool(fields.stream_options.include_usage or fields.include_compute)
+
+
+def priority_of(fields: CompletionFields) -> int | None:
+    """Returns the priority that the body asks for: its own, or the last for what has time, `flex`.
+
+    `priority` of the service tier is `default` here: which key goes first its operator decides, by the key's own tier.
+    """
+    return fields.priority or (LAST_PRIORITY if fields.service_tier == "flex" else None)
+
+
+def served_tier(fields: CompletionFields) -> str:
+    """Returns the service tier that the answer to a body with one names."""
+    return "flex" if fields.service_tier == "flex" and not fields.priority else "default"
 
 
 def input_tokens(n: int) -> dict[str, Any]:

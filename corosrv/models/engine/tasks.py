@@ -141,12 +141,16 @@ class TaskMaker:
         self._guesses = guesses
 
     def make(self, job: AnyJob) -> list[Task]:
-        """Makes a task for each answer."""
+        """Makes a task for each answer. Raises LimitReached for a caller that has not enough left for them."""
         if isinstance(job, RerankJob):
-            return self._scores(job)
-        if isinstance(job, EmbedJob):
-            return self._vectors(job)
-        return self._generations(job)
+            tasks = self._scores(job)
+        elif isinstance(job, EmbedJob):
+            tasks = self._vectors(job)
+        else:
+            tasks = self._generations(job)
+        if job.terms.bill is not None:
+            job.terms.bill.charge([len(task.tokens) for task in tasks])
+        return tasks
 
     def _scores(self, job: RerankJob) -> list[Task]:
         prompts = self._vocabulary.encode_pairs(job.query, job.documents)

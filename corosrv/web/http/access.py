@@ -18,8 +18,9 @@ from flask import Request, Response
 
 from corosrv.base.errors import Forbidden, Unauthorized
 from corosrv.contracts.jobs.job import new_id
-from corosrv.web.http.keys import KeyRing
+from corosrv.web.accounts import Accounts, KeyAccount
 from corosrv.web.http.reply import Flood
+from corosrv.web.keys import key_of
 
 log = logging.getLogger("corosrv.http")
 
@@ -92,7 +93,11 @@ _LOCAL = re.compile(
 _FIELD_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]{1,4096}")
 _METHODS = "GET, POST, PUT, DELETE, OPTIONS"
 # Browsers hide every other header of an answer from the page's own code.
-_EXPOSED = "X-Request-Id, Request-Id, Retry-After, Idempotency-Replayed, X-Should-Retry, X-Corosrv-Ignored"
+_EXPOSED = (
+    "X-Request-Id, Request-Id, Retry-After, Idempotency-Replayed, X-Should-Retry, X-Corosrv-Ignored, "
+    "X-RateLimit-Limit-Requests, X-RateLimit-Remaining-Requests, X-RateLimit-Reset-Requests, "
+    "X-RateLimit-Limit-Tokens, X-RateLimit-Remaining-Tokens, X-RateLimit-Reset-Tokens"
+)
 
 
 class Origins:
@@ -177,55 +182,59 @@ _SECRET_ARGUMENT = re.compile(
 )
 
 
+_NOBODY = "", None
+
+
 class Keys:
     """The keys that are let in; none lets everybody in."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._ring = KeyRing.of_keys(keys)
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
         self._refused = Flood(log, "%d requests had no key, or a wrong one")
 
     @property
     def are_needed(self) -> bool:
-        return self._ring.are_needed
+        return self._accounts.are_needed
 
-    def check(self, request: Request) -> str:
-        """Returns a name for the caller, made from its key; "" where no keys are set.
+    def check(self, request: Request) -> tuple[str, KeyAccount | None]:
+        """Returns a name for the caller, made from its key, and the key's account; ("", None) where no keys are set.
 
-        Raises Unauthorized without a good key.
+        May wait while the keys are read again. Raises Unauthorized without a good key.
         """
-        if not self._ring.are_needed:
-            return ""
-        if (key := _bearer(request)) is None:
+        if not self._accounts.are_needed:
+            return _NOBODY
+        environ = request.environ
+        key = key_of(environ.get("HTTP_AUTHORIZATION", ""), environ.get("HTTP_X_API_KEY", ""))
+        if key is None:
             self._refused.count()
             raise Unauthorized("no API key: send it as 'Authorization: Bearer KEY'")
-        caller = self._ring.caller(key.encode("latin-1", "replace"))  # WSGI has a field's bytes as Latin-1
-        if caller is None:
+        caller, account = self._accounts.find(key)
+        if account is None:
             self._refused.count()
             raise Unauthorized("this API key is not known here")
-        return caller
-
-
-def _bearer(request: Request) -> str | None:
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and key:
-        return key
-    return request.headers.get("X-Api-Key") or None
+        if account.is_expired:
+            self._refused.count()
+            raise Unauthorized("this API key has expired")
+        return caller, account
 
 
 class Access:
     """Decides who may call: by key, or where no key is asked for by the page and the host name that a browser sends."""
 
     def __init__(
-        self, keys: Iterable[str], origins: Iterable[str], hosts: Iterable[str], leaves_origins: bool = False
+        self, accounts: Accounts, origins: Iterable[str], hosts: Iterable[str], leaves_origins: bool = False
     ) -> None:
         """`leaves_origins`: somebody else decides which pages may call, unless `origins` names some."""
-        self._keys = Keys(keys)
+        self._keys = Keys(accounts)
         names = frozenset(origins)
         self._origins = None if leaves_origins and not names else Origins(names, is_guarded=self._keys.are_needed)
         self._hosts = Hosts(hosts)
 
-    def check(self, request: Request) -> str:
-        """Returns the caller's name, "" where no key is asked for. Raises Forbidden and Unauthorized."""
+    def check(self, request: Request) -> tuple[str, KeyAccount | None]:
+        """Returns the caller's name and account; ("", None) where no key is asked for.
+
+        May wait while the keys are read again. Raises Forbidden and Unauthorized.
+        """
         if not self._keys.are_needed:
             self._hosts.check(request)
             if self._origins is not None:

@@ -1,8 +1,9 @@
 """Passes connections between the worker processes of one server, so that each caller's state is in one of them.
 
-Stored responses, answers under idempotency keys, streams that may be resumed, and groups are kept in memory. A request
-that makes or needs some goes to the process that its caller's credentials choose: the whole connection does, with what
-was read of it, over a Unix socket. No byte of the answer is copied. Other requests stay where they arrived.
+Stored responses, answers under idempotency keys, streams that may be resumed, groups, and what an API key with limits
+has left are kept in memory. A request that makes or needs some goes to the process that its caller's credentials
+choose: the whole connection does, with what was read of it, over a Unix socket. No byte of the answer is copied. Other
+requests stay where they arrived.
 
 What all of them have to hear or to tell, as counters, is asked of each: it is passed one end of a pair of sockets, as
 the connection of a client that sends the same request.
@@ -31,13 +32,14 @@ from gevent.hub import get_hub
 from gunicorn.http.message import Request
 
 from corosrv.base.run_dir import path_in
+from corosrv.web.http.connection import Overloaded
 from corosrv.web.http.reply import Flood
+from corosrv.web.keys import key_of
 
 log = logging.getLogger("corosrv.http")
 
 _NEEDS_STATE = re.compile(r"/(?:responses|groups|stream)(?:/|$)")
 _STATE_FIELDS = frozenset(("IDEMPOTENCY-KEY", "X-CONVERSATION-ID", "X-GROUP-ID"))
-_CREDENTIALS = ("AUTHORIZATION", "X-API-KEY")
 _SUFFIX = ".front"
 _MAX_PASSED = 160 << 10  # bytes that were read: a datagram holds some 200 KiB
 _DATAGRAM = 256 << 10
@@ -96,6 +98,9 @@ class Siblings:
         self._known_until = 0.0
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
         self._watcher: Any = None
+        self.has_limits: Callable[[bytes], bool] = lambda key: (
+            False
+        )  # of an API key, for which one process has to count
         self._unpassed = Flood(log, "%d requests could not be passed to the worker process that has their state")
 
     def start(self) -> None:
@@ -139,11 +144,9 @@ class Siblings:
 
         Its head was read, and nothing of its body was used.
         """
-        fields = {name: value for name, value in request.headers}
-        if _STATE_FIELDS.isdisjoint(fields) and not _NEEDS_STATE.search(request.path):
-            return None
-        credentials = "\n".join(fields.get(name, "") for name in _CREDENTIALS).encode("utf-8", "surrogateescape")
-        return self._choose(credentials)
+        key = _key_of(request)
+        needs_state = _NEEDS_STATE.search(request.path) or any(name in _STATE_FIELDS for name, _ in request.headers)
+        return self._choose(key) if needs_state or self.has_limits(key) else None
 
     def _choose(self, credentials: bytes) -> str | None:
         """Chooses by the highest hash of process and caller: when one ends, the callers of all others stay."""
@@ -167,12 +170,11 @@ class Siblings:
     def pass_on(self, owner: str, request: Request, connection: _socket.socket, address: Any, listener: Any) -> bool:
         """Passes a connection whose next request has been read as far as its head; returns whether it has been taken.
 
-        The caller then closes its copy, and sends nothing. Waits for a process that is busy.
+        The caller then closes its copy, and sends nothing. Waits for a process that is busy. Raises Overloaded.
         """
         data = head_of(request) + request.unreader.buf.getvalue()
         if len(data) > _MAX_PASSED:
-            self._unpassed.count()
-            return False
+            return self._fail(request)
         passed = PassedConnection(address, listener, data)
         deadline = time.monotonic() + _PATIENCE
         following: str | None = owner
@@ -182,7 +184,7 @@ class Siblings:
                     return True
                 following = self.owner_of(request)
         except TimeoutError:
-            self._unpassed.count()
+            return self._fail(request)
         return False
 
     def _send(self, process: str, passed: PassedConnection, fd: int, deadline: float) -> bool:
@@ -238,6 +240,22 @@ class Siblings:
         finally:
             ours.close()
             theirs.close()
+
+    def _fail(self, request: Request) -> bool:
+        """Counts a connection that cannot be passed, and lets it be served here: without its state, but not uncounted.
+
+        Raises Overloaded for a key with limits.
+        """
+        self._unpassed.count()
+        if self.has_limits(_key_of(request)):
+            raise Overloaded
+        return False
+
+
+def _key_of(request: Request) -> bytes:
+    """Returns the API key in a request's head; empty without one."""
+    fields = dict(request.headers)
+    return key_of(fields.get("AUTHORIZATION", ""), fields.get("X-API-KEY", "")) or b""
 
 
 def head_of(request: Request) -> bytes:

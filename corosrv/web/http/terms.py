@@ -33,6 +33,7 @@ from corosrv.contracts.jobs.terms import (
     parse_priority,
     parse_timeout,
 )
+from corosrv.web.accounts import KeyAccount
 from corosrv.web.http.lean_flask import caller, current
 
 log = logging.getLogger("corosrv.http")
@@ -69,12 +70,14 @@ def request_terms(priority: int | None = None, timeout_s: float | None = None) -
     notes, environ = current(g), current(request).environ
     limits = [timeout_s, parse_timeout(environ.get("HTTP_X_REQUEST_TIMEOUT_MS"))]
     timeout = min((limit for limit in limits if limit is not None), default=None)
-    return Terms(
+    terms = Terms(
         caller=caller(),
         request_id=notes.get("corosrv_request_id", ""),
         priority=priority or parse_priority(environ.get("HTTP_X_PRIORITY")) or DEFAULT_PRIORITY,
         deadline=None if timeout is None else arrival() + timeout,
     )
+    account: KeyAccount | None = notes.get("corosrv_account")
+    return terms if account is None else account.terms(terms)
 
 
 def arrival() -> float:

@@ -43,6 +43,7 @@ TABLE = [
     (errors.InvalidSchema("#/a", "m", "p"), 400, "invalid_request_error", "p", "invalid_schema"),
     (errors.JobWaitedTooLong("m", "c"), 503, "unavailable_error", None, "c"),
     (errors.QueueFull("m"), 429, "rate_limit_error", None, "queue_full"),
+    (errors.LimitReached("m", 0.2), 429, "rate_limit_error", None, "rate_limit_exceeded"),
     (errors.ClientGone("m"), 499, "client_closed_request", None, None),
     (errors.CorosrvError("m"), 500, "server_error", None, None),
     (errors.JobFailed("m"), 500, "server_error", None, None),
@@ -188,6 +189,8 @@ def test_a_connection_with_an_unread_body_is_closed(error, closes):
         (errors.Starting("m"), None),
         (errors.JobPutOff("m"), None),
         (errors.QueueFull("m"), None),
+        (errors.LimitReached("m", 0.2), None),
+        (errors.LimitReached("m", None), "false"),
     ],
 )
 def test_clients_are_told_not_to_repeat_what_has_waited_or_run_for_its_time(

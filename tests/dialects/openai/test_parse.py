@@ -227,7 +227,7 @@ def test_a_zero_is_a_zero_with_or_without_a_point(call, number):
     assert call(dry_multiplier=number) == call()
 
 
-@pytest.mark.parametrize("name", ["user", "metadata", "store", "service_tier", "prompt_cache_key", "no_such_thing"])
+@pytest.mark.parametrize("name", ["user", "metadata", "store", "prompt_cache_key", "no_such_thing"])
 def test_what_has_no_meaning_here_is_ignored(call, name):
     assert call(**{name: {"any": "thing"}}) == call()
 

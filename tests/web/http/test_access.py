@@ -5,6 +5,7 @@ from flask import Request
 from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import Forbidden, Unauthorized
+from corosrv.web.accounts import Accounts
 from corosrv.web.http.access import Access, Keys, redacted, request_id
 
 
@@ -17,7 +18,7 @@ def request(method: str = "GET", **headers: str) -> Request:
 
 
 def test_without_keys_everybody_is_let_in():
-    Keys(()).check(request())
+    Keys(Accounts(())).check(request())
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_without_keys_everybody_is_let_in():
     ],
 )
 def test_a_known_key_is_let_in(headers):
-    Keys(("one", "two")).check(request(**headers))
+    Keys(Accounts(("one", "two"))).check(request(**headers))
 
 
 @pytest.mark.parametrize(
@@ -54,28 +55,28 @@ def test_a_known_key_is_let_in(headers):
 )
 def test_anything_else_is_not(headers):
     with pytest.raises(Unauthorized):
-        Keys(("one", "two")).check(request(**headers))
+        Keys(Accounts(("one", "two"))).check(request(**headers))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_a_key_outside_ascii_is_let_in_as_curl_and_as_browsers_send_it(encoding):
     sent = "schlüssel".encode(encoding).decode("latin-1")  # as WSGI has it
 
-    assert Keys(("schlüssel",)).check(request(Authorization=f"Bearer {sent}"))
+    assert Keys(Accounts(("schlüssel",))).check(request(Authorization=f"Bearer {sent}"))
 
 
 @pytest.mark.parametrize("key", ["schl\udcffssel", "鍵"])
 def test_keys_of_any_characters_are_let_in(key):
     sent = key.encode("utf-8", "surrogateescape").decode("latin-1")
 
-    assert Keys((key,)).check(request(X_Api_Key=sent))
+    assert Keys(Accounts((key,))).check(request(X_Api_Key=sent))
     with pytest.raises(Unauthorized):
-        Keys((key,)).check(request(X_Api_Key="schl?ssel"))
+        Keys(Accounts((key,))).check(request(X_Api_Key="schl?ssel"))
 
 
 def test_the_refusal_does_not_repeat_the_key():
     with pytest.raises(Unauthorized) as refused:
-        Keys(("one",)).check(request(Authorization="Bearer secret"))
+        Keys(Accounts(("one",))).check(request(Authorization="Bearer secret"))
 
     assert "secret" not in str(refused.value)
 
@@ -84,17 +85,17 @@ def test_the_refusal_does_not_repeat_the_key():
 
 
 def test_without_keys_a_foreign_page_and_a_foreign_name_are_refused():
-    access = Access((), (), ())
+    access = Access(Accounts(), (), ())
 
     with pytest.raises(Forbidden):
         access.check(request(Origin="https://a.example"))
     with pytest.raises(Forbidden):
         access.check(Request({**request().environ, "HTTP_HOST": "a.example", "SERVER_NAME": "127.0.0.1"}))
-    assert access.check(request(Origin="http://localhost:3000", Host="localhost:8080")) == ""
+    assert access.check(request(Origin="http://localhost:3000", Host="localhost:8080")) == ("", None)
 
 
 def test_with_keys_any_page_and_any_name_may_call_that_has_one():
-    access = Access(("one",), (), ())
+    access = Access(Accounts(("one",)), (), ())
 
     assert access.check(request(Origin="https://a.example", Host="a.example", Authorization="Bearer one"))
     with pytest.raises(Unauthorized):
@@ -140,9 +141,9 @@ def test_what_looks_like_a_key_in_a_url_is_not_shown(uri, shown):
 
 
 def test_callers_are_told_apart_and_their_keys_are_not_in_their_names():
-    keys = Keys(["one", "two"])
-    names = {keys.check(request(Authorization=f"Bearer {key}")) for key in ("one", "two", "one")}
+    keys = Keys(Accounts(("one", "two")))
+    names = {keys.check(request(Authorization=f"Bearer {key}"))[0] for key in ("one", "two", "one")}
 
     assert len(names) == 2
     assert not names & {"", "one", "two"}
-    assert Keys([]).check(request()) == ""
+    assert Keys(Accounts()).check(request()) == ("", None)

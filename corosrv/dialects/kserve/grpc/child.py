@@ -31,7 +31,7 @@ from corosrv.dialects.kserve.grpc.messages import (
 )
 from corosrv.dialects.kserve.grpc.reflection import VERSIONS, ReflectionService
 from corosrv.dialects.kserve.grpc.service import InferenceService
-from corosrv.web.http.keys import KeyRing
+from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.aio_channel import AioChannel
 from corosrv.workers.wire.codec import StructCodec
 

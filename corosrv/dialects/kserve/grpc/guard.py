@@ -22,7 +22,7 @@ from corosrv.base.errors import CorosrvError, ErrorKind, Unauthorized
 from corosrv.contracts.jobs.infer import CapabilityTarget
 from corosrv.dialects.kserve.capability_headers import parse_capability
 from corosrv.dialects.kserve.grpc.messages import GrpcCounts
-from corosrv.web.http.keys import KeyRing
+from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.faults import Fault
 
 log = logging.getLogger("corosrv.grpc")

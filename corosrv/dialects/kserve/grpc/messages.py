@@ -21,7 +21,7 @@ class _GrpcMessage(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=
 
 
 class InitGrpc(_GrpcMessage, frozen=True, tag="init_grpc"):
-    """The first message; its lane comes with it. `key_digests`: see corosrv.web.http.keys.KeyRing."""
+    """The first message; its lane comes with it. `key_digests`: see corosrv.web.keys.KeyRing."""
 
     address: str
     port: int  # 0: any

@@ -35,7 +35,7 @@ from corosrv.dialects.kserve.grpc.messages import (
     LaneToGrpc,
     StopGrpc,
 )
-from corosrv.web.http.keys import KeyRing
+from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.calls import AskEnd, AskOutputs
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.worker.parent.asks import Asks, FindObject, end_of, no_object, submit_to

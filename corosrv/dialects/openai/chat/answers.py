@@ -47,7 +47,7 @@ class ChatAnswer:
         self._tally = Tally(job.n, is_predicted=bool(job.prediction))
         self._parser = parser
         answer_type, kind = _CHUNK if options.stream else _COMPLETION
-        self._frame = events.Frame(answer_type, "chatcmpl-", kind, card, n_choices, options.usage)
+        self._frame = events.Frame(answer_type, "chatcmpl-", kind, card, n_choices, options)
         self._has_logprobs = options.logprobs
         self._is_post_sampling = job.sampling.post_sampling_probs
         self._extras = LlamaExtras.for_answer(n_choices, options)

@@ -15,7 +15,13 @@ from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
 from corosrv.dialects.openai.chat import messages, schema
 from corosrv.dialects.openai.chat.answers import ChatAnswer
 from corosrv.dialects.openai.llama_extras import native_form
-from corosrv.dialects.openai.structured_fields import answer_format, includes_usage, with_grammar
+from corosrv.dialects.openai.structured_fields import (
+    answer_format,
+    includes_usage,
+    priority_of,
+    served_tier,
+    with_grammar,
+)
 from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake
 
@@ -35,10 +41,17 @@ def call(
     options = AnswerOptions.from_fields(
         body,
         usage=include_usage,
+        compute=bool(body.include_compute),
+        service_tier="" if body.service_tier is None else served_tier(body),
         logprobs=_n_probs(body) >= 0,
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(job, options.stream, ChatAnswer(job, card, parser, options), body.priority)
+    return Call(
+        job,
+        options.stream,
+        ChatAnswer(job, card, parser, options),
+        body.priority if body.service_tier is None else priority_of(body),
+    )
 
 
 def conversation(

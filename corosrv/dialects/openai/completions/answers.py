@@ -95,7 +95,7 @@ class TextAnswer:
         self._is_post_sampling = job.sampling.post_sampling_probs
         self._options = options
         self._tally = Tally(job.n)
-        self._frame = events.Frame(TextCompletion, "cmpl-", "text_completion", card, job.n_tasks, options.usage)
+        self._frame = events.Frame(TextCompletion, "cmpl-", "text_completion", card, job.n_tasks, options)
         self._extras = LlamaExtras.for_answer(job.n_tasks, options)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}

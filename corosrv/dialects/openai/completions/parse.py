@@ -22,6 +22,8 @@ from corosrv.dialects.openai.structured_fields import (
     FormFields,
     answer_format,
     includes_usage,
+    priority_of,
+    served_tier,
     with_format,
 )
 from corosrv.images.intake import ImageIntake
@@ -79,12 +81,19 @@ def call(
         body,
         n=body.n or 1,
         usage=include_usage,
+        compute=bool(body.include_compute),
+        service_tier="" if body.service_tier is None else served_tier(body),
         echoes=tuple(_echo(prompt, vocabulary) for prompt in checked_prompts) if body.echo else None,
         logprobs=body.logprobs is not None,
         probs=bool(body.n_probs),
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(job, options.stream, TextAnswer(job, card, options), body.priority)
+    return Call(
+        job,
+        options.stream,
+        TextAnswer(job, card, options),
+        body.priority if body.service_tier is None else priority_of(body),
+    )
 
 
 def _prompts(
