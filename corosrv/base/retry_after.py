@@ -27,4 +27,4 @@ def retry_seconds(wait: float) -> int:
 
     That is up to a tenth more, for who comes too early is refused again; from 1 to LONGEST_TOLD.
     """
-    return min(math.ceil(max(wait * (1 + _JITTER * random.random()), 1)), LONGEST_TOLD)
+    return math.ceil(min(max(wait * (1 + _JITTER * random.random()), 1), LONGEST_TOLD))

@@ -3,11 +3,14 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
 #include "fakes/byte_vocabulary.h"
 #include "fakes/client.h"
+#include "fakes/running_loop.h"
 #include "fakes/tasks.h"
 #include "loop/scheduler.h"
 #include "loop/step_budget.h"
@@ -228,6 +231,74 @@ TEST("shares cost no throughput, and one owner's requests displace nobody") {
   const auto ratio = static_cast<double>(n_many) / static_cast<double>(one.n_ended[1]);
   CHECK(ratio > 0.99 && ratio < 1.01);
   CHECK_EQ(one.n_displaced, int64_t{0});
+}
+
+std::vector<Task> long_tasks() {
+  std::vector<Task> tasks{make_task('a', 100, 400), make_task('b', 100, 400), make_task('c', 100, 400)};
+  tasks[1].sampling.temperature = 1;
+  tasks[1].sampling.seed = 7;
+  tasks[2].sampling.repeat_penalty = 1.3f;
+  for (Task& task : tasks) {
+    task.tier = 1;
+    task.sampling.ignore_eos = true;
+    task.sharing_scope.owner = 1;
+  }
+  return tasks;
+}
+
+Task urgent_task(Token name, int32_t max_tokens) {
+  Task task = make_task(name, 10, max_tokens);
+  task.sharing_scope.owner = 2;
+  return task;
+}
+
+TEST("who loses its slot goes on where it was, says what it says alone, and computes nothing twice") {
+  for (const int32_t cells : {0, 3000}) {
+    const std::vector<Task> tasks = long_tasks();
+    RunningLoop loop({3, 64, 60, 1 << 20, 1, false, 0, 0, cells});
+    loop.backend.shared_cells = static_cast<size_t>(cells);
+    loop.backend.gate.shut_after(100);
+    loop.start();
+    std::vector<std::unique_ptr<Client>> clients;
+    for (const Task& task : tasks) clients.push_back(loop.submit(task));
+    REQUIRE(loop.backend.gate.wait_until_held());
+    std::this_thread::sleep_for(Scheduler::kLeastTime);  // for which each keeps its slot in any case
+    for (const Token name : {'x', 'y', 'z'}) clients.push_back(loop.submit(urgent_task(name, 50)));
+
+    loop.backend.gate.open();
+
+    size_t n_rows = 0;
+    for (size_t i = 0; i < clients.size(); ++i) {
+      CHECK(clients[i]->finish());
+      if (i < tasks.size()) CHECK_EQ(clients[i]->text(), said_alone(tasks[i]));
+      n_rows += static_cast<size_t>(clients[i]->answer().prompt_tokens + clients[i]->answer().n_tokens);
+    }
+    CHECK_EQ(loop.stats().preempted, uint64_t{3});
+    size_t n_computed = 0;
+    for (const auto& batch : loop.backend.batches()) n_computed += batch.size();
+    CHECK(n_computed <= n_rows);
+    CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  }
+}
+
+TEST("where nothing of what was computed can be kept, nobody loses a slot") {
+  for (const bool can_save : {true, false}) {
+    RunningLoop loop({1, 64, 60, 1 << 20});
+    loop.backend.can_save = can_save;
+    loop.backend.fails_to_save = true;
+    loop.backend.gate.shut_after(100);
+    loop.start();
+    const auto running = loop.submit(long_tasks()[0]);
+    REQUIRE(loop.backend.gate.wait_until_held());
+    std::this_thread::sleep_for(Scheduler::kLeastTime);
+    const auto urgent = loop.submit(urgent_task('x', 5));
+
+    loop.backend.gate.open();
+
+    CHECK(running->finish());
+    CHECK(urgent->finish());
+    CHECK_EQ(loop.stats().preempted, uint64_t{0});
+  }
 }
 
 }  // namespace
