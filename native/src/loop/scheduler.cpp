@@ -270,8 +270,9 @@ Sequence* Scheduler::to_displace(Clock::time_point now) const {
 
 bool Scheduler::may_displace(const Sequence& next, const Sequence& running, Clock::time_point now) const {
   const bool has_work = running.state() == State::kPrefilling || running.state() == State::kDecoding;
-  if (!has_work || !running.shares_prefix() || running.is_paused() || !fits_instead(next, running)) return false;
+  if (!has_work || !running.shares_prefix() || running.is_paused()) return false;
   if (running.n_since_restart() < kLeastTokens || now - running.restarted() < kLeastTime) return false;
+  if (!fits_instead(next, running)) return false;
   if (next.owner() == running.owner()) return next.priority() + kClassGap <= running.priority();
   if (next.tier() != running.tier()) return next.tier() < running.tier();
   const double lead = ledger_.rank(running.owner()).virtual_s - ledger_.rank(next.owner()).virtual_s;
@@ -279,9 +280,10 @@ bool Scheduler::may_displace(const Sequence& next, const Sequence& running, Cloc
 }
 
 bool Scheduler::fits_instead(const Sequence& next, const Sequence& running) const {
+  if (shared_cells_ == 0 || running_.size() == 1) return true;
   int64_t n_cells = next.n_cells(kTokensAhead);
   for (const auto& other : running_) n_cells += other.get() == &running ? 0 : other->n_cells(kTokensAhead);
-  return shared_cells_ == 0 || running_.size() == 1 || n_cells <= shared_cells_;
+  return n_cells <= shared_cells_;
 }
 
 bool Scheduler::is_worse(const Sequence& a, const Sequence& b) const {

@@ -1,4 +1,4 @@
-"""Running answers that lose their slot to somebody whose turn it is, in the real model: they pause, and nothing else."""
+"""Answers that lose their slot to somebody whose turn it is, in the real model: they pause, and nothing else."""
 
 from __future__ import annotations
 
