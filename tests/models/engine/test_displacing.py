@@ -83,7 +83,7 @@ def test_a_refused_job_is_told_when_there_should_be_room() -> None:
                 engine.submit(endless())
             told.append(full.value.retry_after or 0)
 
-        assert told[0] in (3, 4)
+        assert told[0] >= 3
         assert told == sorted(set(told))
         for reader in readers:
             reader.close()

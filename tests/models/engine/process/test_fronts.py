@@ -143,7 +143,7 @@ def test_the_time_after_which_there_is_room_comes_from_the_engine(open_front: Op
     with pytest.raises(Unavailable) as later:
         front.submit(endless())
 
-    assert (full.value.retry_after or 0) in (3, 4)
+    assert (full.value.retry_after or 0) >= 3
     assert (later.value.retry_after or 0) > (full.value.retry_after or 0)
     for reader in readers:
         reader.close()
