@@ -122,6 +122,10 @@ int corosrv_chat_template_apply(const char* name, const corosrv_chat_message* me
 int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,
                    char* message, size_t message_size);
 
+/* Gives the seconds after which so many tasks of this owner, which were just refused with COROSRV_QUEUE_FULL, will have
+ * room, and counts on their coming then: whoever is refused next is told a later time. */
+int corosrv_engine_retry_after(corosrv_engine* engine, size_t n_tasks, uint64_t owner, double* seconds);
+
 /* Stops the process of this `pidfd`, which is copied, while a step is computed, and continues it after each, for a time
  * in which nothing is computed here: for `share` of the step's time. With a share of 0 it counts as one more sequence,
  * gets more the longer it waits beyond its `usual_s` (0: unknown), and keeps no token back beyond `itl_s`. While there

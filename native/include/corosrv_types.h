@@ -284,7 +284,9 @@ typedef struct corosrv_task {
   int32_t context_shift;  /* 1: a full context loses tokens behind the first n_keep, and the answer goes on */
   int32_t n_keep;         /* -1: the prompt; the beginning-of-sequence token that the model wants comes on top */
   int32_t n_discard;      /* that it loses; 0: half of those behind n_keep */
-  int32_t priority;       /* who is first in the queue: 1 before 9; 0 is 5 */
+  int32_t priority;       /* who of its owner's is first in the queue: 1 before 9; 0 is 5 */
+  int32_t tier;           /* of its owner, from 0 to 9: all of a better tier go first, and 0 is the best */
+  double weight;          /* of its owner: its share of the machine beside others of its tier; finite, above 0 */
   const float* rows;      /* embedding rows, row_width numbers each, which stand where an id in `tokens` is negative;
                            * of COROSRV_GENERATE. Prompts share what is computed of rows with equal ids */
   size_t n_rows;

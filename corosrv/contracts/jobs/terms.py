@@ -58,7 +58,9 @@ class Terms:
 
     caller: str = ""  # who asks; what is computed for one caller is not shared with another
     request_id: str = ""
-    priority: int = DEFAULT_PRIORITY  # 1 runs first, 9 last
+    priority: int = DEFAULT_PRIORITY  # among those of the caller's: 1 runs first, 9 last
+    tier: int = 0  # of the caller: all of a better one go first; 0 is the best, 9 the last
+    weight: float = 1.0  # of the caller: its share of the machine beside others of its tier
     deadline: float | None = None  # of time.monotonic(); None: no limit
     waits: bool = True  # False: refused with NoCapacity where it would have to queue
     idempotency_key: str = ""  # asked twice by one caller, a call runs once and its answer is given again; empty: none

@@ -292,7 +292,13 @@ def _may_go_on(job: Job) -> bool:
 
 def _place(terms: Terms) -> dict[str, Any]:
     """Returns the members of a task that decide its place in the queue."""
-    return {"owner": owner_of(terms.caller), "priority": terms.priority, "deadline": terms.deadline or 0.0}
+    return {
+        "owner": owner_of(terms.caller),
+        "priority": terms.priority,
+        "deadline": terms.deadline or 0.0,
+        "tier": terms.tier,
+        "weight": terms.weight,
+    }
 
 
 def owner_of(caller: str) -> int:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from corosrv.base.errors import QueueFull
+from corosrv.base.retry_after import retry_seconds
 from corosrv.contracts.jobs.infer import BatchLimits, InferRequest
 from corosrv.contracts.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.workers.dispatch.estimates import RunningMean
-
-LONGEST_RETRY = 30  # seconds that Retry-After says at most
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class QueueBounds:
 def queue_full(name: str, problem: str, wait: float) -> QueueFull:
     """Makes the refusal of a call, which says after how many seconds there should be room. `wait`: predicted."""
     error = QueueFull(f"{name} cannot be queued: {problem}; try again")
-    error.retry_after = math.ceil(min(max(wait, 1), LONGEST_RETRY))
+    error.retry_after = retry_seconds(wait)
     return error
 
 

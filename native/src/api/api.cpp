@@ -104,6 +104,14 @@ int corosrv_engine_side_process_held(corosrv_engine* engine, double* held_s) {
   });
 }
 
+int corosrv_engine_retry_after(corosrv_engine* engine, size_t n_tasks, uint64_t owner, double* seconds) {
+  if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
+  return guarded(nullptr, 0, [&] {
+    *seconds = engine->engine->retry_after(n_tasks, owner);
+    return Status::ok();
+  });
+}
+
 int corosrv_engine_drain(corosrv_engine* engine, const char* message) {
   if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
   if (message == nullptr) return COROSRV_INVALID;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "loop/owner_ledger.h"
 #include "model/embedded_rows.h"
 #include "sampling/dry.h"
 
@@ -284,6 +285,8 @@ Status check_task(const corosrv_task& task, const Backend& backend) {
   if (task.max_tokens < -1) return invalid("max_tokens must be -1 or more");
   if (!(task.max_ms >= 0) || !std::isfinite(task.max_ms)) return invalid("max_ms must be 0 or more");
   if (task.priority < 0 || task.priority > 9) return invalid("priority must be from 1 to 9, or 0");
+  if (task.tier < 0 || task.tier > OwnerLedger::kLastTier) return invalid("tier must be from 0 to 9");
+  if (!(task.weight > 0) || !std::isfinite(task.weight)) return invalid("weight must be finite, and above 0");
   if (!(task.deadline >= 0)) return invalid("deadline must be 0 or more");
   for (size_t i = 0; i < task.n_stops; ++i) {
     if (task.stops[i].size == 0) return invalid("a stop string must not be empty");

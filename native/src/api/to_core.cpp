@@ -272,6 +272,8 @@ Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   task.id = from.id;
   task.slot = from.slot - 1;
   if (from.priority > 0) task.priority = from.priority;
+  task.tier = from.tier;
+  task.weight = from.weight;
   task.deadline = to_deadline(from.deadline);
   task.earlier = to_earlier(from);
   task.tells_state = from.tells_state != 0;

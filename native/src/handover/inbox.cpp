@@ -1,5 +1,6 @@
 #include "handover/inbox.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace corosrv {
@@ -23,9 +24,8 @@ Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& rea
       return status;
     }
     const auto now = Clock::now();
-    in_flight_ += tasks.size();
+    count(tasks.size(), owner, now);
     if (!reader->is_open()) ++readers_polled_;
-    if (owner != 0) in_flight_of_[owner] += tasks.size();
     for (Task& task : tasks) mail_.submissions.push_back({std::move(task), reader, now});
     is_woken_ = true;
   }
@@ -33,13 +33,37 @@ Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& rea
   return Status::ok();
 }
 
+void Inbox::count(size_t count, uint64_t owner, Clock::time_point now) {
+  if (in_flight_ == 0) ends_.pass(now, false);
+  in_flight_ += count;
+  if (owner == 0) return;
+  Owned& owned = owned_[owner];
+  if (owned.in_flight == 0) owned.ends.pass(now, false);
+  owned.in_flight += count;
+}
+
+double Inbox::retry_after(size_t count, uint64_t owner) {
+  MutexLock lock(mutex_);
+  const auto now = Clock::now();
+  double wait_s = 0;
+  if (in_flight_ + count > capacity_) {
+    ends_.pass(now, in_flight_ > 0);
+    wait_s = room_.next(in_flight_ + count - capacity_, count, ends_.seconds_of_one(), now);
+  }
+  const auto found = owned_.find(owner);
+  if (found == owned_.end() || found->second.in_flight + count <= of_one_) return wait_s;
+  Owned& owned = found->second;
+  owned.ends.pass(now, true);
+  return std::max(wait_s, owned.room.next(owned.in_flight + count - of_one_, count, owned.ends.seconds_of_one(), now));
+}
+
 Status Inbox::room_for(size_t count, uint64_t owner) {
   if (in_flight_ + count > capacity_) {
     return Status(StatusCode::kQueueFull, std::to_string(in_flight_) + " of at most " + std::to_string(capacity_) +
                                               " tasks run or wait for a slot; try again later");
   }
-  const auto found = in_flight_of_.find(owner);
-  const size_t n_owned = found == in_flight_of_.end() ? 0 : found->second;
+  const auto found = owned_.find(owner);
+  const size_t n_owned = found == owned_.end() ? 0 : found->second.in_flight;
   if (owner == 0 || n_owned + count <= of_one_) return Status::ok();
   return Status(StatusCode::kQueueFull, std::to_string(n_owned) + " of at most " + std::to_string(of_one_) +
                                             " tasks of this API key run or wait for a slot; try again later");
@@ -116,10 +140,16 @@ Inbox::Mail Inbox::take(bool has_work, Clock::duration patience) {
 
 void Inbox::ended(const std::vector<uint64_t>& owners) {
   MutexLock lock(mutex_);
+  const auto now = Clock::now();
+  ends_.pass(now, in_flight_ > 0);
+  ends_.add(owners.size());
   in_flight_ -= owners.size();
   for (const uint64_t owner : owners) {
-    const auto found = in_flight_of_.find(owner);
-    if (found != in_flight_of_.end() && --found->second == 0) in_flight_of_.erase(found);
+    const auto found = owned_.find(owner);
+    if (found == owned_.end()) continue;
+    found->second.ends.pass(now, true);
+    found->second.ends.add(1);
+    if (--found->second.in_flight == 0) owned_.erase(found);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "base/thread_annotations.h"
+#include "handover/end_rate.h"
 #include "handover/reader.h"
 #include "handover/slot_request.h"
 #include "model/types.h"
@@ -60,6 +61,9 @@ class Inbox final : public Reader::Listener {
 
   // Any thread: all of `tasks`, which are one owner's, or none.
   Status submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader);
+  // Any thread: seconds after which so many tasks of this owner, which submit() has refused, should have room. Counts
+  // on their coming then, so that who is refused next is told a later time.
+  double retry_after(size_t count, uint64_t owner);
   // Any thread: how many there may be at once is the caller's to see to.
   Status request_slot(std::shared_ptr<SlotRequest> request);
   // Any thread: the loop looks again, at cancelled readers too.
@@ -80,6 +84,14 @@ class Inbox final : public Reader::Listener {
   uint64_t readers_polled();  // that were submitted without a descriptor
 
  private:
+  // Of one owner, that has some.
+  struct Owned {
+    size_t in_flight = 0;
+    EndRate ends;
+    RoomForecast room;
+  };
+
+  void count(size_t count, uint64_t owner, Clock::time_point now) REQUIRES(mutex_);
   // What keeps a submission out, or ok.
   Status room_for(size_t count, uint64_t owner) REQUIRES(mutex_);
 
@@ -90,7 +102,9 @@ class Inbox final : public Reader::Listener {
   Mail mail_ GUARDED_BY(mutex_);
   bool is_woken_ GUARDED_BY(mutex_) = false;
   size_t in_flight_ GUARDED_BY(mutex_) = 0;
-  std::unordered_map<uint64_t, size_t> in_flight_of_ GUARDED_BY(mutex_);  // by owner, none of them 0
+  EndRate ends_ GUARDED_BY(mutex_);
+  RoomForecast room_ GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, Owned> owned_ GUARDED_BY(mutex_);  // by owner, none of them 0
   uint64_t refused_ GUARDED_BY(mutex_) = 0;
   uint64_t readers_polled_ GUARDED_BY(mutex_) = 0;
 };

@@ -196,7 +196,10 @@ void DecodeLoop::step() {
   note_paused();
   free_cells();
   lend_slots();
-  if (!waits_to_restore_) scheduler_.admit(begin);
+  if (!waits_to_restore_) {
+    displace(begin);
+    scheduler_.admit(begin);
+  }
   if (limits_.shared_cells == 0) sharing_.close_gaps(scheduler_);
   sharing_.begin(scheduler_);
   idle_slots_.look(scheduler_, begin);
@@ -214,6 +217,7 @@ void DecodeLoop::step() {
 
   const double step_s = seconds(Clock::now() - begin);
   budget_.observe(plan.n_decode, plan.n_prompt, step_s, plan.n_drafted);
+  scheduler_.charge(plan, step_s, budget_.decode_row_s(), budget_.prompt_row_s());
   ++stats_.steps;
   stats_.slot_steps += scheduler_.n_running();
   stats_.step_s += step_s;
@@ -257,6 +261,16 @@ void DecodeLoop::free_cells() {
 // A reader that nobody reads holds no cells that are wanted either.
 void DecodeLoop::lend_cells(int32_t n_cells) {
   while (scheduler_.lacks(n_cells) && scheduler_.paused() != nullptr) preempt(*scheduler_.paused());
+}
+
+// Somebody whose turn it is takes the slot of one that goes on later, behind what it has computed by now: one at most,
+// for the next one's turn is known when this step is charged for.
+void DecodeLoop::displace(Clock::time_point now) {
+  Sequence* const sequence = scheduler_.to_displace(now);
+  if (sequence == nullptr || !sharing_.keep(*sequence)) return;
+  const int32_t slot = sequence->slot();
+  scheduler_.displace(*sequence, now);
+  backend_.forget(slot, {});
 }
 
 void DecodeLoop::preempt(Sequence& sequence) {

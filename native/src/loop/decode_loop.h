@@ -79,6 +79,7 @@ class DecodeLoop {
   void forget_pending(Sequence& sequence);
   void make_room();
   void collect(Sequence& sequence, size_t first_row, int32_t n_tokens);
+  void displace(Clock::time_point now);
   void preempt(Sequence& sequence);
   void settle();
   void signal();

@@ -61,6 +61,8 @@ class Engine {
 
   // Checks and queues `tasks`; `reader` is where their chunks come out.
   Status submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader);
+  // See Inbox::retry_after.
+  double retry_after(size_t n_tasks, uint64_t owner) { return inbox_->retry_after(n_tasks, owner); }
   // Checks and queues; the request is answered in the end, whatever happens to the engine.
   Status request_slot(const std::shared_ptr<SlotRequest>& request);
   void drain(const std::string& reason) { inbox_->drain(reason); }

@@ -59,12 +59,14 @@ void PrefixSharing::begin(Sequence& sequence) {
   sequence.begin(is_held ? n_tokens : 0);
 }
 
-void PrefixSharing::keep(const Sequence& sequence) {
-  if (!may_share(sequence) || static_cast<size_t>(sequence.n_computed()) < PrefixCache::kLeastTokens) return;
+bool PrefixSharing::keep(const Sequence& sequence) {
+  if (!may_share(sequence) || static_cast<size_t>(sequence.n_computed()) < PrefixCache::kLeastTokens) return false;
   std::vector<Token> tokens = computed_tokens(sequence);
-  if (cache_.covers(tokens, sequence.sharing_scope())) return;
+  if (cache_.covers(tokens, sequence.sharing_scope())) return true;
   Snapshot snapshot = backend_.save(sequence.slot(), cache_.limit_bytes());
-  if (snapshot.bytes) cache_.keep(std::move(tokens), std::move(snapshot), sequence.sharing_scope());
+  if (!snapshot.bytes) return false;
+  cache_.keep(std::move(tokens), std::move(snapshot), sequence.sharing_scope());
+  return true;
 }
 
 bool PrefixSharing::copy(const Sequence& sequence, int32_t slot) {

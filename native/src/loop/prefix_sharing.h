@@ -24,8 +24,8 @@ class PrefixSharing {
   // a longer prefix of theirs than the cache holds.
   void begin(Scheduler& scheduler);
 
-  // Saves what the sequence has computed; it still has its slot.
-  void keep(const Sequence& sequence);
+  // Saves what the sequence has computed; it still has its slot. Returns whether it is saved.
+  bool keep(const Sequence& sequence);
 
   // Moves running sequences to lower slots: libllama computes a batch in as many parts as its slots have gaps.
   void close_gaps(Scheduler& scheduler);

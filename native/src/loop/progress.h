@@ -44,7 +44,11 @@ class Progress {
   Clock::time_point started() const { return started_; }
   void start(Clock::time_point now) { started_ = now; }
   Clock::time_point last_token() const { return last_token_; }
-  double seconds_of_generating(Clock::time_point now) const { return seconds(now - first_token_); }
+  double seconds_of_generating(Clock::time_point now) const { return seconds(now - first_token_ - absent_); }
+  // It had no slot for so long, for the sake of others.
+  void add_absence(Clock::duration absence) {
+    if (n_drawn() > 0) absent_ += absence;
+  }
   // From the slot to the first token, or to now where there is none; 0 before anything was computed.
   double prompt_ms() const;
   // From the first token to the last so far.
@@ -79,6 +83,7 @@ class Progress {
   Clock::time_point started_;
   Clock::time_point first_token_;
   Clock::time_point last_token_;
+  Clock::duration absent_{};
 };
 
 }  // namespace corosrv

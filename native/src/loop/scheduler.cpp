@@ -4,6 +4,7 @@
 #include <cassert>
 #include <functional>
 #include <iterator>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -54,7 +55,12 @@ Scheduler::Scheduler(int32_t slots, int32_t rows, bool reads_whole, int32_t shar
   for (int32_t slot = slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
-void Scheduler::add(std::unique_ptr<Sequence> sequence) { waiting_.add(std::move(sequence)); }
+void Scheduler::add(std::unique_ptr<Sequence> sequence) {
+  const uint64_t owner = sequence->owner();
+  ledger_.join(owner, sequence->tier(), sequence->weight());
+  waiting_.add(std::move(sequence));
+  waiting_.reorder(owner);  // others of its own, where it has brought another tier
+}
 
 size_t Scheduler::admit(Clock::time_point now) {
   waiting_.age(now);
@@ -66,6 +72,8 @@ size_t Scheduler::admit(Clock::time_point now) {
       continue;
     }
     sequence->start(take_slot(*sequence), now);
+    ledger_.start(sequence->owner());
+    waiting_.reorder(sequence->owner());
     running_.push_back(std::move(sequence));
     ++started;
   }
@@ -75,19 +83,13 @@ size_t Scheduler::admit(Clock::time_point now) {
 
 std::unique_ptr<Sequence> Scheduler::next_to_start() {
   if (!has_free_slot() || waiting_.is_empty() || waits_for_cells()) return nullptr;
-  return waiting_.take_next(free_slots_, running_of_owners());
-}
-
-WaitQueue::Running Scheduler::running_of_owners() const {
-  WaitQueue::Running running;
-  for (const auto& sequence : running_) ++running[sequence->sharing_scope().owner];
-  return running;
+  return waiting_.take_next(free_slots_);
 }
 
 // A sequence fits alone: none is longer than all cells.
 bool Scheduler::waits_for_cells() const {
   if (shared_cells_ == 0 || running_.empty()) return false;
-  const Sequence* const next = waiting_.next(free_slots_, running_of_owners());
+  const Sequence* const next = waiting_.next(free_slots_);
   if (next == nullptr) return false;
   int64_t n_cells = next->n_cells(kTokensAhead);
   for (const auto& sequence : running_) n_cells += sequence->n_cells(kTokensAhead);
@@ -151,8 +153,9 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
   std::vector<Reading> reading = all_reading();
   if (reading.empty() || prompt_tokens <= 0) return;
 
-  const auto oldest = std::min_element(reading.begin(), reading.end(), [](const Reading& a, const Reading& b) {
-    return a.sequence->started() < b.sequence->started();
+  const auto oldest = std::min_element(reading.begin(), reading.end(), [this](const Reading& a, const Reading& b) {
+    const OwnerLedger::Rank rank = ledger_.rank(a.sequence->owner()), other = ledger_.rank(b.sequence->owner());
+    return rank == other ? a.sequence->started() < b.sequence->started() : rank < other;
   });
   Sequence* const first = oldest->sequence;
   std::swap(*oldest, reading.back());
@@ -223,19 +226,89 @@ Scheduler::Leader Scheduler::leader_of(const Sequence& sequence) const {
   return leader;
 }
 
-void Scheduler::preempt(Sequence& sequence) {
+std::unique_ptr<Sequence> Scheduler::take_from_slot(Sequence& sequence) {
   const auto found =
       std::find_if(running_.begin(), running_.end(), [&](const auto& running) { return running.get() == &sequence; });
   assert(found != running_.end());
   release_followers(sequence);
   free_slot(sequence.slot());
+  ledger_.stop(sequence.owner());
+  waiting_.reorder(sequence.owner());
+  std::unique_ptr<Sequence> taken = std::move(*found);
+  running_.erase(found);
+  return taken;
+}
+
+void Scheduler::preempt(Sequence& sequence) {
+  std::unique_ptr<Sequence> taken = take_from_slot(sequence);
   sequence.preempt();
   if (sequence.is_paused()) {
-    parked_.push_front(std::move(*found));
+    parked_.push_front(std::move(taken));
   } else {
-    waiting_.add_first(std::move(*found));
+    waiting_.add_first(std::move(taken));
   }
-  running_.erase(found);
+}
+
+void Scheduler::displace(Sequence& sequence, Clock::time_point now) {
+  std::unique_ptr<Sequence> taken = take_from_slot(sequence);
+  sequence.displace(now);
+  waiting_.add(std::move(taken));
+}
+
+// While memory is short, whoever starts may find none.
+Sequence* Scheduler::to_displace(Clock::time_point now) const {
+  if (waiting_.is_empty() || !free_slots_.empty() || capacity_ < slots_) return nullptr;
+  const Sequence* const next = waiting_.next_anywhere();
+  if (next == nullptr) return nullptr;
+  Sequence* worst = nullptr;
+  for (const auto& running : running_) {
+    if (!may_displace(*next, *running, now)) continue;
+    if (worst == nullptr || is_worse(*running, *worst)) worst = running.get();
+  }
+  return worst;
+}
+
+bool Scheduler::may_displace(const Sequence& next, const Sequence& running, Clock::time_point now) const {
+  const bool has_work = running.state() == State::kPrefilling || running.state() == State::kDecoding;
+  if (!has_work || !running.shares_prefix() || running.is_paused()) return false;
+  if (running.n_since_restart() < kLeastTokens || now - running.restarted() < kLeastTime) return false;
+  if (!fits_instead(next, running)) return false;
+  if (next.owner() == running.owner()) return next.priority() + kClassGap <= running.priority();
+  if (next.tier() != running.tier()) return next.tier() < running.tier();
+  const double lead = ledger_.rank(running.owner()).virtual_s - ledger_.rank(next.owner()).virtual_s;
+  return lead > kMostLead && ledger_.exceeds_share(running.owner(), slots_);
+}
+
+bool Scheduler::fits_instead(const Sequence& next, const Sequence& running) const {
+  if (shared_cells_ == 0 || running_.size() == 1) return true;
+  int64_t n_cells = next.n_cells(kTokensAhead);
+  for (const auto& other : running_) n_cells += other.get() == &running ? 0 : other->n_cells(kTokensAhead);
+  return n_cells <= shared_cells_;
+}
+
+bool Scheduler::is_worse(const Sequence& a, const Sequence& b) const {
+  const auto badness = [this](const Sequence& sequence) {
+    return std::tuple(sequence.tier(), ledger_.rank(sequence.owner()).virtual_s, sequence.priority(),
+                      sequence.state() == State::kPrefilling, sequence.restarted());
+  };
+  return badness(a) > badness(b);
+}
+
+void Scheduler::charge(const Plan& plan, double step_s, double decode_row_s, double prompt_row_s) {
+  const bool has_prices = decode_row_s > 0 && prompt_row_s > 0;
+  const auto price_of = [&](size_t item) {
+    const double row_s = static_cast<int32_t>(item) < plan.n_decode ? decode_row_s : prompt_row_s;
+    return plan.items[item].n_tokens * (has_prices ? row_s : 1);
+  };
+  double all = 0;
+  for (size_t item = 0; item < plan.items.size(); ++item) all += price_of(item);
+  for (size_t item = 0; item < plan.items.size();) {
+    const uint64_t owner = plan.items[item].sequence->owner();
+    double own = 0;  // of items in a row: the queue is put in order once for them
+    for (; item < plan.items.size() && plan.items[item].sequence->owner() == owner; ++item) own += price_of(item);
+    ledger_.charge(owner, step_s * own / all);
+    waiting_.reorder(owner);
+  }
 }
 
 void Scheduler::unpark() {
@@ -300,9 +373,13 @@ Scheduler::Swept Scheduler::sweep() {
   for (const auto& sequence : swept.from_slots) {
     release_followers(*sequence);
     free_slot(sequence->slot());
+    ledger_.stop(sequence->owner());
+    waiting_.reorder(sequence->owner());
+    ledger_.leave(sequence->owner());
   }
   waiting_.sweep(swept.others);
   move_done(parked_, swept.others);
+  for (const auto& sequence : swept.others) ledger_.leave(sequence->owner());
   capacity_ = std::min(slots_, capacity_ + static_cast<int32_t>(swept.from_slots.size()));
   return swept;
 }

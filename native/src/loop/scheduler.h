@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "loop/owner_ledger.h"
 #include "loop/sequence.h"
 #include "loop/wait_queue.h"
 
@@ -42,10 +43,27 @@ class Scheduler {
 
   // Running sequences get their one token first; where they are more than a step has rows, those that were left out
   // last time come first, and a quarter of the rows is kept for prompts. Up to `prompt_tokens` then go to prompts: half
-  // to the one that started first, so that none starves, the rest to those with least left until they, or one that
-  // follows them, can go on, so that a short prompt does not wait for a long one. Rows that are not causal are planned
-  // whole, and may exceed both numbers: each such item is to be a batch of its own.
+  // to the one that started first of the owner whose turn it is, so that none starves, the rest to those with least
+  // left until they, or one that follows them, can go on, so that a short prompt does not wait for a long one. Rows
+  // that are not causal are planned whole, and may exceed both numbers: each such item is to be a batch of its own.
   Plan plan(int32_t prompt_tokens);
+
+  // A step of this plan has taken so long: its rows' owners are charged for it, by what a row costs that is decoded and
+  // one of a prompt; without these, all rows alike.
+  void charge(const Plan& plan, double step_s, double decode_row_s, double prompt_row_s);
+
+  // The running sequence that is to lose its slot to the next of those that wait, or null. There is none while slots
+  // are free. It is whose tier is worse, or whose class is worse by kClassGap where both are one owner's, or whose
+  // owner has had kMostLead seconds more of the machine and runs more than its share. It goes on later where it was: so
+  // whose work would be lost is not taken, nor who has just begun. Of several it is the one of the worst tier, of the
+  // owner that has had most, of the worst class, who reads its prompt before who generates, and who started last.
+  Sequence* to_displace(Clock::time_point now) const;
+  static constexpr int32_t kClassGap = 2;
+  static constexpr double kMostLead = 2;
+  static constexpr int32_t kLeastTokens = 64;  // that it has computed since it started last
+  static constexpr auto kLeastTime = std::chrono::seconds(1);
+  // Takes its slot; it waits in its own class again, as if it had never had one.
+  void displace(Sequence& sequence, Clock::time_point now);
 
   // Running sequences that take part in steps and are past their prompt.
   int32_t n_decoding() const;
@@ -110,6 +128,7 @@ class Scheduler {
   // Lets go of it.
   Swept sweep();
 
+  const OwnerLedger& ledger() const { return ledger_; }
   size_t n_running() const { return running_.size(); }
   size_t n_waiting() const { return waiting_.size(); }
   size_t n_parked() const { return parked_.size(); }
@@ -119,8 +138,11 @@ class Scheduler {
  private:
   bool has_free_slot() const { return static_cast<int32_t>(running_.size()) < capacity_ && !free_slots_.empty(); }
   std::unique_ptr<Sequence> next_to_start();
-  WaitQueue::Running running_of_owners() const;
   bool waits_for_cells() const;
+  bool may_displace(const Sequence& next, const Sequence& running, Clock::time_point now) const;
+  bool fits_instead(const Sequence& next, const Sequence& running) const;
+  bool is_worse(const Sequence& a, const Sequence& b) const;
+  std::unique_ptr<Sequence> take_from_slot(Sequence& sequence);
   int32_t take_slot(const Sequence& sequence);
   void free_slot(int32_t slot);
   void release_followers(const Sequence& leader);
@@ -145,7 +167,8 @@ class Scheduler {
   int32_t capacity_;                 // sequences that may run: the slots, or fewer while memory is short
   int32_t n_calm_ = 0;               // plans since the slots in use were others
   std::vector<int32_t> free_slots_;  // the lowest is last
-  WaitQueue waiting_;
+  OwnerLedger ledger_;               // of all owners that have sequences here
+  WaitQueue waiting_{ledger_};
   std::vector<std::unique_ptr<Sequence>> running_;
   std::deque<std::unique_ptr<Sequence>> parked_;
 };

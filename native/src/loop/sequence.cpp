@@ -97,6 +97,9 @@ int32_t Sequence::n_next() const {
 void Sequence::start(int32_t slot, Clock::time_point now) {
   enter(State::kStarting);
   slot_ = last_slot_ = slot;
+  restarted_ = now;
+  if (displaced_) progress_.add_absence(now - *displaced_);
+  displaced_.reset();
   if (progress_.has_begun()) return;
   progress_.start(now);
   stats_.queue_wait.observe(seconds(now - submitted()));
@@ -105,6 +108,7 @@ void Sequence::start(int32_t slot, Clock::time_point now) {
 void Sequence::begin(int32_t n_held) {
   enter(State::kPrefilling);
   follow(nullptr, 0);
+  n_held_ = n_held;
   const bool is_first_time = !progress_.has_begun();
   stats_.cached_tokens += static_cast<uint64_t>(progress_.begin(n_held));
   if (is_first_time && request_.tells_progress) output_.send({});
@@ -135,6 +139,11 @@ void Sequence::preempt() {
   progress_.rewind(0);
   if (pooler_) pooler_->clear();
   ++stats_.preempted;
+}
+
+void Sequence::displace(Clock::time_point now) {
+  preempt();
+  displaced_ = now;
 }
 
 // Behind a shift the sequence goes on with other tokens than those that it guessed by.

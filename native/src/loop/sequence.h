@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,9 @@ class Sequence {
   // Where it has to run, or -1.
   int32_t wanted_slot() const { return request_.slot; }
   int32_t priority() const { return request_.priority; }
+  int32_t tier() const { return request_.tier; }
+  double weight() const { return request_.weight; }
+  uint64_t owner() const { return request_.sharing_scope.owner; }
   Clock::time_point deadline() const { return request_.deadline; }
   // What its slot shows of it.
   SlotStatus describe() const;
@@ -82,9 +86,17 @@ class Sequence {
   Finish finished() const { return finish_; }
 
   Clock::time_point submitted() const { return request_.submitted; }
+  // Its number in the queue, which it keeps when it comes back; negative before it had one.
+  int64_t arrival() const { return arrival_; }
+  void set_arrival(int64_t arrival) { arrival_ = arrival; }
+  // Since when it waits for a slot: since it was submitted, or has lost one to somebody whose turn it was.
+  Clock::time_point waits_since() const { return displaced_.value_or(submitted()); }
   bool has_had_slot() const { return last_slot_ >= 0; }
   // When it first got a slot.
   Clock::time_point started() const { return progress_.started(); }
+  // When it last got one, and tokens that were computed there since.
+  Clock::time_point restarted() const { return restarted_; }
+  int32_t n_since_restart() const { return n_computed() - n_held_; }
 
   // Tokens that it may hold by the time it has generated so many more.
   int32_t n_cells(int32_t n_ahead) const;
@@ -117,7 +129,8 @@ class Sequence {
   void collect(const float* vector);                // of the next token that is to be computed()
   void rewind(int32_t n_held) { progress_.rewind(n_held); }  // its slot holds no more than these tokens any more
   void preempt();                                            // gives up its slot and what that holds; -> waiting
-  void shift();                                              // when is_full(): these tokens are gone
+  void displace(Clock::time_point now);  // the same, for somebody whose turn it is: how long it waits is not its time
+  void shift();                          // when is_full(): these tokens are gone
   // -> done; nothing when it is done already. `code`, a constant, tells programs of an error.
   void finish(Finish finish, const std::string& message = {}, const char* code = "");
 
@@ -195,6 +208,10 @@ class Sequence {
   bool is_paused_ = false;
   bool is_poisoned_ = false;
   Clock::time_point paused_;
+  int64_t arrival_ = -1;
+  Clock::time_point restarted_;
+  int32_t n_held_ = 0;                          // tokens that its slot had when it began there
+  std::optional<Clock::time_point> displaced_;  // none: has a slot, or waits as it did from the first
 
   std::vector<Drawn> drawn_;
   std::string failure_;  // an exception's words

@@ -31,6 +31,8 @@ struct SequenceRequest {
         id(submission.task.id),
         slot(submission.task.slot),
         priority(submission.task.priority),
+        tier(submission.task.tier),
+        weight(submission.task.weight),
         deadline(submission.task.deadline),
         submitted(submission.submitted) {}
 
@@ -48,6 +50,8 @@ struct SequenceRequest {
   const int64_t id;
   const int32_t slot;  // where it has to run, or -1
   const int32_t priority;
+  const int32_t tier;
+  const double weight;
   const Clock::time_point deadline;
   const Clock::time_point submitted;
 };

@@ -37,6 +37,9 @@ class StepBudget {
     if (n_prompt >= kLeast) learn(prompt_row_s_, std::max(0.0, step_s - n_decode * decode_row_s_) / n_prompt);
   }
 
+  // Seconds of a row that is decoded, its part of the step included, and of one of a prompt on top; 0: not known yet.
+  double decode_row_s() const { return decode_row_s_; }
+  double prompt_row_s() const { return prompt_row_s_; }
   // What a row costs that is decoded.
   const RowPrices& prices() const { return prices_; }
 

@@ -12,9 +12,14 @@ namespace {
 constexpr int32_t kFirstClass = 1;
 constexpr auto kAgeingInterval = std::chrono::seconds(1);  // everybody is looked at, and nobody cares for less
 
+// What it was, less one for every `interval` that it has waited; `first` at the least.
+int32_t risen(int32_t from, int32_t first, Clock::duration interval, const Sequence& sequence, Clock::time_point now) {
+  const auto n_risen = std::max((now - sequence.waits_since()) / interval, Clock::rep{0});
+  return static_cast<int32_t>(std::max<Clock::rep>(from - n_risen, first));
+}
+
 int32_t class_of(const Sequence& sequence, Clock::time_point now) {
-  const auto n_risen = std::max((now - sequence.submitted()) / WaitQueue::kClassWait, Clock::rep{0});
-  return static_cast<int32_t>(std::max<Clock::rep>(sequence.priority() - n_risen, kFirstClass));
+  return risen(sequence.priority(), kFirstClass, WaitQueue::kClassWait, sequence, now);
 }
 
 bool is_free(int32_t wanted, const std::vector<int32_t>& free_slots) {
@@ -28,79 +33,99 @@ bool WaitQueue::Place::operator<(const Place& other) const {
   return std::tie(priority, deadline, arrival) < std::tie(other.priority, other.deadline, other.arrival);
 }
 
+WaitQueue::Key WaitQueue::key_of(const Sequence& sequence, Clock::time_point now) {
+  return {sequence.owner(), sequence.wanted_slot(), risen(sequence.tier(), 0, kTierWait, sequence, now)};
+}
+
+// What was added first is next, whoever's it is.
+OwnerLedger::Rank WaitQueue::rank_of(const Key& key, const Place& first) const {
+  if (first.priority == 0) return {-1, 0, 0};
+  OwnerLedger::Rank rank = ledger_.rank(std::get<0>(key));
+  rank.tier = std::get<2>(key);
+  return rank;
+}
+
 template <typename Change>
 void WaitQueue::change(Lines::iterator line, Change change) {
-  if (!line->second.empty()) heads_.erase({line->second.begin()->first, line});
-  change(line->second);
-  if (line->second.empty()) {
+  auto& [waiting, rank] = line->second;
+  if (!waiting.empty()) heads_.erase({rank, waiting.begin()->first, line});
+  change(waiting);
+  if (waiting.empty()) {
     lines_.erase(line);
   } else {
-    heads_.insert({line->second.begin()->first, line});
+    const Place& first = waiting.begin()->first;
+    rank = rank_of(line->first, first);
+    heads_.insert({rank, first, line});
   }
 }
 
 void WaitQueue::add(std::unique_ptr<Sequence> sequence) {
   const auto deadline = std::min(sequence->deadline(), sequence->submitted() + kPatience);
-  const Place place{sequence->priority(), deadline, n_added_++};
-  insert(place, std::move(sequence));
+  if (sequence->arrival() < 0) sequence->set_arrival(n_added_++);
+  const Place place{sequence->priority(), deadline, sequence->arrival()};
+  const Key key = key_of(*sequence, sequence->waits_since());
+  insert(key, place, std::move(sequence));
 }
 
 void WaitQueue::add_first(std::unique_ptr<Sequence> sequence) {
-  insert({0, Clock::time_point::min(), -++n_added_first_}, std::move(sequence));
+  const Key key = key_of(*sequence, sequence->waits_since());
+  insert(key, {0, Clock::time_point::min(), -++n_added_first_}, std::move(sequence));
 }
 
-void WaitQueue::insert(const Place& place, std::unique_ptr<Sequence> sequence) {
-  const Key key{sequence->sharing_scope().owner, sequence->wanted_slot()};
-  change(lines_.try_emplace(key).first, [&](Line& line) { line.emplace(place, std::move(sequence)); });
+void WaitQueue::insert(const Key& key, const Place& place, std::unique_ptr<Sequence> sequence) {
+  change(lines_.try_emplace(key).first, [&](Waiting& waiting) { waiting.emplace(place, std::move(sequence)); });
   ++size_;
 }
 
 void WaitQueue::age(Clock::time_point now) {
   if (now < next_ageing_) return;
   next_ageing_ = now + kAgeingInterval;
-  const auto rises = [now](const auto& waiting) { return class_of(*waiting.second, now) < waiting.first.priority; };
-  for (auto line = lines_.begin(); line != lines_.end(); ++line) {
-    if (std::none_of(line->second.begin(), line->second.end(), rises)) continue;
-    change(line, [&](Line& waiting) {
-      for (auto next = waiting.begin(); next != waiting.end();) {
-        const auto current = next++;
-        if (!rises(*current)) continue;
-        auto node = waiting.extract(current);
-        node.key().priority = class_of(*node.mapped(), now);
-        waiting.insert(std::move(node));  // before `next`: nobody is looked at twice
+  std::vector<std::pair<Key, Waiting::node_type>> risen;
+  for (auto next = lines_.begin(); next != lines_.end();) {
+    const auto line = next++;
+    const auto rises = [now, &key = line->first](const auto& waiting) {
+      return class_of(*waiting.second, now) < waiting.first.priority || key_of(*waiting.second, now) < key;
+    };
+    if (std::none_of(line->second.waiting.begin(), line->second.waiting.end(), rises)) continue;
+    change(line, [&](Waiting& waiting) {
+      for (auto other = waiting.begin(); other != waiting.end();) {
+        const auto current = other++;
+        if (rises(*current)) risen.emplace_back(key_of(*current->second, now), waiting.extract(current));
       }
     });
   }
-}
-
-const WaitQueue::Head* WaitQueue::next_head(const std::vector<int32_t>& free_slots, const Running& running) const {
-  const Head* best = nullptr;
-  int32_t fewest = std::numeric_limits<int32_t>::max();
-  // In order: of those with as few running the first one is taken.
-  for (auto head = heads_.begin(); head != heads_.end() && fewest > 0; ++head) {
-    const auto& [owner, wanted] = head->line->first;
-    if (!is_free(wanted, free_slots)) continue;
-    const auto known = running.find(owner);
-    const int32_t n_running = known == running.end() ? 0 : known->second;
-    if (n_running >= fewest) continue;
-    best = &*head;
-    fewest = n_running;
+  for (auto& one : risen) {
+    auto& node = one.second;
+    if (node.key().priority > 0) node.key().priority = class_of(*node.mapped(), now);
+    change(lines_.try_emplace(one.first).first, [&](Waiting& waiting) { waiting.insert(std::move(node)); });
   }
-  return best;
 }
 
-const Sequence* WaitQueue::next(const std::vector<int32_t>& free_slots, const Running& running) const {
-  const Head* const head = next_head(free_slots, running);
-  return head == nullptr ? nullptr : head->line->second.begin()->second.get();
+void WaitQueue::reorder(uint64_t owner) {
+  const Key first{owner, std::numeric_limits<int32_t>::min(), 0};
+  for (auto line = lines_.lower_bound(first); line != lines_.end() && std::get<0>(line->first) == owner; ++line) {
+    change(line, [](Waiting&) {});
+  }
 }
 
-std::unique_ptr<Sequence> WaitQueue::take_next(const std::vector<int32_t>& free_slots, const Running& running) {
+const WaitQueue::Head* WaitQueue::next_head(const std::vector<int32_t>& free_slots) const {
+  const auto next = std::find_if(heads_.begin(), heads_.end(),
+                                 [&](const Head& head) { return is_free(std::get<1>(head.line->first), free_slots); });
+  return next == heads_.end() ? nullptr : &*next;
+}
+
+const Sequence* WaitQueue::next(const std::vector<int32_t>& free_slots) const {
+  const Head* const head = next_head(free_slots);
+  return head == nullptr ? nullptr : head->line->second.waiting.begin()->second.get();
+}
+
+std::unique_ptr<Sequence> WaitQueue::take_next(const std::vector<int32_t>& free_slots) {
   std::unique_ptr<Sequence> sequence;
-  const Head* const head = next_head(free_slots, running);
+  const Head* const head = next_head(free_slots);
   if (head == nullptr) return sequence;
-  change(head->line, [&](Line& line) {
-    sequence = std::move(line.begin()->second);
-    line.erase(line.begin());
+  change(head->line, [&](Waiting& waiting) {
+    sequence = std::move(waiting.begin()->second);
+    waiting.erase(waiting.begin());
   });
   --size_;
   return sequence;
@@ -108,19 +133,19 @@ std::unique_ptr<Sequence> WaitQueue::take_next(const std::vector<int32_t>& free_
 
 bool WaitQueue::has_next(const std::vector<int32_t>& free_slots) const {
   return std::any_of(lines_.begin(), lines_.end(),
-                     [&](const auto& line) { return is_free(line.first.second, free_slots); });
+                     [&](const auto& line) { return is_free(std::get<1>(line.first), free_slots); });
 }
 
 void WaitQueue::sweep(std::vector<std::unique_ptr<Sequence>>& done) {
   if (!std::exchange(was_visited_, false)) return;
   const size_t n_before = done.size();
   for (auto next = lines_.begin(); next != lines_.end();) {
-    change(next++, [&done](Line& line) {
-      for (auto waiting = line.begin(); waiting != line.end();) {
-        const auto current = waiting++;
+    change(next++, [&done](Waiting& waiting) {
+      for (auto other = waiting.begin(); other != waiting.end();) {
+        const auto current = other++;
         if (current->second->state() != Sequence::State::kDone) continue;
         done.push_back(std::move(current->second));
-        line.erase(current);
+        waiting.erase(current);
       }
     });
   }

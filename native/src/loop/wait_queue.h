@@ -6,27 +6,31 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <unordered_map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "loop/owner_ledger.h"
 #include "loop/sequence.h"
 
 namespace corosrv {
 
-// Orders by priority class, which rises by one with every kClassWait, then by deadline, then by arrival. A sequence
-// without a deadline, or with a late one, is ordered as if it had one kPatience after it was submitted: so none waits
-// for ever for those that come later and are in a greater hurry.
+// Orders by the owner's tier, then by what its owners have had of the machine, as the ledger has it, and only then,
+// which is among one owner's, by priority class, deadline and arrival. A class rises by one with every kClassWait, a
+// tier with every kTierWait: so none waits for ever for better ones. A sequence without a deadline, or with a late one,
+// is ordered as if it had one kPatience after it was submitted.
 //
-// Adding and taking cost the logarithm of how many wait, and a look at each owner that has some running.
+// Adding and taking cost the logarithm of how many wait.
 class WaitQueue {
  public:
   static constexpr auto kClassWait = std::chrono::seconds(10);
+  static constexpr auto kTierWait = std::chrono::seconds(30);
   static constexpr auto kPatience = std::chrono::seconds(60);
 
-  // Sequences that run, by owner; whoever is not in it has none.
-  using Running = std::unordered_map<uint64_t, int32_t>;
+  // Outlives the queue, and knows the owners of all that wait.
+  explicit WaitQueue(const OwnerLedger& ledger) : ledger_(ledger) {}
 
+  // With the number of its arrival where it has one: then it was here before.
   void add(std::unique_ptr<Sequence> sequence);
   // Before all others, also those that were added so earlier.
   void add_first(std::unique_ptr<Sequence> sequence);
@@ -34,11 +38,16 @@ class WaitQueue {
   // Lets those rise that have waited for long.
   void age(Clock::time_point now);
 
-  // Takes out the next one that may have one of these slots: of the owner with the fewest running, the first in order.
-  // One that wants a certain slot gets no other. Null: none may.
-  std::unique_ptr<Sequence> take_next(const std::vector<int32_t>& free_slots, const Running& running);
+  // The ledger has changed what it says of this owner.
+  void reorder(uint64_t owner);
+
+  // Takes out the next one that may have one of these slots. One that wants a certain slot gets no other. Null: none
+  // may.
+  std::unique_ptr<Sequence> take_next(const std::vector<int32_t>& free_slots);
   // The one that take_next() would take out, or null.
-  const Sequence* next(const std::vector<int32_t>& free_slots, const Running& running) const;
+  const Sequence* next(const std::vector<int32_t>& free_slots) const;
+  // The next one of those that want no certain slot, or null.
+  const Sequence* next_anywhere() const { return next({-1}); }
   // Whether take_next() would find one.
   bool has_next(const std::vector<int32_t>& free_slots) const;
 
@@ -49,7 +58,7 @@ class WaitQueue {
   void for_each(Visit visit) {
     was_visited_ = true;
     for (auto& [key, line] : lines_) {
-      for (auto& [place, sequence] : line) visit(*sequence);
+      for (auto& [place, sequence] : line.waiting) visit(*sequence);
     }
   }
 
@@ -63,25 +72,34 @@ class WaitQueue {
     int64_t arrival;
     bool operator<(const Place& other) const;
   };
-  // Those of one owner that want the same slot, or any: whether one of them may start depends on nothing else.
-  using Key = std::pair<uint64_t, int32_t>;
-  using Line = std::map<Place, std::unique_ptr<Sequence>>;
+  using Waiting = std::map<Place, std::unique_ptr<Sequence>>;
+  // Those of one owner that want the same slot, or any, and have the same tier by now: whether one of them may start
+  // depends on nothing else.
+  using Key = std::tuple<uint64_t, int32_t, int32_t>;
+  struct Line {
+    Waiting waiting;
+    OwnerLedger::Rank rank;  // of its head
+  };
 
   using Lines = std::map<Key, Line>;
   // The first of a line.
   struct Head {
+    OwnerLedger::Rank rank;
     Place place;
     Lines::iterator line;
-    bool operator<(const Head& other) const { return place < other.place; }
+    bool operator<(const Head& other) const { return rank == other.rank ? place < other.place : rank < other.rank; }
   };
 
-  void insert(const Place& place, std::unique_ptr<Sequence> sequence);
+  static Key key_of(const Sequence& sequence, Clock::time_point now);
+  OwnerLedger::Rank rank_of(const Key& key, const Place& first) const;
+  void insert(const Key& key, const Place& place, std::unique_ptr<Sequence> sequence);
   // The line whose first one is next; null: none is.
-  const Head* next_head(const std::vector<int32_t>& free_slots, const Running& running) const;
-  // Lets `change` add to a line, or take from it; forgets it when it is empty.
+  const Head* next_head(const std::vector<int32_t>& free_slots) const;
+  // Lets `change` add to a line, or take from it, or nothing of both; forgets it when it is empty.
   template <typename Change>
   void change(Lines::iterator line, Change change);
 
+  const OwnerLedger& ledger_;
   Lines lines_;
   std::set<Head> heads_;  // of all lines: no two of them have the same place
   size_t size_ = 0;

@@ -168,7 +168,9 @@ struct Task {
   bool tells_progress = false;                            // of reading the prompt, in chunks without text
   int64_t id = 0;                                         // the caller's name for it
   int32_t slot = -1;                                      // where it has to run; -1: anywhere
-  int32_t priority = 5;                                   // 1 is first, 9 last
+  int32_t priority = 5;                                   // 1 is first, 9 last; among those of its owner
+  int32_t tier = 0;                                       // of its owner: 0 goes before 1, and so on
+  double weight = 1;                                      // of its owner: how large a share of the machine it has
   Clock::time_point deadline = Clock::time_point::max();  // when its answer is of no use any more
   Earlier earlier;                                        // nothing: it begins
   bool tells_state = false;                               // in each chunk, what goes into a later Earlier

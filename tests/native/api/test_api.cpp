@@ -84,6 +84,7 @@ struct TaskFor {
     task.max_tokens = max_tokens;
     task.sampling.top_p = task.sampling.typical_p = task.sampling.repeat_penalty = 1;
     task.sampling.n_probs = -1;
+    task.weight = 1;
   }
 
   const corosrv_task& get() {
@@ -235,6 +236,12 @@ TEST("each task out of range is refused with a message that names what is wrong"
       {"max_ms", [](TaskFor& task) { task.task.max_ms = std::nan(""); }},
       {"priority", [](TaskFor& task) { task.task.priority = -1; }},
       {"priority", [](TaskFor& task) { task.task.priority = 10; }},
+      {"tier", [](TaskFor& task) { task.task.tier = -1; }},
+      {"tier", [](TaskFor& task) { task.task.tier = 10; }},
+      {"weight", [](TaskFor& task) { task.task.weight = 0; }},
+      {"weight", [](TaskFor& task) { task.task.weight = -1; }},
+      {"weight", [](TaskFor& task) { task.task.weight = INFINITY; }},
+      {"weight", [](TaskFor& task) { task.task.weight = NAN; }},
       {"deadline", [](TaskFor& task) { task.task.deadline = -1; }},
       {"deadline", [](TaskFor& task) { task.task.deadline = std::nan(""); }},
       {"unknown", [](TaskFor& task) { task.samplers = {3, 10}; }},

@@ -35,6 +35,7 @@ struct RowTask {
     task.row_segments = segments.data();
     task.n_row_segments = segments.size();
     task.sampling.top_p = task.sampling.typical_p = task.sampling.repeat_penalty = 1;
+    task.weight = 1;
     return task;
   }
 };

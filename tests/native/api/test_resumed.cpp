@@ -32,6 +32,7 @@ struct ResumedTask {
     task.state = state.data();
     task.n_state = state.size();
     task.sampling.top_p = task.sampling.typical_p = task.sampling.repeat_penalty = 1;
+    task.weight = 1;
     return task;
   }
 };

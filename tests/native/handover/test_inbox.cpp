@@ -1,3 +1,5 @@
+#include <chrono>
+#include <cmath>
 #include <thread>
 
 #include "check.h"
@@ -121,6 +123,60 @@ TEST("a cancellation is told once") {
 
   CHECK(inbox.take(false).has_cancellations);
   CHECK(!inbox.take(true).has_cancellations);
+}
+
+constexpr std::chrono::seconds kSecond(1);
+
+TEST("the rate of ends counts the time in which there was something to end, and follows what changes") {
+  EndRate ends;
+  Clock::time_point now = Clock::now();
+  ends.pass(now, false);
+  ends.pass(now += 3 * kSecond, true);
+  CHECK_EQ(ends.seconds_of_one(), 3.0);  // nothing yet
+
+  for (int i = 0; i < 100; ++i, ends.add(4)) ends.pass(now += kSecond, true);
+  CHECK(std::abs(ends.seconds_of_one() - 0.25) < 0.01);
+  ends.pass(now += 1000 * kSecond, false);
+  CHECK(std::abs(ends.seconds_of_one() - 0.25) < 0.01);
+
+  for (int i = 0; i < 40; ++i, ends.add(1)) ends.pass(now += kSecond, true);
+  CHECK(std::abs(ends.seconds_of_one() - 1) < 0.1);
+  for (int i = 0; i < 8; ++i, ends.add(1)) ends.pass(now += 60 * kSecond, true);
+  CHECK(std::abs(ends.seconds_of_one() - 60) < 2);  // longer than it remembers
+}
+
+TEST("who is refused later is told a later time, until those before have come") {
+  RoomForecast room;
+  const Clock::time_point now = Clock::now();
+  const auto is_near = [](double a, double b) { return std::abs(a - b) < 1e-6; };
+
+  CHECK(is_near(room.next(1, 1, 0.5, now), 0.5));
+  CHECK(is_near(room.next(1, 1, 0.5, now), 1.0));
+  CHECK(is_near(room.next(4, 4, 0.5, now), 3.0));
+  CHECK(is_near(room.next(1, 1, 0.5, now + 2 * kSecond), 1.5));
+  CHECK(is_near(room.next(2, 1, 0.5, now + 9 * kSecond), 1.0));
+  CHECK(is_near(room.next(1000, 1000, 0.5, now), 120.0));
+}
+
+TEST("a refused task is told when it has room among all, and among those of its owner") {
+  Inbox inbox(3, 2);
+  const auto owned = [](uint64_t owner) {
+    std::vector<Task> tasks = make_tasks(1);
+    tasks[0].sharing_scope.owner = owner;
+    return tasks;
+  };
+  CHECK_EQ(inbox.retry_after(1, 7), 0.0);
+  for (int i = 0; i < 2; ++i) CHECK(inbox.submit(owned(7), make_reader()).is_ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK_EQ(inbox.retry_after(1, 8), 0.0);
+  const double own_s = inbox.retry_after(1, 7);
+  CHECK(own_s >= 0.02 && own_s < 10);
+  CHECK(inbox.submit(owned(8), make_reader()).is_ok());
+
+  CHECK(inbox.retry_after(1, 8) >= 0.02);
+  CHECK(inbox.retry_after(1, 7) >= 2 * own_s);
+  inbox.ended({8, 7});
+  CHECK_EQ(inbox.retry_after(1, 7), 0.0);
 }
 
 TEST("draining is for good, refuses what comes later, and keeps its first reason") {

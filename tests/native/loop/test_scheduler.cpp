@@ -46,6 +46,7 @@ class Driven {
   }
 
   void pass(Clock::duration duration) { now_ += duration; }
+  Clock::time_point now() const { return now_; }
 
   // Those who start begin from nothing.
   size_t admit() {
@@ -444,6 +445,194 @@ TEST("of several owners, whoever has the fewest running is next, and each owner'
   driven.admit();
   CHECK(modest[1]->slot() >= 0);
   CHECK_EQ(greedy[2]->slot(), -1);
+}
+
+// Charges the owner of a sequence for seconds of the machine.
+void charge(Driven& driven, Sequence* sequence, double seconds) {
+  Plan plan;
+  plan.items.push_back({sequence, 1});
+  driven.scheduler.charge(plan, seconds, 0, 0);
+}
+
+TEST("a step is charged to its rows by what they cost, and all of it is") {
+  Driven driven(4, 100);
+  Sequence* const decoding = driven.add_decoding();
+  Sequence* const reading = driven.add(40, -1, 7);
+  driven.admit();
+  const Plan plan = driven.scheduler.plan(30);
+  REQUIRE(tokens_of(plan, decoding) == 1 && tokens_of(plan, reading) == 30);
+
+  driven.scheduler.charge(plan, 2.0, 0.010, 0.001);
+  CHECK_EQ(driven.scheduler.ledger().rank(0).virtual_s, 0.5);
+  CHECK_EQ(driven.scheduler.ledger().rank(7).virtual_s, 1.5);
+
+  driven.scheduler.charge(plan, 3.1, 0, 0);  // no prices yet
+  CHECK_EQ(driven.scheduler.ledger().rank(0).virtual_s, 0.6);
+  CHECK_EQ(driven.scheduler.ledger().rank(7).virtual_s, 4.5);
+}
+
+TEST("half of a step's prompt tokens go to the oldest prompt of whoever has had least of the machine") {
+  Driven driven(4, 100);
+  Sequence* const greedy = driven.add(500, -1, 7);
+  driven.admit();
+  Sequence* const modest = driven.add(300, -1, 8);
+  driven.admit();
+  Sequence* const later = driven.add(400, -1, 8);
+  driven.admit();
+  CHECK_EQ(tokens_of(driven.scheduler.plan(60), greedy), 30);
+
+  charge(driven, greedy, 4);
+  CHECK_EQ(tokens_of(driven.scheduler.plan(60), greedy), 0);
+  CHECK_EQ(tokens_of(driven.scheduler.plan(60), modest), 30);
+  CHECK_EQ(tokens_of(driven.scheduler.plan(60), later), 30);  // the shortest of the others
+
+  charge(driven, modest, 5);
+  CHECK_EQ(tokens_of(driven.scheduler.plan(60), greedy), 30);
+  CHECK_EQ(tokens_of(driven.scheduler.plan(60), modest), 30);
+}
+
+Task task_of(uint64_t owner, int32_t tier = 0, int32_t priority = 5) {
+  Task task = make_task('p');
+  task.sharing_scope.owner = owner;
+  task.tier = tier;
+  task.priority = priority;
+  return task;
+}
+
+// A machine with one slot, which somebody has had for long enough to lose it.
+struct Displacing : Driven {
+  explicit Displacing(Task task, int32_t n_computed = 100, Clock::duration passed = std::chrono::seconds(2))
+      : Driven(1, 1000) {
+    task.prompt.resize(200, 'p');
+    running = add(std::move(task));
+    admit();
+    compute({running, n_computed});
+    pass(passed);
+  }
+
+  bool is_displaced(Clock::duration later = {}) const {
+    const Sequence* const sequence = scheduler.to_displace(now() + later);
+    CHECK(sequence == nullptr || sequence == running);
+    return sequence != nullptr;
+  }
+
+  Sequence* running;
+};
+
+TEST("who waits takes a slot for a better tier, for a class better by two of the same owner, and for nothing less") {
+  const auto is_displaced = [](Task running, Task waiting) {
+    Displacing machine(std::move(running));
+    machine.add(std::move(waiting));
+    return machine.is_displaced();
+  };
+  CHECK(is_displaced(task_of(1, 1), task_of(2, 0)));
+  CHECK(is_displaced(task_of(1, 1, 1), task_of(2, 0, 9)));
+  CHECK(!is_displaced(task_of(1, 0), task_of(2, 0)));
+  CHECK(!is_displaced(task_of(1, 0), task_of(2, 1)));
+  CHECK(!is_displaced(task_of(1, 0, 9), task_of(2, 0, 1)));
+  CHECK(is_displaced(task_of(1, 0, 5), task_of(1, 0, 3)));
+  CHECK(is_displaced(task_of(0, 0, 9), task_of(0, 0, 1)));
+  CHECK(!is_displaced(task_of(1, 0, 5), task_of(1, 0, 4)));
+}
+
+TEST("who waits takes a slot from an owner that has had two seconds more, and runs more than its share") {
+  Displacing machine(task_of(1));
+  machine.add(task_of(2));
+  charge(machine, machine.running, 1.9);
+  CHECK(!machine.is_displaced());
+
+  charge(machine, machine.running, 0.2);
+  CHECK(machine.is_displaced());
+
+  Driven fair(2, 1000);
+  Sequence* const modest = fair.add(200, -1, 1);
+  fair.add(200, -1, 2);
+  fair.admit();
+  fair.compute({modest, 100});
+  fair.add(200, -1, 2);
+  fair.pass(std::chrono::seconds(2));
+  charge(fair, modest, 100);
+  CHECK(fair.scheduler.to_displace(fair.now()) == nullptr);  // it has its half of the slots, and no more
+}
+
+TEST("who has computed less than 64 tokens, or had its slot for less than a second, keeps it") {
+  Displacing few(task_of(1, 1), 63), hasty(task_of(1, 1), 64, std::chrono::milliseconds(900));
+  few.add(task_of(2));
+  hasty.add(task_of(2));
+
+  CHECK(!few.is_displaced());
+  CHECK(!hasty.is_displaced());
+  CHECK(hasty.is_displaced(std::chrono::milliseconds(200)));
+  few.compute({few.running, 1});
+  CHECK(few.is_displaced());
+}
+
+TEST("whose work would be lost keeps its slot, and so does everybody while there is a free one") {
+  Task whole = task_of(1, 1);
+  whole.share_prefix = false;
+  Displacing alone(std::move(whole));
+  alone.add(task_of(2));
+  Driven roomy(2, 1000);
+  Sequence* const running = roomy.add([] {
+    Task task = task_of(1, 1);
+    task.prompt.resize(200, 'p');
+    return task;
+  }());
+  roomy.admit();
+  roomy.compute({running, 100});
+  roomy.pass(std::chrono::seconds(2));
+  roomy.add(task_of(2));
+
+  CHECK(!alone.is_displaced());
+  CHECK(roomy.scheduler.to_displace(roomy.now()) == nullptr);
+}
+
+TEST("who gives way is of the worst tier, of whoever has had most, reads its prompt, and started last") {
+  Driven driven(5, 1000);
+  const auto add = [&](uint64_t owner, int32_t tier, bool decodes) {
+    Task task = task_of(owner, tier);
+    task.prompt.resize(decodes ? 99 : 200, 'p');
+    Sequence* const sequence = driven.add(std::move(task));
+    driven.admit();
+    driven.compute({sequence, 99});
+    return sequence;
+  };
+  Sequence* const better = add(1, 1, false);
+  Sequence* const most = add(2, 2, true);
+  Sequence* const reads = add(2, 2, false);
+  Sequence* const reads_last = add(2, 2, false);
+  Sequence* const least = add(3, 2, false);
+  charge(driven, better, 100);
+  charge(driven, most, 10);
+  driven.add(task_of(9));
+  driven.pass(std::chrono::seconds(2));
+  std::vector<Sequence*> order;
+  while (order.size() < 5) {
+    order.push_back(driven.scheduler.to_displace(driven.now()));
+    REQUIRE(order.back() != nullptr);
+    driven.scheduler.displace(*order.back(), driven.now());
+    CHECK_EQ(driven.admit(), size_t{1});  // the one that it gave way to, which is new there
+    driven.add(task_of(9));
+  }
+
+  CHECK(order == (std::vector<Sequence*>{reads_last, reads, most, least, better}));
+}
+
+TEST("who has lost its slot waits where it was: behind whom it was taken for, and before its own that came later") {
+  Displacing machine(task_of(1, 1));
+  Sequence* const later = machine.add(task_of(1, 1));
+  Sequence* const urgent = machine.add(task_of(2));
+  REQUIRE(machine.is_displaced());
+
+  machine.scheduler.displace(*machine.running, machine.now());
+
+  CHECK_EQ(machine.running->state(), State::kWaiting);
+  for (Sequence* const next : {urgent, machine.running, later}) {
+    CHECK_EQ(machine.admit(), size_t{1});
+    CHECK_EQ(next->slot(), 0);
+    next->finish(Finish::kCancelled);
+    machine.sweep();
+  }
 }
 
 TEST("whoever waits for long is admitted before those of its class that come later") {

@@ -19,6 +19,7 @@ struct Waiting {
   std::optional<std::chrono::seconds> due = {};  // from its submission on
   uint64_t owner = 0;
   int32_t slot = -1;
+  int32_t tier = 0;
 };
 
 // A queue whose time a test sets, and which names what it is asked for.
@@ -30,6 +31,8 @@ class Timed {
     if (waiting.due) task.deadline = now_ + *waiting.due;
     task.sharing_scope.owner = waiting.owner;
     task.slot = waiting.slot;
+    task.tier = waiting.tier;
+    ledger_.join(waiting.owner, waiting.tier);
     return std::make_unique<Sequence>(Submission{std::move(task), make_reader(), now_}, vocabulary_, 100, signals_,
                                       stats_);
   }
@@ -46,9 +49,14 @@ class Timed {
     queue.age(now_);
   }
 
+  void charge(uint64_t owner, double seconds) {
+    ledger_.charge(owner, seconds);
+    queue.reorder(owner);
+  }
+
   // The name of the one that is taken, or '-'.
-  char take(const WaitQueue::Running& running = {}, const std::vector<int32_t>& free_slots = {0}) {
-    const auto sequence = queue.take_next(free_slots, running);
+  char take(const std::vector<int32_t>& free_slots = {0}) {
+    const auto sequence = queue.take_next(free_slots);
     return sequence ? static_cast<char>(sequence->token(0)) : '-';
   }
 
@@ -63,9 +71,10 @@ class Timed {
   Signals signals_;
   LoopStats stats_;
   Clock::time_point now_ = Clock::now();
+  OwnerLedger ledger_;
 
  public:
-  WaitQueue queue;
+  WaitQueue queue{ledger_};
 };
 
 TEST("of those that wait the first class is next, then the earliest deadline, then the first that came") {
@@ -113,15 +122,59 @@ TEST("nobody starves, however urgent those are that keep coming") {
   CHECK(seconds <= 120);  // until those are taken that came in its first minute
 }
 
-TEST("whoever has the fewest running is next, whatever the classes") {
+TEST("whoever has had least of the machine is next, whatever the classes, which order one owner's alone") {
   Timed timed;
   timed.add({'a', 1, 1 * kSecond, 7});
   timed.add({'b', 9, {}, 8});
   timed.add({'c', 8, {}, 9});
+  timed.add({'d', 1, {}, 8});
+  timed.charge(7, 3);
+  timed.charge(9, 2);
 
-  CHECK_EQ(timed.take({{7, 2}, {8, 1}, {9, 1}}), 'c');
-  CHECK_EQ(timed.take({{7, 1}, {8, 1}}), 'a');
-  CHECK_EQ(timed.take({{7, 1}, {8, 1}}), 'b');
+  CHECK_EQ(timed.take_all(), "dbca");
+}
+
+TEST("where an owner stands is seen anew with each charge") {
+  Timed timed;
+  for (const char name : {'a', 'b', 'c'}) timed.add({name, 5, {}, 1});
+  for (const char name : {'x', 'y', 'z'}) timed.add({name, 5, {}, 2});
+  std::string names;
+  for (int taken = 0; taken < 6; ++taken) {
+    names += timed.take();
+    timed.charge(names.back() < 'x' ? 1 : 2, names.back() < 'x' ? 2 : 1);
+  }
+
+  CHECK_EQ(names, "axybzc");
+}
+
+TEST("a better tier is next, whatever its owner has had; every half minute of waiting is a tier's worth") {
+  Timed timed;
+  timed.add({'o', 5, {}, 8, -1, 2});
+  timed.pass(59 * kSecond);
+  timed.add({'a', 5, {}, 7});
+  timed.charge(7, 100);
+  CHECK_EQ(timed.take(), 'a');
+
+  timed.add({'b', 5, {}, 7});
+  timed.pass(1 * kSecond);
+  timed.add({'p', 5, {}, 8, -1, 2});
+
+  CHECK_EQ(timed.take_all(), "obp");
+}
+
+TEST("one that comes back has its class again and its place in it, and rises anew") {
+  Timed timed;
+  timed.add({'a', 6});
+  timed.add({'b', 6});
+  timed.pass(kSecond);
+  auto back = timed.queue.take_next({0});
+  timed.add({'c', 6});
+  timed.add({'d', 5});
+  back->start(0, Clock::now());
+  back->displace(back->submitted() + 30 * kSecond);
+  timed.queue.add(std::move(back));
+
+  CHECK_EQ(timed.take_all(), "dabc");
 }
 
 TEST("one that wants a slot gets that one, and holds up nobody who takes another") {
@@ -130,10 +183,10 @@ TEST("one that wants a slot gets that one, and holds up nobody who takes another
   timed.add({'a', 9});
 
   CHECK(timed.queue.has_next({0}));
-  CHECK_EQ(timed.take({}, {0, 1}), 'a');
+  CHECK_EQ(timed.take({0, 1}), 'a');
   CHECK(!timed.queue.has_next({0}));
-  CHECK_EQ(timed.take({}, {0, 1}), '-');
-  CHECK_EQ(timed.take({}, {2, 3}), 'w');
+  CHECK_EQ(timed.take({0, 1}), '-');
+  CHECK_EQ(timed.take({2, 3}), 'w');
   CHECK(!timed.queue.has_next({3}));
 }
 
@@ -192,7 +245,7 @@ TEST("in whatever order they come, the queue gives them in the order that it pro
       if (random() % 2 == 0) continue;
 
       const char expected = next_of(waiting, now);
-      const auto taken = timed.queue.take_next({0}, {});
+      const auto taken = timed.queue.take_next({0});
       waiting.erase(std::find(waiting.begin(), waiting.end(), taken.get()));
 
       CHECK_EQ(static_cast<char>(taken->token(0)), expected);

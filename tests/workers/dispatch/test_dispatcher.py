@@ -238,11 +238,11 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(front: Front):
     with pytest.raises(QueueFull) as refusal:
         front.call()
 
-    assert refusal.value.retry_after == 16  # two calls of 8 s
+    assert refusal.value.retry_after in (16, 17, 18)  # two calls of 8 s, and up to a tenth more
     assert front.key().outcomes["queue_full"] == 1
 
 
-def test_what_is_told_of_a_full_queue_is_at_least_one_and_at_most_thirty_seconds(front: Front):
+def test_what_is_told_of_a_full_queue_is_at_least_one_second_and_at_most_two_minutes(front: Front):
     host = front.add("p/0", card(max_queue=1))
     front.call()
     front.call()
@@ -255,7 +255,7 @@ def test_what_is_told_of_a_full_queue_is_at_least_one_and_at_most_thirty_seconds
         front.call()
 
     assert early.value.retry_after == 1
-    assert late.value.retry_after == 30
+    assert late.value.retry_after == 120
 
 
 def test_the_calls_of_all_queues_are_bounded_together():

@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from corosrv.base import errors
+from corosrv.base.retry_after import retry_seconds
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs.worker import DecodeStats, Histogram
 from corosrv.models.engine.binding.library import FLOAT_BYTES, INT32_BYTES, MESSAGE_BYTES, check, ffi, lib, text_of
@@ -192,13 +193,25 @@ class NativeEngine(TokenCalls):
         ]
 
     def submit(self, tasks: Sequence[Task]) -> NativeReader:
-        """Queues all tasks or none. Lets others run meanwhile where there is much to do."""
+        """Queues all tasks or none. Lets others run meanwhile where there is much to do.
+
+        Raises QueueFull, which says when there should be room.
+        """
         borrowed = BorrowedTasks(tasks)
         reader, message = ffi.new("corosrv_reader **"), ffi.new("char[]", MESSAGE_BYTES)
         handle, n_tasks = self._open_handle(), len(tasks)
         submit = partial(lib.corosrv_submit, handle, borrowed.structs, n_tasks, reader, message, MESSAGE_BYTES)
-        check(call_in_thread(submit) if take_long(tasks) else submit(), message)
+        try:
+            check(call_in_thread(submit) if take_long(tasks) else submit(), message)
+        except errors.QueueFull as error:
+            error.retry_after = retry_seconds(self._seconds_to_room(n_tasks, tasks[0].owner))
+            raise
         return NativeReader(reader[0])
+
+    def _seconds_to_room(self, n_tasks: int, owner: int) -> float:
+        seconds = ffi.new("double *")
+        check(lib.corosrv_engine_retry_after(self._open_handle(), n_tasks, owner, seconds))
+        return float(seconds[0])
 
     def request_slot(
         self, action: SlotAction, slot: int, owner: int, content: SlotContent | None = None

@@ -29,7 +29,7 @@ _SAMPLERS = dict(
 # Fields that are the same here and there; cffi refuses names that the C struct does not have.
 _TASK = (
     "max_tokens", "share_prefix", "pools", "normalize", "max_ms", "scores_prompt", "owner", "id", "tells_progress",
-    "priority", "deadline", "context_shift", "n_keep", "n_discard", "tells_state",
+    "priority", "tier", "weight", "deadline", "context_shift", "n_keep", "n_discard", "tells_state",
 )  # fmt: skip
 _task_values = attrgetter(*_TASK)
 _TRANSLATED = (

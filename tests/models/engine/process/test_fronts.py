@@ -128,6 +128,23 @@ def test_a_full_queue_refuses_with_429(open_front: OpenFront) -> None:
         front.submit(endless())
 
     assert (full.value.status, full.value.code) == (429, "queue_full")
+    assert 1 <= (full.value.retry_after or 0) <= 120
+    for reader in readers:
+        reader.close()
+
+
+def test_the_time_after_which_there_is_room_comes_from_the_engine(open_front: OpenFront) -> None:
+    front = open_front(model=SLOW, slots=1, queue=1)
+    readers = [front.submit(endless()) for _ in range(2)]
+    gevent.sleep(2)  # nothing ends meanwhile, and the next end is expected after as long again
+
+    with pytest.raises(Unavailable) as full:
+        front.submit(endless())
+    with pytest.raises(Unavailable) as later:
+        front.submit(endless())
+
+    assert (full.value.retry_after or 0) >= 3
+    assert (later.value.retry_after or 0) > (full.value.retry_after or 0)
     for reader in readers:
         reader.close()
 
