@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from corosrv.contracts.jobs import Chunk, Finish
+from corosrv.dialects.generation.forks import ForkableAnswer
 
 log = logging.getLogger("corosrv.jobs")
 
@@ -20,18 +21,24 @@ _TEXT = (
 
 
 class JobRecord:
-    """Counts what one job uses, and writes its line once: when its last task has ended, or at `end`."""
+    """Counts what one job uses, and writes its line once: when its last task has ended, or at `end`.
+
+    What can be forked later hears of the chunks from here, too.
+    """
 
     __slots__ = (
-        "_as_json", "_began", "_cached_tokens", "_decode_ms", "_generated_tokens", "_id", "_model", "_n_running",
+        "_as_json", "_began", "_cached_tokens", "_decode_ms", "_forkable", "_generated_tokens", "_id", "_model", "_n_running",
         "_outcome", "_prompt_ms", "_prompt_tokens"
     )  # fmt: skip
 
-    def __init__(self, id: str, model: str, n_tasks: int, as_json: bool = False) -> None:
+    def __init__(
+        self, id: str, model: str, n_tasks: int, as_json: bool = False, forkable: ForkableAnswer | None = None
+    ) -> None:
         """`id`: the request's; `model`: the name of the model that was asked."""
         self._id = id
         self._model = model
         self._as_json = as_json
+        self._forkable = forkable
         self._n_running = n_tasks
         self._began = time.monotonic()
         self._outcome = _STOP
@@ -40,6 +47,8 @@ class JobRecord:
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Counts the job's next chunks."""
+        if self._forkable is not None:
+            self._forkable.add(chunks)
         for chunk in chunks:
             self._generated_tokens += chunk.n_tokens
             if chunk.finish is not None:

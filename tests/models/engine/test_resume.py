@@ -181,7 +181,7 @@ GENERATED = {"generated": tuple(b"Hi"), "sent_bytes": 2, "state": bytes(STATE_BY
     [
         ({"generated": (1, 273)}, "unknown token"),
         ({"generated": (1, 272)}, "ends an answer"),
-        ({"state": b""}, "16 bytes here, not 0"),
+        ({"state": b"123"}, "16 bytes here, not 3"),
         ({"generated": (), "sent_bytes": 0}, "0 bytes here, not 16"),
         ({"sent_bytes": 3}, "2 bytes of text are certain"),
         ({"stops": (b"i",)}, "stop string"),
