@@ -200,6 +200,10 @@ class ForkTable:
         while len(shelf) > 1 and (len(shelf) > self._most_answers or n_bytes > self._most_bytes):
             n_bytes -= shelf.popitem(last=False)[1].n_bytes
 
+    def n_answers(self, caller: str) -> int:
+        """Returns how many answers of a caller are kept."""
+        return len(self._shelves.get(caller, ()))
+
     def _is_over(self, answer: ForkableAnswer) -> bool:
         return answer.used_at + LIFETIME < self._now()
 
