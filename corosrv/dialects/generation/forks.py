@@ -209,8 +209,7 @@ class ForkTable:
 
     def find(self, id: str, caller: str) -> ForkableAnswer:
         """Returns an answer of this caller's. Raises NotFound."""
-        shelf = self._shelves.get(caller, {})
-        answer = shelf.get(id)
+        answer = self._shelves.get(caller, OrderedDict()).get(id)
         if answer is None or self._is_over(answer):
             raise NotFound(
                 f"fork.of: no forkable answer '{id[:80]}' is kept in this process: an answer can be forked if its "

@@ -58,7 +58,7 @@ def check_fork(fields: CompletionFields, names: Iterable[str]) -> None:
         return
     for name in (*names, *_DECIDED):
         value = getattr(fields, name)
-        if value is not None and value is not msgspec.UNSET and (name != "cache_prompt" or value is False):
+        if value is not None and (name, value) != ("cache_prompt", True):
             raise Refused(f"fork and {name} contradict each other: branches have what their answer has", name)
     if fields.n is not None and fields.n != fields.fork.n:
         raise Refused(f"n and fork.n contradict each other: there are {fields.fork.n} branches", "n")

@@ -382,7 +382,11 @@ def test_a_budget_counts_open_thoughts_anew_and_none_that_are_over() -> None:
 
 
 def test_nothing_goes_on_within_a_call() -> None:
-    for earlier in ('Now: <tool_call>{"name": "now"', "<tool_call>", '<tool_call>{"name": "now", "arguments": {}}</tool_call>'):
+    for earlier in (
+        'Now: <tool_call>{"name": "now"',
+        "<tool_call>",
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    ):
         with pytest.raises(Refused, match="a call has begun in the tokens that are kept") as refused:
             prepare(conversation((NOW,)), CARD, earlier)
         assert refused.value.param == "fork.at"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
-
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Job, Messages, ModelCard, Vocabulary
 from corosrv.dialects.chat.conversation import Conversation
@@ -133,7 +131,7 @@ def prompt(body: schema.ChatBody, images: ImageIntake | None = None) -> Messages
     """Makes the conversation to be rendered. Raises Refused."""
     if body.chat_template is not None:
         raise NotSupported("chat_template: a template in a request is not run here", "chat_template")
-    if body.messages is msgspec.UNSET:
+    if body.messages is None:
         raise Refused("messages is required", "messages", "missing_required_parameter")
     turns = messages.turns(body.messages, images)
     is_last_ours = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
