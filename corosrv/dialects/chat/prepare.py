@@ -32,7 +32,7 @@ def prepare(conversation: Conversation, card: ModelCard, earlier: str = "") -> t
     plan.check()
     syntax = plan.syntax
     if earlier:
-        plan = plan.behind(earlier)
+        plan = plan.going_on_from(earlier)
     job, prompt = conversation.job, plan.prompt
     if plan.changes_prompt:
         prompt = replace(prompt, tools=plan.tools, template_arguments=plan.template_arguments)
@@ -82,7 +82,7 @@ class _ChatPlan(msgspec.Struct, frozen=True):
             string_members=string_members((name_of(tool), parameters_of(tool)) for tool in self.tools),
         )
 
-    def behind(self, text: str) -> _ChatPlan:
+    def going_on_from(self, text: str) -> _ChatPlan:
         """Returns the plan of what follows a text that the answer has begun with: thoughts may be open, or over.
 
         Raises Refused for a text with a call in it.

@@ -26,7 +26,7 @@ from corosrv.base.errors import (
 from corosrv.contracts.jobs import AnyJob, Chunk, Finish, Worker
 from corosrv.dialects.generation.call import Answer, Call
 from corosrv.dialects.generation.fields import Defaults
-from corosrv.dialects.generation.forks import Fork, ForkableAnswer, ForkTable
+from corosrv.dialects.generation.forks import ForkableAnswer, ForkFields, ForkTable
 from corosrv.dialects.generation.job_log import JobRecord
 from corosrv.images.reader import ImageReader
 from corosrv.web.groups.routes import join_group
@@ -251,7 +251,7 @@ class RequestFlow:
             self.forks.keep(forkable, caller())
         return JobRecord(current(g).get("corosrv_request_id", ""), model, job.n_tasks, self.logs_json, forkable)
 
-    def forked(self, fork: Fork, model: str | None) -> ForkableAnswer:
+    def forked(self, fork: ForkFields, model: str | None) -> ForkableAnswer:
         """Returns the answer that a request forks; `model`: that it names. Never loads a model.
 
         Raises NotFound where there is no such answer, or its model was unloaded since, and Refused for another model.

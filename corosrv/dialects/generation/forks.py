@@ -29,8 +29,8 @@ _MOST_CUT = 4  # tokens that may make one character: each has a byte of it
 _TOKEN = "i"  # of an array: int32
 
 
-class Fork(msgspec.Struct, forbid_unknown_fields=True):
-    """Where branches begin: behind `at` tokens of the answer `of`, all that it has where `at` is left out."""
+class ForkFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The answer `of` that branches go on from, behind `at` of its tokens, or all where that is left out."""
 
     of: Annotated[str, Meta(max_length=128, description="The id of a forkable answer")]
     at: Annotated[int, Meta(ge=0, description="How many of its tokens the branches keep")] | None = None
@@ -74,7 +74,7 @@ class ForkableAnswer:
         tokens = len(self.prompt) + len(self.before) + sum(map(len, self._generated))
         return tokens * self.prompt.itemsize
 
-    def point(self, fork: Fork, vocabulary: Vocabulary) -> ForkPoint:
+    def point(self, fork: ForkFields, vocabulary: Vocabulary) -> ForkPoint:
         """Returns where the branches of a fork begin. Raises Refused, which names the field."""
         if fork.choice >= len(self._generated):
             there_are = f"it has {len(self._generated)}, numbered from 0"
@@ -111,7 +111,7 @@ def _cut_character(tokens: Sequence[int], vocabulary: Vocabulary) -> tuple[int, 
 
 @dataclass(frozen=True, slots=True)
 class ForkPoint:
-    """Where the `n` branches of one request begin, in an answer.
+    """The place in an answer where the `n` branches of one request begin.
 
     A character that is cut there is told whole: the last tokens that are kept, of which the first `told_bytes` bytes
     are whole characters, are `begun` and not of the `prompt`.

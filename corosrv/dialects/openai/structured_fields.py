@@ -17,7 +17,7 @@ from corosrv.contracts.jobs import Job, ModelCard
 from corosrv.dialects.chat import answer_grammar
 from corosrv.dialects.chat.conversation import JsonFormat, PlainFormat, TaggedFormat
 from corosrv.dialects.generation.fields import schema_limits
-from corosrv.dialects.generation.forks import Fork
+from corosrv.dialects.generation.forks import ForkFields
 from corosrv.dialects.generation.thoughts import ThoughtFields
 from corosrv.formats.bodies import check_text
 from corosrv.formats.structured import grammar, read_tag
@@ -39,7 +39,7 @@ _FORK = (
 
 class CompletionFields(ThoughtFields, kw_only=True):
     forkable: Annotated[bool | None, Meta(description=_FORKABLE)] = None
-    fork: Annotated[Fork | None, Meta(description=_FORK)] = None
+    fork: Annotated[ForkFields | None, Meta(description=_FORK)] = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
     post_sampling_probs: bool | None = None

@@ -11,7 +11,7 @@ import pytest
 
 from corosrv.base.errors import NotFound, NotSupported, Refused
 from corosrv.contracts.jobs import Chunk, Finish, Image, Job, Messages, ModelCard, Pieces, Sampling, Text, Tokens
-from corosrv.dialects.generation.forks import LIFETIME, Fork, ForkableAnswer, ForkTable, make_forkable
+from corosrv.dialects.generation.forks import LIFETIME, ForkableAnswer, ForkFields, ForkTable, make_forkable
 from tests.support.vocabularies import EOS, ByteVocabulary
 
 CARD = ModelCard("tiny", created=1, meta={"n_ctx": 20})
@@ -40,18 +40,18 @@ def test_a_forkable_job_tells_its_tokens_and_is_read_once() -> None:
 def test_branches_begin_behind_all_tokens_or_as_many_as_are_said() -> None:
     answer = forkable("one two")
 
-    assert answer.point(Fork("cmpl-1"), VOCABULARY).prompt == tuple(b"Hi: one two")
-    assert answer.point(Fork("cmpl-1", at=3), VOCABULARY).prompt == tuple(b"Hi: one")
-    assert answer.point(Fork("cmpl-1", at=0), VOCABULARY).prompt == tuple(b"Hi: ")
+    assert answer.point(ForkFields("cmpl-1"), VOCABULARY).prompt == tuple(b"Hi: one two")
+    assert answer.point(ForkFields("cmpl-1", at=3), VOCABULARY).prompt == tuple(b"Hi: one")
+    assert answer.point(ForkFields("cmpl-1", at=0), VOCABULARY).prompt == tuple(b"Hi: ")
 
 
 def test_any_choice_can_be_forked() -> None:
     answer = forkable(job=replace(JOB, n=2))
     answer.add([chunk(b"a", 0), chunk(b"b", 1)])
 
-    assert answer.point(Fork("cmpl-1", choice=1), VOCABULARY).prompt == tuple(b"Hi: b")
+    assert answer.point(ForkFields("cmpl-1", choice=1), VOCABULARY).prompt == tuple(b"Hi: b")
     with pytest.raises(Refused, match="it has 2, numbered from 0") as refused:
-        answer.point(Fork("cmpl-1", choice=2), VOCABULARY)
+        answer.point(ForkFields("cmpl-1", choice=2), VOCABULARY)
     assert refused.value.param == "fork.choice"
 
 
@@ -59,7 +59,7 @@ def test_a_token_that_is_not_there_yet_is_refused_with_how_many_are() -> None:
     answer = forkable("abc")
 
     with pytest.raises(Refused, match="has 3 tokens so far, and 4 were to be kept") as refused:
-        answer.point(Fork("cmpl-1", at=4), VOCABULARY)
+        answer.point(ForkFields("cmpl-1", at=4), VOCABULARY)
     assert refused.value.param == "fork.at"
 
 
@@ -67,21 +67,21 @@ def test_the_token_that_ends_an_answer_is_not_kept() -> None:
     answer = forkable("ab")
     answer.add([chunk([EOS], finish=Finish.STOP)])
 
-    assert answer.point(Fork("cmpl-1"), VOCABULARY).prompt == tuple(b"Hi: ab")
+    assert answer.point(ForkFields("cmpl-1"), VOCABULARY).prompt == tuple(b"Hi: ab")
 
 
 def test_what_a_shifted_context_has_said_cannot_be_kept() -> None:
     answer = forkable("a" * 30)
 
-    assert len(answer.point(Fork("cmpl-1", at=15), VOCABULARY).prompt) == 19
+    assert len(answer.point(ForkFields("cmpl-1", at=15), VOCABULARY).prompt) == 19
     with pytest.raises(Refused, match="was full behind 16 tokens: keep fewer") as refused:
-        answer.point(Fork("cmpl-1"), VOCABULARY)
+        answer.point(ForkFields("cmpl-1"), VOCABULARY)
     assert refused.value.param == "fork.at"
 
 
 @pytest.mark.parametrize(("at", "begun"), [(1, b""), (2, b"\xf0"), (3, b"\xf0\x9f"), (4, b"\xf0\x9f\x8e"), (5, b"")])
 def test_a_character_that_is_cut_begins_the_branches(at: int, begun: bytes) -> None:
-    point = forkable("a\N{PARTY POPPER}").point(Fork("cmpl-1", at=at), VOCABULARY)
+    point = forkable("a\N{PARTY POPPER}").point(ForkFields("cmpl-1", at=at), VOCABULARY)
 
     assert (point.begun, point.told_bytes) == (tuple(begun), 0)
     assert point.prompt + point.begun == tuple("Hi: a\N{PARTY POPPER}".encode()[: 4 + at])
@@ -99,13 +99,13 @@ def test_a_token_that_begins_a_character_behind_others_is_told_in_part() -> None
     answer = forkable()
     answer.add([chunk([97, 0])])
 
-    point = answer.point(Fork("cmpl-1"), Pairs())
+    point = answer.point(ForkFields("cmpl-1"), Pairs())
 
     assert (point.begun, point.told_bytes) == ((0,), 1)
 
 
 def test_no_grammar_begins_within_a_character() -> None:
-    point = forkable("\N{PARTY POPPER}").point(Fork("cmpl-1", at=1), VOCABULARY)
+    point = forkable("\N{PARTY POPPER}").point(ForkFields("cmpl-1", at=1), VOCABULARY)
 
     with pytest.raises(Refused, match="a character is cut there") as refused:
         point.branch(replace(JOB, sampling=Sampling(grammar='root ::= "a"')))
@@ -113,11 +113,11 @@ def test_no_grammar_begins_within_a_character() -> None:
 
 
 def test_a_branch_is_forked_behind_what_it_has_kept() -> None:
-    point = forkable("one").point(Fork("cmpl-1", at=2), VOCABULARY)
+    point = forkable("one").point(ForkFields("cmpl-1", at=2), VOCABULARY)
     branch = make_forkable(point.branch(JOB), CARD, VOCABULARY, point)[1]
     branch.add([chunk(b"ce")])
 
-    assert branch.point(Fork("cmpl-2"), VOCABULARY).prompt == tuple(b"Hi: once")
+    assert branch.point(ForkFields("cmpl-2"), VOCABULARY).prompt == tuple(b"Hi: once")
 
 
 IMAGE = Image.of_pixels(1, 1, bytes(3))
