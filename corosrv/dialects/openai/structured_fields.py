@@ -52,16 +52,14 @@ class CompletionFields(ThoughtFields, kw_only=True):
 _DECIDED = ("lora", "cache_prompt")
 
 
-def check_fork(fields: CompletionFields, names: Iterable[str]) -> None:
+def check_fork(fork: ForkFields, fields: CompletionFields, names: Iterable[str]) -> None:
     """Raises Refused for fields that a fork cannot have: those of `names`, which make a prompt, and what is decided."""
-    if fields.fork is None:
-        return
     for name in (*names, *_DECIDED):
         value = getattr(fields, name)
         if value is not None and (name, value) != ("cache_prompt", True):
             raise Refused(f"fork and {name} contradict each other: branches have what their answer has", name)
-    if fields.n is not None and fields.n != fields.fork.n:
-        raise Refused(f"n and fork.n contradict each other: there are {fields.fork.n} branches", "n")
+    if fields.n is not None and fields.n != fork.n:
+        raise Refused(f"n and fork.n contradict each other: there are {fork.n} branches", "n")
 
 
 def includes_usage(fields: CompletionFields) -> bool:

@@ -37,8 +37,11 @@ def call(
     loaded = card
     if body.reasoning_format is not None:
         card = replace(card, splits_reasoning=body.reasoning_format != "none")
-    check_fork(body, _OF_PROMPT)
-    point = None if forked is None or body.fork is None else forked.point(body.fork, find_vocabulary())
+    point = None
+    if body.fork is not None:
+        check_fork(body.fork, body, _OF_PROMPT)
+    if body.fork is not None and forked is not None:
+        point = forked.point(body.fork, find_vocabulary())
     job, parser = prepare(conversation(body, defaults, card, images, point), card, "" if point is None else point.text)
     opening = opening_of(job, card) if body.forkable else None
     if point is not None:

@@ -75,8 +75,11 @@ def call(
     """
     include_usage = includes_usage(body)
     vocabulary = find_vocabulary()
-    check_fork(body, _OF_PROMPT)
-    point = None if forked is None or body.fork is None else forked.point(body.fork, vocabulary)
+    point = None
+    if body.fork is not None:
+        check_fork(body.fork, body, _OF_PROMPT)
+    if body.fork is not None and forked is not None:
+        point = forked.point(body.fork, vocabulary)
     if point is None:
         checked_prompts = _prompts(body, vocabulary, images, embeds or EmbedsReader(False, lambda: card))
     else:
