@@ -22,7 +22,7 @@ DOORS = {
     "corosrv.contracts.jobs": 7,
     "corosrv.contracts.settings": 6,
     "corosrv.dialects.chat": 6,
-    "corosrv.dialects.generation": 10,
+    "corosrv.dialects.generation": 11,
     "corosrv.dialects.kserve": 10,
     "corosrv.dialects.openai": 6,
     "corosrv.fleet.cluster": 7,

@@ -230,6 +230,16 @@ def test_the_openai_snippet_prints_an_answer(port: int) -> None:
     assert answer.stdout.strip()
 
 
+def test_the_snippet_of_forks_prints_a_line(port: int) -> None:
+    program = block("python", '"forkable": True').replace(":8080", f":{port}")
+
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True
+    )
+
+    assert answer.stdout.strip()
+
+
 def test_the_snippet_of_rows_prints_an_answer(port: int) -> None:
     program = block("python", "prompt_embeds").replace(":8080", f":{port}")
 

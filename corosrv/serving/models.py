@@ -19,6 +19,7 @@ from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.exchange import Limits, RequestFlow
 from corosrv.dialects.generation.fields import Defaults
+from corosrv.dialects.generation.forks import ForkTable
 from corosrv.dialects.kserve.language import LanguageModels
 from corosrv.dialects.llamacpp import loading
 from corosrv.dialects.llamacpp import routes as llamacpp_routes
@@ -236,6 +237,7 @@ class ModelPart(Part):
             images=self._images,
             takes_embeds=settings.prompt_embeds,
             logs_json=settings.log_format == "json",
+            forks=ForkTable(len(settings.keys)),
         )
 
     def _defaults(self) -> Defaults:

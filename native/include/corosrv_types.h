@@ -303,7 +303,8 @@ typedef struct corosrv_task {
   size_t n_generated;
   size_t n_sent_bytes;  /* of the answer's text that chunks had until then: no chunk repeats them */
   const uint8_t* state; /* of the chunk that told of the last of `generated` */
-  size_t n_state;       /* COROSRV_STATE_BYTES; 0 where nothing was generated */
+  size_t n_state;       /* COROSRV_STATE_BYTES; 0 where nothing was generated, or for another task, which this one
+                         * branches from: this one's seed draws the next token */
   int32_t tells_state;  /* of COROSRV_GENERATE. 1: chunks have what a later engine needs to go on behind them; text that
                          * was held back, as it may begin a stop string, is not given out before an error */
 } corosrv_task;

@@ -219,3 +219,13 @@ def test_one_worker_may_have_its_engine_in_a_process_too(start: Servers, run_dir
     assert engine_of(server).is_alive
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
+
+
+def test_a_group_finds_the_answers_that_it_forks_whichever_process_is_asked(shared: Server) -> None:
+    headers = {"X-Group-Id": "tree"}
+    body = chat(max_tokens=4, forkable=True)
+    ids = [ask(shared, "POST", "/v1/chat/completions", body, headers).json["id"] for _ in range(6)]
+
+    forks = [ask(shared, "POST", "/v1/chat/completions", {"fork": {"of": id}, "max_tokens": 2}, headers) for id in ids]
+
+    assert [fork.status for fork in forks] == [200] * 6

@@ -238,6 +238,9 @@ class Job:
     slot: int = -1  # where it has to run; -1: anywhere
     stream: bool = False  # the answer is sent while it is generated
     lora: tuple[tuple[int, float], ...] | None = None  # adapter number and scale; None: as the server is set
+    begun: tuple[int, ...] = ()  # tokens behind the prompt that were generated before: each answer begins with them
+    told_bytes: int = 0  # of their text that no answer repeats
+    tells_ids: bool = False  # chunks have `ids`
     terms: Terms = field(default_factory=Terms)
 
     @property

@@ -67,8 +67,6 @@ class Terms:
     session: str = ""  # calls of one session prefer the worker that served it last; empty: none
     waiting_keys: tuple[str, ...] = ()  # of the calls that wait for this one, the outermost first
     asker: int = 0  # the hand-over whose handler makes this call; 0: no handler of this server does
-    tier: int = 0  # of the caller's key: 0 goes first, 9 last
-    weight: float = 1.0  # of the caller's share among those of its tier
     account: Account | None = field(default=None, compare=False, repr=False)  # of the caller's key, if it has one
     bill: Bill | None = field(default=None, compare=False, repr=False)  # of the job, where it has an account
 

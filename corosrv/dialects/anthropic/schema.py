@@ -15,6 +15,7 @@ MAX_MESSAGES = 2048
 # What Anthropic offers beyond the model itself; `cache_control` and the like steer nothing here and are ignored.
 UNSUPPORTED: fields.Neutral = {
     **fields.EVERYWHERE,
+    **fields.NO_FORKS,
     "compaction": (),
     "container": (),
     "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),

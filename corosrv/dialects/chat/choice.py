@@ -65,6 +65,7 @@ class ChoiceParser:
         if syntax.thought_tags is not None or syntax.edges:
             self._mode = _ChoiceMode.THOUGHTS if syntax.begins_in_thoughts else _ChoiceMode.START
         self._held = ""
+        self._n_earlier = 0  # characters of what is held that came before the answer
         self._tokens = TokenQueue()
         self._skips_space = self._mode is _ChoiceMode.THOUGHTS
         self._has_text = self._has_thoughts = False
@@ -105,6 +106,17 @@ class ChoiceParser:
     @property
     def is_thinking(self) -> bool:
         return self._mode is _ChoiceMode.THOUGHTS
+
+    @property
+    def has_calls(self) -> bool:
+        """Returns whether a call has begun, or what looks like one."""
+        return self._n_calls > 0 or self._mode is _ChoiceMode.HEAD
+
+    def pass_over(self, text: str) -> None:
+        """Takes a text that the answer goes on from: it decides what follows, and is no part of the answer."""
+        for _ in self.push(Chunk(self._index, text, 0)):
+            pass
+        self._n_earlier = len(self._held)
 
     def push(self, chunk: Chunk) -> Iterator[Part]:
         """Yields the parts that are certain with this chunk; for a terminal chunk also all held text, and the end."""
@@ -162,17 +174,25 @@ class ChoiceParser:
     def _cut(self, n: int) -> tuple[str, tuple[TokenInfo, ...]]:
         """Removes that many characters from the held text, and returns them with their tokens."""
         text, self._held = self._held[:n], self._held[n:]
-        return text, self._tokens.take(text)
+        n_earlier = min(self._n_earlier, n)
+        self._n_earlier -= n_earlier
+        return text, self._tokens.take(text[n_earlier:])
 
     def _give_text(self, n: int) -> Iterator[Part]:
         if n:
             self._has_text = True
-            yield AnswerText(self._index, *self._cut(n))
+            n_earlier = self._n_earlier
+            text, tokens = self._cut(n)
+            if n > n_earlier:
+                yield AnswerText(self._index, text[n_earlier:], tokens)
 
     def _give_thoughts(self, n: int) -> Iterator[Part]:
         if n:
             self._has_thoughts = True
-            yield Reasoning(self._index, self._cut(n)[0])
+            n_earlier = self._n_earlier
+            thoughts = self._cut(n)[0][n_earlier:]
+            if thoughts:
+                yield Reasoning(self._index, thoughts)
 
     # One method for each mode: takes what is certain from what is held, and may change the mode.
 

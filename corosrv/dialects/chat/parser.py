@@ -35,11 +35,12 @@ class TextParser:
 
 
 class SyntaxParser:
-    """Parses answers that may have thoughts and calls in their text."""
+    """Parses answers that may have thoughts and calls in their text, and go on from `earlier` text."""
 
-    def __init__(self, syntax: Syntax) -> None:
+    def __init__(self, syntax: Syntax, earlier: str = "") -> None:
         self.reasoning_tokens = 0
         self._syntax = syntax
+        self._earlier = earlier
         self._choices: dict[int, ChoiceParser] = {}
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
@@ -47,6 +48,8 @@ class SyntaxParser:
             choice = self._choices.get(chunk.index)
             if choice is None:
                 choice = self._choices[chunk.index] = ChoiceParser(chunk.index, self._syntax)
+                if self._earlier:
+                    choice.pass_over(self._earlier)
             was_thinking = choice.is_thinking
             yield from choice.push(chunk)
             # A chunk is one token, but for those that held each other back: nobody will miss the difference.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -12,7 +12,7 @@ from corosrv.base.errors import NotOffered, Refused
 from corosrv.contracts.jobs import Job, Messages, ModelCard, Sampling, ThoughtBudget
 from corosrv.dialects.chat import answer_grammar
 from corosrv.dialects.chat.call_patterns import is_control
-from corosrv.dialects.chat.choice import Syntax
+from corosrv.dialects.chat.choice import ChoiceParser, Syntax
 from corosrv.dialects.chat.conversation import CallMode, Conversation, Tool, checked, name_of, parameters_of
 from corosrv.dialects.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
 from corosrv.dialects.chat.tool_schema import element_types, string_members
@@ -23,31 +23,32 @@ from corosrv.formats.structured.gbnf import Rules, either, grammar, sequence
 _ANY_NUMBER = 2**31 - 1  # of tokens: more than any context has
 
 
-def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
-    """Makes the job and the parser of its chunks. Raises Refused for contradictions, and what the model cannot do."""
+def prepare(conversation: Conversation, card: ModelCard, earlier: str = "") -> tuple[Job, Parser]:
+    """Makes the job and the parser of its chunks; `earlier`: text that the answer goes on from, and does not repeat.
+
+    Raises Refused for contradictions, and what the model cannot do.
+    """
     plan = _ChatPlan.from_conversation(conversation, card)
     plan.check()
+    syntax = plan.syntax
+    if earlier:
+        plan = plan.going_on_from(earlier)
     job, prompt = conversation.job, plan.prompt
     if plan.changes_prompt:
         prompt = replace(prompt, tools=plan.tools, template_arguments=plan.template_arguments)
         job = replace(job, prompts=(prompt,), sampling=plan.sampling())
     elif (sampling := plan.sampling()) is not job.sampling:
         job = replace(job, sampling=sampling)
-    splits_thoughts = plan.may_think and card.splits_reasoning
-    syntax = Syntax(
-        thought_tags=card.reasoning_tags if splits_thoughts else None,
-        begins_in_thoughts=splits_thoughts and card.opens_reasoning,
-        tool_format=plan.form if plan.tools else None,
-        markers=plan.markers,
-        only_calls=plan.is_forced,
-        edges=card.answer_format.edges if card.splits_reasoning or plan.tools else (),
-        element_types=plan.element_types,
-        string_members=string_members((name_of(tool), parameters_of(tool)) for tool in plan.tools),
-    )
-    parser: Parser = TextParser() if syntax == _PLAIN else SyntaxParser(syntax)
+    parser: Parser = TextParser() if syntax == _PLAIN else SyntaxParser(syntax, earlier)
     if conversation.echo and prompt.continue_final and prompt.messages[-1]["content"]:
         parser = EchoParser(parser, prompt.messages[-1]["content"])
     return job, parser
+
+
+def asks_to_think(template_arguments: Mapping[str, object], card: ModelCard) -> bool:
+    """Returns whether a template that is given these arguments lets the model think."""
+    asked = template_arguments.get("enable_thinking", template_arguments.get("thinking", card.reasons))
+    return asked is not False
 
 
 class _ChatPlan(msgspec.Struct, frozen=True):
@@ -66,6 +67,42 @@ class _ChatPlan(msgspec.Struct, frozen=True):
         if conversation.tool_choice.choice is CallMode.NONE:
             tools = ()
         return cls(conversation, card, prompt, tools, card.call_format)
+
+    @property
+    def syntax(self) -> Syntax:
+        card, splits_thoughts = self.card, self.may_think and self.card.splits_reasoning
+        return Syntax(
+            thought_tags=card.reasoning_tags if splits_thoughts else None,
+            begins_in_thoughts=splits_thoughts and card.opens_reasoning,
+            tool_format=self.form if self.tools else None,
+            markers=self.markers,
+            only_calls=self.is_forced,
+            edges=card.answer_format.edges if card.splits_reasoning or self.tools else (),
+            element_types=self.element_types,
+            string_members=string_members((name_of(tool), parameters_of(tool)) for tool in self.tools),
+        )
+
+    def going_on_from(self, text: str) -> _ChatPlan:
+        """Returns the plan of what follows a text that the answer has begun with: thoughts may be open, or over.
+
+        Raises Refused for a text with a call in it.
+        """
+        # Also where the answer shows thoughts in its text.
+        tags = self.card.reasoning_tags if self.may_think else None
+        begins_in_thoughts = tags is not None and self.card.opens_reasoning
+        syntax = msgspec.structs.replace(self.syntax, thought_tags=tags, begins_in_thoughts=begins_in_thoughts)
+        choice = ChoiceParser(0, syntax)
+        choice.pass_over(text)
+        if choice.has_calls:
+            words = "a call has begun in the tokens that are kept: keep fewer, or send no tools"
+            raise Refused(f"fork.at: {words}", "fork.at")
+        if choice.is_thinking:
+            answer = replace(self.card.answer_format, opens_thoughts=True)
+            return msgspec.structs.replace(self, card=replace(self.card, answer_format=answer))
+        if text.strip():
+            prompt = replace(self.prompt, add_generation_prompt=False)  # nothing is thought any more
+            return msgspec.structs.replace(self, prompt=prompt)
+        return self
 
     @property
     def is_forced(self) -> bool:
@@ -95,8 +132,7 @@ class _ChatPlan(msgspec.Struct, frozen=True):
     @property
     def is_asked_to_think(self) -> bool:
         """Returns whether the model may think as much as a budget allows."""
-        arguments = self.template_arguments
-        return arguments.get("enable_thinking", arguments.get("thinking", self.card.reasons)) is not False
+        return asks_to_think(self.template_arguments, self.card)
 
     @property
     def thoughts(self) -> ThoughtBudget | None:

@@ -17,6 +17,7 @@ from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import Chunk, Job, TokenInfo
 from corosrv.dialects.generation.answer_types import PromptProgress, Tally
 from corosrv.dialects.generation.fields import GenerationFields
+from corosrv.dialects.generation.forks import ForkableAnswer
 from corosrv.dialects.generation.native import NativeForm
 
 
@@ -84,6 +85,7 @@ class Call(msgspec.Struct, frozen=True):
     answer: Answer
     priority: int | None = None  # the body's; 0 and None leave it to the request's header
     is_lines: bool = False  # a stream is lines of JSON, not server-sent events
+    forkable: ForkableAnswer | None = None  # keeps the answer's tokens
 
 
 def event(value: Any) -> bytes:

@@ -13,17 +13,27 @@ from typing import TypeVar
 import msgspec
 from flask import Response, request
 
-from corosrv.base.errors import CorosrvError, JobFailed, JobOverdue, JobPutOff, JobRefused, JobWaitedTooLong
-from corosrv.contracts.jobs import AnyJob, Chunk, Finish, Worker
+from corosrv.base.errors import (
+    CorosrvError,
+    JobFailed,
+    JobOverdue,
+    JobPutOff,
+    JobRefused,
+    JobWaitedTooLong,
+    NotFound,
+    Refused,
+)
+from corosrv.contracts.jobs import AnyJob, Chunk, Finish, Reader, Worker
 from corosrv.dialects.generation.call import Answer, Call
 from corosrv.dialects.generation.fields import Defaults
+from corosrv.dialects.generation.forks import ForkableAnswer, ForkFields, ForkTable
 from corosrv.dialects.generation.job_log import JobRecord, submit
 from corosrv.images.reader import ImageReader
 from corosrv.web.groups.routes import join_group
 from corosrv.web.groups.table import GroupMember, GroupTable
 from corosrv.web.http import body_reader, sse
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.lean_flask import current
+from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import json_response
 from corosrv.web.http.terms import IgnoredFields, request_terms
@@ -149,6 +159,7 @@ class RequestFlow:
     takes_embeds: bool = False  # the setting prompt_embeds
     logs_json: bool = False
     ignored: IgnoredFields = field(default_factory=IgnoredFields)
+    forks: ForkTable = field(default_factory=ForkTable)
 
     def once(self, view: View) -> View:
         """Wraps a view so that it answers a request once, however often it is repeated with its Idempotency-Key."""
@@ -176,9 +187,14 @@ class RequestFlow:
         return self._collect(job, priority, None, failure_of)
 
     def _collect(
-        self, job: AnyJob, priority: int | None, member: GroupMember | None, find_failure: FailureOf
+        self,
+        job: AnyJob,
+        priority: int | None,
+        member: GroupMember | None,
+        find_failure: FailureOf,
+        forkable: ForkableAnswer | None = None,
     ) -> list[Chunk]:
-        reader, record = submit(self.worker, replace(job, terms=request_terms(priority)), self.logs_json)
+        reader, record = self._submit(replace(job, terms=request_terms(priority)), forkable)
         try:
             if member is not None:
                 member.bind(reader.cancel)
@@ -206,9 +222,10 @@ class RequestFlow:
 
     def _answer(self, call: Call, member: GroupMember | None, find_failure: FailureOf) -> Response:
         if not call.stream:
-            return json_response(call.answer.complete(self._collect(call.job, call.priority, member, find_failure)))
+            chunks = self._collect(call.job, call.priority, member, find_failure, call.forkable)
+            return json_response(call.answer.complete(chunks))
         job = replace(call.job, stream=True, terms=request_terms(call.priority))
-        reader, record = submit(self.worker, job, self.logs_json)
+        reader, record = self._submit(job, call.forkable)
         if member is not None:
             member.bind(reader.cancel)
         stream = sse.EventStream(
@@ -223,3 +240,25 @@ class RequestFlow:
         )
         stream.wait_for_start(HEAD_SECONDS, functools.partial(_check_start, find_failure))
         return sse.response(stream, sse.LINES if call.is_lines else sse.EVENTS)
+
+    def _submit(self, job: AnyJob, forkable: ForkableAnswer | None) -> tuple[Reader[Chunk], JobRecord]:
+        """Submits a job, and keeps its answer where it may be forked. Waits and raises as job_log.submit does."""
+        if forkable is not None:
+            self.forks.keep(forkable, caller())
+        return submit(self.worker, job, self.logs_json, forkable)
+
+    def forked(self, fork: ForkFields, model: str | None) -> ForkableAnswer:
+        """Returns the answer that a request forks; `model`: that it names. Never loads a model.
+
+        Raises NotFound where there is no such answer, or its model was unloaded since, and Refused for another model.
+        """
+        answer = self.forks.find(fork.of, caller())
+        card = answer.card
+        cards = self.worker.models()
+        if not any((other.id, other.created, other.status) == (card.id, card.created, "loaded") for other in cards):
+            words = f"the model '{card.id}' was unloaded since it gave {answer.id}, and nothing is left to go on from"
+            raise NotFound(f"fork.of: {words}", "fork.of", "answer_not_found")
+        named = next((other.id for other in cards if model in (other.id, *other.aliases)), None)
+        if named not in (None, card.id):
+            raise Refused(f"model: {answer.id} is an answer of '{card.id}', which its branches go on with", "model")
+        return answer

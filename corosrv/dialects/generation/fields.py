@@ -43,6 +43,11 @@ Neutral = Mapping[str, tuple[Any, ...]]
 EVERYWHERE: Neutral = {
     "n_indent": (0,),
 }
+# Where answers have no id by which others find them.
+NO_FORKS: Neutral = {
+    "fork": (),
+    "forkable": (False,),
+}
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from corosrv.contracts.jobs import AnyJob, Chunk, Finish, Job, Reader, Worker
 from corosrv.contracts.jobs.terms import Bill
+from corosrv.dialects.generation.forks import ForkableAnswer
 
 log = logging.getLogger("corosrv.jobs")
 
@@ -21,7 +22,9 @@ _TEXT = (
 )
 
 
-def submit(worker: Worker, job: AnyJob, as_json: bool) -> tuple[Reader[Chunk], JobRecord]:
+def submit(
+    worker: Worker, job: AnyJob, as_json: bool, forkable: ForkableAnswer | None = None
+) -> tuple[Reader[Chunk], JobRecord]:
     """Submits a job and begins its record, which has to be told of its chunks and its end; opens its bill before.
 
     May wait while the model is loaded or the prompt is read; raises as `worker` does, and LimitReached.
@@ -32,7 +35,7 @@ def submit(worker: Worker, job: AnyJob, as_json: bool) -> tuple[Reader[Chunk], J
         n, most = (job.n, job.max_tokens) if isinstance(job, Job) else (1, 0)
         bill = account.open_bill(job.n_tasks, n, most)
         job = replace(job, terms=replace(job.terms, bill=bill))
-    record = JobRecord(job.terms.request_id, model, job.n_tasks, as_json, bill)
+    record = JobRecord(job.terms.request_id, model, job.n_tasks, as_json, bill, forkable)
     try:
         return worker.submit(job), record
     except BaseException:
@@ -42,19 +45,31 @@ def submit(worker: Worker, job: AnyJob, as_json: bool) -> tuple[Reader[Chunk], J
 
 
 class JobRecord:
-    """Counts what one job uses, and writes its line once: when its last task has ended, or at `end`."""
+    """Counts what one job uses, and writes its line once: when its last task has ended, or at `end`.
+
+    What can be forked later hears of the chunks from here, too.
+    """
 
     __slots__ = (
-        "_as_json", "_began", "_bill", "_cached_tokens", "_decode_ms", "_generated_tokens", "_id", "_model",
+        "_as_json", "_began", "_bill", "_cached_tokens", "_decode_ms", "_forkable", "_generated_tokens", "_id", "_model",
         "_n_running", "_outcome", "_prompt_ms", "_prompt_tokens"
     )  # fmt: skip
 
-    def __init__(self, id: str, model: str, n_tasks: int, as_json: bool = False, bill: Bill | None = None) -> None:
+    def __init__(
+        self,
+        id: str,
+        model: str,
+        n_tasks: int,
+        as_json: bool = False,
+        bill: Bill | None = None,
+        forkable: ForkableAnswer | None = None,
+    ) -> None:
         """`id`: the request's; `model`: the name of the model that was asked. `bill`: to settle at the end."""
         self._id = id
         self._model = model
         self._as_json = as_json
         self._bill = bill
+        self._forkable = forkable
         self._n_running = n_tasks
         self._began = time.monotonic()
         self._outcome = _STOP
@@ -63,6 +78,8 @@ class JobRecord:
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Counts the job's next chunks."""
+        if self._forkable is not None:
+            self._forkable.add(chunks)
         for chunk in chunks:
             self._generated_tokens += chunk.n_tokens
             if chunk.finish is not None:

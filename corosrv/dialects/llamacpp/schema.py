@@ -21,6 +21,7 @@ MAX_TEXTS = 8192  # in one list to be tokenised
 
 UNSUPPORTED: fields.Neutral = {
     **{name: neutral for name, neutral in fields.EVERYWHERE.items() if name != "n_indent"},
+    **fields.NO_FORKS,
     "n_cache_reuse": (0,),
     "sse_ping_interval": (),
 }

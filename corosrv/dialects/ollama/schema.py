@@ -28,6 +28,7 @@ MAX_MEMBERS = 256  # of `options`
 # What later versions of Ollama offer beyond the answer itself, and what earlier ones had.
 UNSUPPORTED: fields.Neutral = {
     **fields.EVERYWHERE,
+    **fields.NO_FORKS,
     "_debug_render_only": (False,),
     "logprobs": (False,),
     "top_logprobs": (0,),

@@ -108,6 +108,11 @@ class Frame:
         self._has_compute = options.compute
         self._n_open = n_choices
 
+    @property
+    def id(self) -> str:
+        """Returns the answer's id."""
+        return str(self.members["id"])
+
     def text_frame(self, prefix: bytes, suffix: bytes) -> tuple[bytes, bytes]:
         """Returns what precedes and follows the text of an event, whose choice has `prefix` and `suffix` around it."""
         end = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"

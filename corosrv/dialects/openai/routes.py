@@ -126,9 +126,11 @@ def blueprint(flow: RequestFlow) -> Blueprint:
 
     def chat_call() -> Call:
         body = flow.receive(chat_schema.decoder)
-        find_vocabulary = partial(flow.worker.vocabulary, body.model)
-        card = flow.worker.card(body.model)
-        return chat_parse.call(body, flow.defaults, card, find_vocabulary, flow.images.intake(card))
+        forked = None if body.fork is None else flow.forked(body.fork, body.model)
+        model = body.model if forked is None else forked.card.id
+        find_vocabulary = partial(flow.worker.vocabulary, model)
+        card = flow.worker.card(model)
+        return chat_parse.call(body, flow.defaults, card, find_vocabulary, flow.images.intake(card), forked)
 
     @routes.post("/v1/chat/completions/input_tokens")
     @routes.post("/chat/completions/input_tokens", endpoint="count_short")
@@ -141,11 +143,13 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     @api_docs.completion
     def complete() -> Response:
         body = flow.receive(completion_parse.decoder)
-        find_vocabulary = partial(flow.worker.vocabulary, body.model)
-        card = flow.worker.card(body.model)
+        forked = None if body.fork is None else flow.forked(body.fork, body.model)
+        model = body.model if forked is None else forked.card.id
+        find_vocabulary = partial(flow.worker.vocabulary, model)
+        card = flow.worker.card(model)
         images = flow.images.intake(card)
-        embeds = EmbedsReader(flow.takes_embeds, partial(flow.worker.card, body.model), call_in_thread)
-        return flow.answer(completion_parse.call(body, flow.defaults, card, find_vocabulary, images, embeds))
+        embeds = EmbedsReader(flow.takes_embeds, partial(flow.worker.card, model), call_in_thread)
+        return flow.answer(completion_parse.call(body, flow.defaults, card, find_vocabulary, images, embeds, forked))
 
     @routes.get("/v1/models")
     @routes.get("/models", endpoint="models_short")

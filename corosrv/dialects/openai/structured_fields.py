@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,7 @@ from corosrv.contracts.jobs.terms import LAST_PRIORITY
 from corosrv.dialects.chat import answer_grammar
 from corosrv.dialects.chat.conversation import JsonFormat, PlainFormat, TaggedFormat
 from corosrv.dialects.generation.fields import schema_limits
+from corosrv.dialects.generation.forks import ForkFields
 from corosrv.dialects.generation.thoughts import ThoughtFields
 from corosrv.formats.bodies import check_text
 from corosrv.formats.structured import grammar, read_tag
@@ -32,8 +33,16 @@ class StreamOptions(msgspec.Struct):
 
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 
+_FORKABLE = "The answer's tokens are kept for a while, so that later requests can `fork` it"
+_FORK = (
+    "In place of messages or a prompt: the answers go on from within an earlier one, that was asked for as `forkable`, "
+    "and nothing that is still in the cache is computed again"
+)
+
 
 class CompletionFields(ThoughtFields, kw_only=True):
+    forkable: Annotated[bool | None, Meta(description=_FORKABLE)] = None
+    fork: Annotated[ForkFields | None, Meta(description=_FORK)] = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
     post_sampling_probs: bool | None = None
@@ -42,6 +51,20 @@ class CompletionFields(ThoughtFields, kw_only=True):
     verbose: bool | None = None
     include_compute: bool | None = None  # `usage` has the milliseconds of the machine; a stream ends with its usage
     service_tier: ServiceTier | None = None
+
+
+# With a fork: what its answer has decided already.
+_DECIDED = ("lora", "cache_prompt")
+
+
+def check_fork(fork: ForkFields, fields: CompletionFields, names: Iterable[str]) -> None:
+    """Raises Refused for fields that a fork cannot have: those of `names`, which make a prompt, and what is decided."""
+    for name in (*names, *_DECIDED):
+        value = getattr(fields, name)
+        if value is not None and (name, value) != ("cache_prompt", True):
+            raise Refused(f"fork and {name} contradict each other: branches have what their answer has", name)
+    if fields.n is not None and fields.n != fork.n:
+        raise Refused(f"n and fork.n contradict each other: there are {fork.n} branches", "n")
 
 
 def includes_usage(fields: CompletionFields) -> bool:

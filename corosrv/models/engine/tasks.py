@@ -185,7 +185,7 @@ class TaskMaker:
         return [
             Task(
                 tokens,
-                max_tokens=-1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1),
+                max_tokens=-1 if job.max_tokens is None else min(job.max_tokens + len(job.begun), 2**31 - 1),
                 sampling=sampling,
                 seed=_seed_of(seed, answer),
                 stops=stops,
@@ -200,6 +200,9 @@ class TaskMaker:
                 n_keep=job.n_keep,
                 n_discard=job.n_discard,
                 rows=rows,
+                generated=job.begun,
+                sent_bytes=job.told_bytes,
+                tells_state=job.tells_ids,
                 **place,
             )
             for tokens, rows in prompts

@@ -108,7 +108,7 @@ Earlier to_earlier(const corosrv_task& from) {
   if (from.n_generated == 0) return earlier;
   earlier.tokens.assign(from.generated, from.generated + from.n_generated);
   earlier.n_sent = from.n_sent_bytes;
-  std::copy_n(from.state, from.n_state, earlier.state.begin());
+  if (from.n_state > 0) std::copy_n(from.state, from.n_state, earlier.state.emplace().begin());
   return earlier;
 }
 

@@ -80,7 +80,7 @@ void Sequence::resume(const Earlier& earlier) {
     sampler_.replay(token);
     bytes += added_text(vocabulary_, token);
   }
-  sampler_.restore(earlier.state);
+  if (earlier.state) sampler_.restore(*earlier.state);
   output_.resume(bytes, earlier.n_sent);
 }
 

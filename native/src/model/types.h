@@ -108,11 +108,11 @@ struct Sampling {
 // bytes of both.
 using SamplerState = std::array<uint8_t, 16>;
 
-// What an earlier engine did of a task.
+// What an earlier engine did of a task, or what was generated of another task that this one branches from.
 struct Earlier {
-  std::vector<Token> tokens;  // that it drew
-  size_t n_sent = 0;          // bytes of their text that were given out
-  SamplerState state{};       // as of the last of the tokens; of no use where there are none
+  std::vector<Token> tokens;          // that were drawn
+  size_t n_sent = 0;                  // bytes of their text that were given out
+  std::optional<SamplerState> state;  // as of the last of the tokens; none: this sampler's first draw comes next
 };
 
 // How much of each LoRA adapter a sequence gets, by the adapter's number; empty: nothing of any.

@@ -327,3 +327,34 @@ def test_any_value_ends_where_it_ends(value, ascii):
     assert parse(HERMES, *f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>x')[1:3] == (
         "x", [("f", written)],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_an_answer_that_goes_on_from_a_text_repeats_none_of_it(case):
+    syntax, text, (thoughts, plain, calls, _) = case
+
+    for at in range(1, len(text)):
+        if calls:
+            return  # what has begun a call in an earlier answer is not gone on from
+        parser = SyntaxParser(syntax, text[:at])
+        later_thoughts, later_plain, _, _ = told(parser.parts(chunks((text[at:],), Finish.STOP)))
+
+        assert thoughts.endswith(later_thoughts)
+        assert plain.endswith(later_plain)
+        assert len(later_thoughts + later_plain) <= len(text) - at
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "expected"),
+    [
+        ("<think>Hm, ", "so.</think>Yes.", ("so.", "Yes.", [], "stop")),
+        ("<think>Hm.</thi", "nk>Yes.", ("", "Yes.", [], "stop")),
+        ("<think>Hm.</thi", "n", ("n", "", [], "stop")),
+        ("<think>Hm.</think>", "\n\nYes.", ("", "Yes.", [], "stop")),
+        ("Hello ", "you.", ("", "you.", [], "stop")),
+        ("Hello <tool", "box.", ("", "box.", [], "stop")),
+        ("Let me see. <tool", f"{SUN[5:]}", ("", "", [SUN_CALL], "tool_calls")),
+    ],
+)
+def test_what_an_earlier_text_has_opened_goes_on(earlier, later, expected):
+    assert told(SyntaxParser(THINKING, earlier).parts(chunks((later,), Finish.STOP))) == expected

@@ -345,3 +345,49 @@ def test_a_grammar_knows_the_field_that_it_comes_from(asked: Any, param: str):
     job, _ = prepare(conversation(**asked), CARD)
 
     assert job.sampling.grammar_param == param
+
+
+def begins(card: ModelCard, earlier: str, **asked: Any) -> tuple[str, Any]:
+    """The grammar and the budget of an answer that goes on from a text."""
+    sampling = prepare(conversation(**asked), card, earlier)[0].sampling
+    return sampling.grammar, sampling.thoughts
+
+
+def test_a_form_behind_open_thoughts_begins_with_the_rest_of_them() -> None:
+    opened = prepare(conversation(answer_format=PLACE_FORMAT), OPENED)[0].sampling.grammar
+
+    assert begins(THINKER, "<think>Hm", answer_format=PLACE_FORMAT)[0] == opened
+
+
+def test_a_form_behind_thoughts_that_are_over_has_none() -> None:
+    bare = prepare(conversation(answer_format=PLACE_FORMAT), CARD)[0].sampling.grammar
+
+    assert begins(THINKER, "<think>Hm</think>", answer_format=PLACE_FORMAT)[0] == bare
+    assert begins(OPENED, "Hm</think>\nSo", answer_format=PLACE_FORMAT)[0] == bare
+    assert begins(THINKER, "So", answer_format=PLACE_FORMAT)[0] == bare
+
+
+def test_behind_nothing_but_white_space_all_is_as_at_the_beginning() -> None:
+    for card in (CARD, THINKER, OPENED):
+        whole = prepare(conversation(answer_format=PLACE_FORMAT, thought_tokens=3), card)[0].sampling
+
+        assert begins(card, "\n", answer_format=PLACE_FORMAT, thought_tokens=3) == (whole.grammar, whole.thoughts)
+
+
+def test_a_budget_counts_open_thoughts_anew_and_none_that_are_over() -> None:
+    _, budget = begins(THINKER, "<think>Hm", thought_tokens=3)
+    assert (budget.tokens, budget.opening) == (3, "")
+
+    assert begins(THINKER, "<think>Hm</think>", thought_tokens=3)[1] is None
+
+
+def test_nothing_goes_on_within_a_call() -> None:
+    for earlier in (
+        'Now: <tool_call>{"name": "now"',
+        "<tool_call>",
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    ):
+        with pytest.raises(Refused, match="a call has begun in the tokens that are kept") as refused:
+            prepare(conversation((NOW,)), CARD, earlier)
+        assert refused.value.param == "fork.at"
+        prepare(conversation(), CARD, earlier)  # without tools it is text

@@ -181,7 +181,7 @@ GENERATED = {"generated": tuple(b"Hi"), "sent_bytes": 2, "state": bytes(STATE_BY
     [
         ({"generated": (1, 273)}, "unknown token"),
         ({"generated": (1, 272)}, "ends an answer"),
-        ({"state": b""}, "16 bytes here, not 0"),
+        ({"state": b"123"}, "16 bytes here, not 3"),
         ({"generated": (), "sent_bytes": 0}, "0 bytes here, not 16"),
         ({"sent_bytes": 3}, "2 bytes of text are certain"),
         ({"stops": (b"i",)}, "stop string"),
@@ -196,3 +196,16 @@ def test_what_an_earlier_engine_cannot_have_done_is_refused_in_words(native, cha
 
     with pytest.raises(errors.CorosrvError, match=words):
         native.submit([task])
+
+
+def test_a_branch_of_another_answer_draws_with_its_own_seed(native: NativeEngine) -> None:
+    task = task_of(native, "Hello", Sampling(), max_tokens=12)
+    (whole,) = run(native, task)
+    kept = Journal.of(whole).ids[:4]
+    branch = msgspec.structs.replace(task, generated=kept, seed=8)
+
+    (first,), (again,) = run(native, branch), run(native, branch)
+    (other,) = run(native, msgspec.structs.replace(branch, seed=9))
+
+    assert Journal.of(first) == Journal.of(again) != Journal.of(other)
+    assert len(Journal.of(first).ids) == 8  # what it keeps counts in max_tokens

@@ -54,6 +54,10 @@ class ChatAnswer:
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
 
+    @property
+    def id(self) -> str:
+        return self._frame.id
+
     def complete(self, chunks: list[Chunk]) -> ChatCompletion:
         choices = [_WholeChoice(index) for index in range(self._n_choices)]
         for part in self._parser.parts(chunks):

@@ -6,17 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from corosrv.base.errors import NotSupported, Refused
-from corosrv.contracts.jobs import Messages, ModelCard, Vocabulary
+from corosrv.contracts.jobs import Job, Messages, ModelCard, Vocabulary
 from corosrv.dialects.chat.conversation import Conversation
-from corosrv.dialects.chat.prepare import prepare
+from corosrv.dialects.chat.prepare import asks_to_think, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
+from corosrv.dialects.generation.forks import ForkableAnswer, ForkPoint, make_forkable
 from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
 from corosrv.dialects.openai.chat import messages, schema
 from corosrv.dialects.openai.chat.answers import ChatAnswer
 from corosrv.dialects.openai.llama_extras import native_form
 from corosrv.dialects.openai.structured_fields import (
     answer_format,
+    check_fork,
     includes_usage,
     priority_of,
     served_tier,
@@ -32,12 +34,29 @@ def call(
     card: ModelCard,
     find_vocabulary: Callable[[], Vocabulary],
     images: ImageIntake | None = None,
+    forked: ForkableAnswer | None = None,
 ) -> Call:
-    """Checks a chat completion; waits for its images. Raises Refused, which names the parameter."""
+    """Checks a chat completion; waits for its images. Raises Refused, which names the parameter.
+
+    `forked`: the answer that the body's `fork` names.
+    """
     include_usage = includes_usage(body)
+    loaded = card
     if body.reasoning_format is not None:
         card = replace(card, splits_reasoning=body.reasoning_format != "none")
-    job, parser = prepare(conversation(body, defaults, card, images), card)
+    point = None
+    if body.fork is not None:
+        check_fork(body.fork, body, _OF_PROMPT)
+    if body.fork is not None and forked is not None:
+        point = forked.point(body.fork, find_vocabulary())
+    job, parser = prepare(conversation(body, defaults, card, images, point), card, "" if point is None else point.text)
+    opening = opening_of(job, card) if body.forkable else None
+    if point is not None:
+        job = point.branch(job)
+    forkable = None
+    if body.forkable:
+        job, forkable = make_forkable(job, loaded, find_vocabulary(), point)
+        forkable.opening = opening
     options = AnswerOptions.from_fields(
         body,
         usage=include_usage,
@@ -46,24 +65,27 @@ def call(
         logprobs=_n_probs(body) >= 0,
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(
-        job,
-        options.stream,
-        ChatAnswer(job, card, parser, options),
-        body.priority if body.service_tier is None else priority_of(body),
-    )
+    answer = ChatAnswer(job, card, parser, options)
+    if forkable is not None:
+        forkable.id = answer.id
+    priority = body.priority if body.service_tier is None else priority_of(body)
+    return Call(job, options.stream, answer, priority, forkable=forkable)
 
 
 def conversation(
-    body: schema.ChatBody, defaults: fields.Defaults, card: ModelCard, images: ImageIntake | None = None
+    body: schema.ChatBody,
+    defaults: fields.Defaults,
+    card: ModelCard,
+    images: ImageIntake | None = None,
+    point: ForkPoint | None = None,
 ) -> Conversation:
-    """Reads what a body asks for; `images` is None where the model takes none. Raises Refused."""
+    """Reads what a body asks for; `images` is None where the model takes none; `point`: of a fork. Raises Refused."""
     n_probs = _n_probs(body)
     if body.verbose and body.return_tokens:
         n_probs = max(n_probs, 0)
     job = fields.job(
         body,
-        (prompt(body, images),),
+        (prompt(body, images) if point is None else _opening(body, point),),
         defaults,
         n=body.n or 1,
         n_probs=n_probs,
@@ -94,10 +116,36 @@ def _n_probs(body: schema.ChatBody) -> int:
     return n_probs if body.logprobs else n_probs or -1
 
 
+# Fields that make the prompt, or say how it is read.
+_OF_PROMPT = (
+    "messages", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "echo",
+    "reasoning_effort",
+)  # fmt: skip
+
+
+def _opening(body: schema.ChatBody, point: ForkPoint) -> Messages:
+    """Returns what stands in place of the conversation of a fork: how its answer began, and the tools of its own."""
+    opening = point.answer.opening
+    if opening is None:
+        raise Refused(f"fork.of: {point.answer.id} continues a prompt: fork it at /v1/completions", "fork.of")
+    return replace(opening, tools=messages.tools(body))
+
+
+def opening_of(job: Job, card: ModelCard) -> Messages:
+    """Returns the conversation of a chat's job without its messages: it says how the answer begins."""
+    (asked,) = job.prompts
+    assert isinstance(asked, Messages)
+    thinks = asks_to_think(asked.template_arguments, card)
+    arguments = {**asked.template_arguments, "enable_thinking": thinks}
+    return replace(asked, messages=(), tools=(), continue_final=False, template_arguments=arguments)
+
+
 def prompt(body: schema.ChatBody, images: ImageIntake | None = None) -> Messages:
     """Makes the conversation to be rendered. Raises Refused."""
     if body.chat_template is not None:
         raise NotSupported("chat_template: a template in a request is not run here", "chat_template")
+    if body.messages is None:
+        raise Refused("messages is required", "messages", "missing_required_parameter")
     turns = messages.turns(body.messages, images)
     is_last_ours = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
     if is_last_ours and len(turns) > 1 and turns[-2]["role"] == "assistant":

@@ -88,7 +88,7 @@ class PredictedOutput(msgspec.Struct):
 
 
 class ChatBody(FormFields, kw_only=True):
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     chat_template: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

@@ -101,6 +101,10 @@ class TextAnswer:
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
         self._logprobs: dict[int, Logprobs] = {}  # of each choice of a stream
 
+    @property
+    def id(self) -> str:
+        return self._frame.id
+
     def complete(self, chunks: list[Chunk]) -> TextCompletion:
         tried = [_WholeText() for _ in range(self._n_tasks)]
         for chunk in chunks:

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from corosrv.base.errors import NotSupported, Refused
-from corosrv.contracts.jobs import Job, ModelCard, MultimodalText, Pieces, Prompt, Text, Vocabulary
+from corosrv.contracts.jobs import Job, ModelCard, MultimodalText, Pieces, Prompt, Text, Tokens, Vocabulary
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation import prompts as infill
 from corosrv.dialects.generation.call import AnswerOptions, Call, Echo
 from corosrv.dialects.generation.embeds import NUMBER_BYTES, EmbedsReader, refuse_with_rows
+from corosrv.dialects.generation.forks import ForkableAnswer, make_forkable
 from corosrv.dialects.generation.prompts import PromptField, prompts
 from corosrv.dialects.generation.thoughts import with_budget
 from corosrv.dialects.openai.completions.answers import TextAnswer
@@ -21,6 +22,7 @@ from corosrv.dialects.openai.structured_fields import (
     MAX_CHOICES,
     FormFields,
     answer_format,
+    check_fork,
     includes_usage,
     priority_of,
     served_tier,
@@ -67,19 +69,35 @@ def call(
     find_vocabulary: Callable[[], Vocabulary],
     images: ImageIntake | None = None,
     embeds: EmbedsReader | None = None,
+    forked: ForkableAnswer | None = None,
 ) -> Call:
     """Checks a text completion; waits for its images. Raises Refused, which names the parameter.
 
-    `embeds` reads the rows of a request; without it rows are refused.
+    `embeds` reads the rows of a request; without it rows are refused. `forked`: the answer that `fork` names.
     """
     include_usage = includes_usage(body)
     vocabulary = find_vocabulary()
-    checked_prompts = _prompts(body, vocabulary, images, embeds or EmbedsReader(False, lambda: card))
+    point = None
+    if body.fork is not None:
+        check_fork(body.fork, body, _OF_PROMPT)
+    if body.fork is not None and forked is not None:
+        point = forked.point(body.fork, vocabulary)
+    if point is None:
+        checked_prompts = _prompts(body, vocabulary, images, embeds or EmbedsReader(False, lambda: card))
+    else:
+        checked_prompts = (Tokens(point.prompt),)
     job = _job(body, _with_suffix(body, checked_prompts, vocabulary), defaults, card)
     job = with_budget(job, body, card, vocabulary)
+    if point is not None:
+        job = point.branch(job)
+    forkable = None
+    if body.forkable:
+        if job.n > (body.n or job.n):
+            raise Refused("forkable: not with best_of, for only some of the answers are shown", "forkable")
+        job, forkable = make_forkable(job, card, vocabulary, point)
     options = AnswerOptions.from_fields(
         body,
-        n=body.n or 1,
+        n=(body.n or 1) if point is None else point.n,
         usage=include_usage,
         compute=bool(body.include_compute),
         service_tier="" if body.service_tier is None else served_tier(body),
@@ -88,12 +106,15 @@ def call(
         probs=bool(body.n_probs),
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(
-        job,
-        options.stream,
-        TextAnswer(job, card, options),
-        body.priority if body.service_tier is None else priority_of(body),
-    )
+    answer = TextAnswer(job, card, options)
+    if forkable is not None:
+        forkable.id = answer.id
+    priority = body.priority if body.service_tier is None else priority_of(body)
+    return Call(job, options.stream, answer, priority, forkable=forkable)
+
+
+# Fields that make the prompt, or show it; which branches are the best is for their client to say.
+_OF_PROMPT = ("prompt", "prompt_embeds", "suffix", "echo", "best_of")
 
 
 def _prompts(

@@ -15,6 +15,7 @@ MAX_ITEMS = 2048
 
 UNSUPPORTED: fields.Neutral = {
     **fields.EVERYWHERE,
+    **fields.NO_FORKS,
     "context_management": ([],),
     "conversation": (),
     "max_tool_calls": (),

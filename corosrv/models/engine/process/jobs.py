@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -71,10 +72,10 @@ class _TaskJournal:
 
     __slots__ = ("generated", "has_ended", "n_sent_bytes", "state")
 
-    def __init__(self) -> None:
-        self.generated = bytearray()  # int32
+    def __init__(self, task: Task) -> None:
+        self.generated = bytearray(struct.pack(f"={len(task.generated)}i", *task.generated))  # int32
         self.state = b""
-        self.n_sent_bytes = 0
+        self.n_sent_bytes = task.sent_bytes
         self.has_ended = False
 
 
@@ -90,7 +91,7 @@ class RemoteJob:
         self._reader = weakref.ref(reader)  # whoever reads keeps it
         self.is_cancelled = False
         self._tasks = list(tasks)
-        self._journals = [_TaskJournal() for _ in tasks]
+        self._journals = [_TaskJournal(task) for task in tasks]
         self._running = list(range(len(tasks)))  # of the tasks that the engine has, their places in the job
 
     @property

@@ -39,6 +39,18 @@ def test_a_job_goes_on_behind_what_was_said() -> None:
     assert [(c.index, c.text) for c in ours.take_nowait()] == [(0, "é"), (1, "x"), (0, "y"), (1, ""), (0, "z")]
 
 
+def test_a_branch_goes_on_behind_what_it_keeps_of_another_answer() -> None:
+    ours = reader()
+    job = job_of(ours, generated=(5, 6), sent_bytes=1)
+    (task,) = job.unfinished_tasks(context=100)
+    assert (list(task.generated), task.state, task.sent_bytes) == ([5, 6], b"", 1)
+
+    job.add([Chunk(0, "é", 1, ids=ids(7), state=b"a")])
+
+    (task,) = job.unfinished_tasks(context=100)
+    assert (list(task.generated), task.state, task.sent_bytes) == ([5, 6, 7], b"a", 3)
+
+
 def test_tasks_are_told_apart_when_only_some_go_on() -> None:
     ours = reader()
     job = job_of(ours, n_tasks=3)
