@@ -1,5 +1,6 @@
 #include "handover/inbox.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace corosrv {
@@ -43,6 +44,11 @@ Status Inbox::room_for(size_t count, uint64_t owner) {
   if (owner == 0 || n_owned + count <= of_one_) return Status::ok();
   return Status(StatusCode::kQueueFull, std::to_string(n_owned) + " of at most " + std::to_string(of_one_) +
                                             " tasks of this API key run or wait for a slot; try again later");
+}
+
+void Inbox::note_shown(const std::vector<Token>& tokens) {
+  MutexLock lock(mutex_);
+  mail_.shown.insert(mail_.shown.end(), tokens.begin(), tokens.end());
 }
 
 Status Inbox::request_slot(std::shared_ptr<SlotRequest> request) {
@@ -116,7 +122,7 @@ Inbox::Mail Inbox::take(bool has_work, Clock::duration patience) {
 
 void Inbox::ended(const std::vector<uint64_t>& owners) {
   MutexLock lock(mutex_);
-  in_flight_ -= owners.size();
+  in_flight_ -= std::min(in_flight_, owners.size());  // a replay's came from elsewhere
   for (const uint64_t owner : owners) {
     const auto found = in_flight_of_.find(owner);
     if (found != in_flight_of_.end() && --found->second == 0) in_flight_of_.erase(found);
