@@ -466,7 +466,9 @@ bool DecodeLoop::drop_drafts(std::vector<Plan::Item>& items) {
 // The KV cache is full: the sequence that started last goes on when another has ended.
 void DecodeLoop::make_room() {
   if (scheduler_.n_running() < 2) return;
-  preempt(*scheduler_.first_to_give_way());
+  Sequence* const last = scheduler_.first_to_give_way();
+  if (last->state() == Sequence::State::kDone) return;  // it has ended in this step, and gives way by that
+  preempt(*last);
   scheduler_.hold_admission();
 }
 
