@@ -104,7 +104,9 @@ def record_into(path: str, head: RecordingHead) -> Recording:
     """
     encoded = msgspec.json.encode(head)
     if len(encoded) > _MOST_HEAD:
-        raise ModelFailed(f"COROSRV_RECORD: what describes the engine has {len(encoded)} bytes, of at most {_MOST_HEAD}")
+        raise ModelFailed(
+            f"COROSRV_RECORD: what describes the engine has {len(encoded)} bytes, of at most {_MOST_HEAD}"
+        )
     try:
         if fault := _clear(path):
             raise ModelFailed(f"COROSRV_RECORD: {fault}")

@@ -1,8 +1,9 @@
-"""Random jobs that are recorded and replayed: `python -m tests.load.recorder [--jobs 10000] [--model PATH] [--kill]`.
+"""Random jobs that are recorded and replayed: `python -m tests.load.recorder [--jobs 10000] [--model PATH] [--kill] [--cost]`.
 
 Prints how many steps and texts the replay had, how many of them differ from the recording, and what recording takes.
 `--kill` ends the engine's process by a signal in the midst, and replays what it has left. Ends with 1 if anything
-differs.
+differs. `--cost` measures instead, in turn with and without a recording, the processor's time for a token with 32
+clients: other programs disturb it less than they do the clock's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import argparse
 import os
 import random
 import signal
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +31,26 @@ from corosrv.models.replay import Replayed, replay_file
 
 GRAMMARS = ('root ::= ("yes" | "no") " " [a-z]+ "."', 'root ::= "[" [0-9]+ ("," [0-9]+)* "]"')
 CLIENTS = 48
-WORDS = "the boat of a river that nobody counts carries its small sea to where waves are and".split()
+COST_TOKENS = 100  # of each stream whose cost is measured
+WORDS = [
+    "the",
+    "boat",
+    "of",
+    "a",
+    "river",
+    "that",
+    "nobody",
+    "counts",
+    "carries",
+    "its",
+    "small",
+    "sea",
+    "to",
+    "where",
+    "waves",
+    "are",
+    "and",
+]
 TIMEOUT = 120.0  # seconds for a client to hear of its job
 
 
@@ -103,13 +125,49 @@ def settings_of(path: str, model: str, **chosen: object) -> ModelSettings:
     return ModelSettings(**values)  # type: ignore[arg-type]
 
 
-def record_and_kill(settings: ModelSettings, n_jobs: int, seed: int) -> None:
-    """Has a child record, and end in the midst."""
-    if (child := os.fork()) == 0:
-        record_jobs(settings, n_jobs, seed, kill_after=n_jobs // 2)
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status), "the child ended by itself"
+def record_and_kill(path: str, model: str, n_jobs: int, seed: int) -> None:
+    """Has a process of its own record, and end in the midst by SIGKILL."""
+    program = (
+        "from tests.load.recorder import record_jobs, settings_of\n"
+        f"record_jobs(settings_of({path!r}, {model!r}), {n_jobs}, {seed}, kill_after={n_jobs // 2})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=TIMEOUT, check=False)
+    if done.returncode != -signal.SIGKILL:
+        raise RuntimeError(f"the process that recorded ended with {done.returncode}")
+
+
+def print_cost(model: str, n_pairs: int) -> None:
+    """Prints the ratio of the processor's time with a recording to that without one, of each pair and the median."""
+    ratios = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(n_pairs):
+            paths = ["", str(Path(folder) / f"{number}.rec")]
+            ways = paths if number % 2 == 0 else paths[::-1]
+            times = {path: token_time(model, path) for path in ways}
+            plain, recorded = (times[path] for path in paths)
+            ratios.append(recorded / plain)
+            print(f"{plain * 1e6:.1f} us a token, recorded {recorded * 1e6:.1f} us: {ratios[-1]:.4f}", flush=True)
+    print(f"median of {n_pairs}: {statistics.median(ratios):.4f}")
+
+
+def token_time(model: str, path: str) -> float:
+    """Returns the seconds of processor time that a token of 32 streams took."""
+    engine = Engine(settings_of(path, model, slots=32, reader_bytes=262_144))
+    engine.open()
+    sampling = Sampling(temperature=0.7, seed=1, ignore_eos=True)
+
+    def read(client: int) -> None:
+        with engine.submit(Job((Text(f"{client} says that"),), max_tokens=COST_TOKENS, sampling=sampling)) as reader:
+            while reader.take(TIMEOUT):
+                pass
+
+    began = time.process_time()
+    gevent.joinall([gevent.spawn(read, client) for client in range(32)], raise_error=True)
+    took = time.process_time() - began
+    stats = engine.stats()
+    assert stats is not None
+    engine.close()
+    return took / stats.generated_tokens
 
 
 def main() -> None:
@@ -119,12 +177,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--speculation", type=int, default=0)
     parser.add_argument("--kill", action="store_true", help="end the process that records in the midst")
+    parser.add_argument("--cost", type=int, default=0, metavar="PAIRS", help="measure this many pairs")
     arguments = parser.parse_args()
+    if arguments.cost:
+        return print_cost(arguments.model, arguments.cost)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "jobs.rec")
         settings = settings_of(path, arguments.model, speculation=arguments.speculation, record_bytes=1 << 30)
         if arguments.kill:
-            record_and_kill(settings, arguments.jobs, arguments.seed)
+            record_and_kill(path, arguments.model, arguments.jobs, arguments.seed)
         else:
             took = record_jobs(settings, arguments.jobs, arguments.seed)
             print(f"{arguments.jobs} jobs recorded in {took:.1f} s: {Path(path).stat().st_size:,} bytes")

@@ -75,7 +75,7 @@ def _file(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make, words",
+    ("make", "words"),
     [(_link, "is a symbolic link"), (Path.mkdir, "is no file"), (os.mkfifo, "is no file"), (_file, "of another kind")],
 )
 def test_what_is_no_recording_is_left_alone(path, make, words):
@@ -87,7 +87,7 @@ def test_what_is_no_recording_is_left_alone(path, make, words):
     assert not (Path(path).is_file() and Path(path).read_text() != "my thesis")
 
 
-@pytest.mark.parametrize("name, words", [("none/x.rec", "is no folder"), ("x" * 300, "cannot be looked at")])
+@pytest.mark.parametrize(("name", "words"), [("none/x.rec", "is no folder"), ("x" * 300, "cannot be looked at")])
 def test_a_path_that_cannot_be_made_is_refused(tmp_path, name, words):
     assert words in fault_of_path(str(tmp_path / name))
     with pytest.raises(ModelFailed, match=words):
@@ -112,7 +112,7 @@ def test_a_head_that_is_cut_anywhere_is_refused_in_words(path):
 
 
 @pytest.mark.parametrize(
-    "at, byte, words",
+    ("at", "byte", "words"),
     [(0, b"x", "is no recording"), (16, b"\x02", "has version 2"), (30, b"\xff", "is damaged")],
 )
 def test_a_head_of_something_else_is_refused(path, at, byte, words):

@@ -2,14 +2,16 @@
 
 import os
 import re
+from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from corosrv.base.errors import ModelFailed
 from corosrv.contracts.jobs import Sampling
 from corosrv.models import replay as replaying
-from corosrv.models.recording import read_head
+from corosrv.models.recording import RecordingHead, read_head
 from corosrv.models.replay import replay, replay_file
 from tests.load.recorder import record_and_kill, record_jobs, settings_of
 from tests.support.engines import answer, job, opened, packaged_model
@@ -38,7 +40,7 @@ def test_a_thousand_random_jobs_replay_to_the_same_steps_and_texts(path, said):
 
 
 def test_a_process_that_is_killed_leaves_a_recording_that_replays(path, said):
-    record_and_kill(settings_of(path, SYNTHETIC), 400, seed=2)
+    record_and_kill(path, SYNTHETIC, 400, seed=2)
 
     done = replay_file(path, said.append)
 
@@ -91,15 +93,13 @@ def test_a_recording_of_another_build_is_refused_unless_forced(path, said, monke
     other = lambda path: replace_head(path, **{changed: "other"})  # noqa: E731
     monkeypatch.setattr(replaying, "read_head", other)
 
-    with pytest.raises(ModelFailed, match=f"the recording is of {changed} other, and this is .*--force"):
+    with pytest.raises(ModelFailed, match=rf"the recording is of {changed} other, and this is .*--force"):
         replay_file(path, said.append)
     assert replay_file(path, said.append, is_forced=True).is_same
     assert "steps may differ" in said[0]
 
 
-def replace_head(path: str, **changes: str) -> object:
-    import msgspec
-
+def replace_head(path: str, **changes: Any) -> RecordingHead:
     return msgspec.structs.replace(read_head(path), **changes)
 
 
@@ -128,7 +128,7 @@ def test_a_synthetic_recording_takes_no_file(path, said):
 
 
 def test_an_engine_that_cannot_record_is_not_opened(tmp_path):
-    with pytest.raises(ModelFailed, match="COROSRV_RECORD: .* is no file"), opened(record=str(tmp_path)):
+    with pytest.raises(ModelFailed, match=r"COROSRV_RECORD: .* is no file"), opened(record=str(tmp_path)):
         pass
 
 
@@ -138,7 +138,7 @@ def test_the_command_replays_and_ends_with_0_1_or_2(path, monkeypatch):
     run = CliRunner().invoke
 
     same = run(replay, [path])
-    assert (same.exit_code, same.stdout.splitlines()[-1]) == (0, "9 steps and 1 texts replayed: all as recorded")
+    assert (same.exit_code, same.stdout.splitlines()[-1]) == (0, "8 steps and 1 texts replayed: all as recorded")
     assert run(replay, [path, "--until", "3"]).stdout.splitlines()[-1].startswith("3 steps and 0 texts")
     monkeypatch.setattr(replaying, "read_head", lambda path: _of_longer(path))
     differs = run(replay, [path])
@@ -149,7 +149,7 @@ def test_the_command_replays_and_ends_with_0_1_or_2(path, monkeypatch):
     assert (run(replay, [path]).exit_code, run(replay, [path]).stderr) == (2, f"corosrv: {path} is empty\n")
 
 
-def _of_longer(path: str) -> object:
+def _of_longer(path: str) -> RecordingHead:
     """The head as if the model ended its answers sooner."""
     head = read_head(path)
     synthetic = {**head.options["synthetic"], "length": 4}

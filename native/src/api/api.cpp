@@ -77,8 +77,9 @@ Status open_tape(const corosrv_options& options, corosrv_engine& engine, std::sh
   };
   tape = engine.player = std::make_shared<Player>(copy, wanted, make, show);
   if (engine.player->can_begin()) return Status::ok();
-  return invalid("the recording has nothing that could be replayed: its server ended, or broke off, before its first "
-                 "record");
+  return invalid(
+      "the recording has nothing that could be replayed: its server ended, or broke off, before its first "
+      "record");
 }
 
 }  // namespace
@@ -143,7 +144,7 @@ int corosrv_engine_replay(corosrv_engine* engine, corosrv_replay* replay) {
     if (engine->player == nullptr) return invalid("nothing is replayed");
     ReplayCounts counts;
     engine->lines = engine->player->take_lines(counts);
-    *replay = {counts.steps,        counts.steps_differ,      counts.texts,
+    *replay = {counts.steps,        counts.steps_differ,    counts.texts,
                counts.texts_differ, counts.is_over ? 1 : 0, engine->lines.c_str()};
     return Status::ok();
   });

@@ -34,7 +34,7 @@ struct corosrv_engine {
   std::shared_ptr<corosrv::Recorder> recorder;   // null: nothing is recorded
   std::shared_ptr<corosrv::Player> player;       // null: nothing is replayed
   std::string lines;                             // that were told of the replay last
-  corosrv::Mutex opening;  // is held until `engine` is there, for a replay that begins sooner
+  corosrv::Mutex opening;                        // is held until `engine` is there, for a replay that begins sooner
 };
 
 struct corosrv_reader {

@@ -25,9 +25,9 @@ struct TapedEnd {
   uint64_t hash = 0;  // of its text, or vector
 };
 
-// Everything that the loop's decisions depend on passes through a tape, in the order in which the loop asks: mail, times,
-// whether readers are full or cancelled. Whoever gets the same answers from a tape again decides the same. Decode thread
-// alone.
+// Everything that the loop's decisions depend on passes through a tape, in the order in which the loop asks: mail,
+// times, whether readers are full or cancelled. Whoever gets the same answers from a tape again decides the same.
+// Decode thread alone.
 class Tape {
  public:
   // Thrown by a tape that has nothing left to give: passes through the loop, and ends it. No std::exception, which the

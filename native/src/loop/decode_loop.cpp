@@ -291,8 +291,7 @@ void DecodeLoop::shift_full(const Plan& plan) {
 
 void DecodeLoop::note_paused() {
   const auto looked = now();
-  scheduler_.for_each_started(
-      [looked](Sequence& sequence) { sequence.set_paused(sequence.is_reader_full(), looked); });
+  scheduler_.for_each_started([looked](Sequence& sequence) { sequence.set_paused(sequence.is_reader_full(), looked); });
   scheduler_.unpark();
 }
 

@@ -81,10 +81,10 @@ class Player final : public Tape {
   std::vector<uint8_t> frame_;
   ByteReader bytes_;
   Clock::time_point last_;
-  uint64_t n_false_ = 0;       // looks left that found nothing
-  bool then_true_ = false;     // and the one behind them did
+  uint64_t n_false_ = 0;    // looks left that found nothing
+  bool then_true_ = false;  // and the one behind them did
   bool has_begun_ = false;
-  uint64_t differs_at_ = 0;    // the last step that was counted so
+  uint64_t differs_at_ = 0;  // the last step that was counted so
   uint64_t n_jobs_ = 0;
   std::vector<Live> live_;
   std::vector<Chunk> chunks_;

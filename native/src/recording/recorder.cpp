@@ -34,9 +34,7 @@ void Recorder::write_looks() {
   bytes_.number(std::exchange(n_false_, 0));
 }
 
-void Recorder::write_time(Clock::time_point time) {
-  bytes_.difference((time - std::exchange(last_, time)).count());
-}
+void Recorder::write_time(Clock::time_point time) { bytes_.difference((time - std::exchange(last_, time)).count()); }
 
 Inbox::Mail Recorder::take(Inbox& inbox, bool has_work, Clock::duration patience) {
   if (!has_work) flush();  // who knows how long it sleeps

@@ -44,13 +44,13 @@ class Recorder final : public Tape {
   void stop(const std::string& reason, bool for_good);
 
   RingWriter file_;
-  ByteWriter bytes_;           // of the next frame
-  std::vector<Token> shown_;   // tokens
-  Clock::time_point last_;     // time that was written
-  uint64_t n_false_ = 0;       // looks that are not written yet
-  bool begins_ = true;         // the next frame begins a segment
+  ByteWriter bytes_;          // of the next frame
+  std::vector<Token> shown_;  // tokens
+  Clock::time_point last_;    // time that was written
+  uint64_t n_false_ = 0;      // looks that are not written yet
+  bool begins_ = true;        // the next frame begins a segment
   bool is_writing_ = true;
-  bool is_over_ = false;       // nothing will be written any more
+  bool is_over_ = false;  // nothing will be written any more
 
   Mutex mutex_;
   std::string trouble_ GUARDED_BY(mutex_);

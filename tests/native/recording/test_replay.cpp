@@ -131,7 +131,8 @@ Result replay(const Case& one, const Jobs& jobs, const RecordFile& file, Player:
   ScriptedBackend backend(256);
   one.set_up(backend);
   Player player(
-      file.copy(), options, [&](const std::string& name, Task& task) {
+      file.copy(), options,
+      [&](const std::string& name, Task& task) {
         const Status status = task_of(jobs, name, task);
         task.id = static_cast<int64_t>(std::stoul(name));
         return status;

@@ -1,5 +1,3 @@
-#include "recording/ring_file.h"
-
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "check.h"
+#include "recording/ring_file.h"
 
 namespace corosrv {
 namespace {
