@@ -1,7 +1,7 @@
 """The file that an engine records into: made, locked, and told apart from others by its head.
 
-What stands behind the head is the native core's (native/src/recording/ring_file.h). The file holds what users wrote, and
-so belongs to its user alone.
+What stands behind the head is the native core's (native/src/recording/ring_file.h). The file holds what users wrote,
+and so belongs to its user alone.
 """
 
 from __future__ import annotations

@@ -48,8 +48,9 @@ def replay_file(
 ) -> Replayed:
     """Replays a recording, and says what differs. Waits.
 
-    `model`: its file, where that lies elsewhere now. `until`: the last step; 0: all. `tells`: 1 for a line of each step,
-    2 for each text, 3 for both. `is_forced`: also with another build, where the steps may differ. Raises ModelFailed.
+    `model`: its file, where that lies elsewhere now. `until`: the last step; 0: all. `tells`: 1 for a line of each
+    step, 2 for each text, 3 for both. `is_forced`: also with another build, where the steps may differ. Raises
+    ModelFailed.
     """
     from corosrv.models.engine.binding import NativeEngine, Options
 

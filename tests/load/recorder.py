@@ -1,4 +1,4 @@
-"""Random jobs that are recorded and replayed: `python -m tests.load.recorder [--jobs 10000] [--model PATH] [--kill] [--cost]`.
+"""Jobs, recorded and replayed: `python -m tests.load.recorder [--jobs 10000] [--model PATH] [--kill] [--cost 5]`.
 
 Prints how many steps and texts the replay had, how many of them differ from the recording, and what recording takes.
 `--kill` ends the engine's process by a signal in the midst, and replays what it has left. Ends with 1 if anything

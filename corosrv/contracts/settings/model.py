@@ -102,8 +102,8 @@ class SlotSettings:
     )
     record: str = setting(
         "",
-        "path of a file that keeps what reaches the engine, prompts among it, for corosrv replay; the file of a crash is "
-        "renamed at the next start, and kept. Empty: nothing is recorded",
+        "path of a file that keeps what reaches the engine, prompts too, for corosrv replay; the file of a crash is "
+        "renamed by the next start. Empty: nothing is recorded",
     )
     record_bytes: int = setting(
         67_108_864, "bytes that this file may have; the oldest of it goes first", check=of_bytes(1 << 20)
