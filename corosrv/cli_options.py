@@ -119,7 +119,7 @@ class CommandGroup(click.Group):
     sections: ClassVar[dict[str, tuple[str, ...]]] = {
         "Serve": ("serve", "config", "doctor", "models"),
         "Use a server": ("chat", "top", "bench"),
-        "Operate a server": ("ps", "scale", "drain", "worker", "upstream"),
+        "Operate a server": ("replay", "ps", "scale", "drain", "worker", "upstream"),
         "Other": ("completion",),
     }
 

@@ -37,7 +37,7 @@ _BLOCKS, _BLOCK = 64, 65_536  # of a model's file, that its digest is made of
 
 
 class RecordingHead(msgspec.Struct, frozen=True):
-    """What a recording was made with."""
+    """Describes what a recording was made with."""
 
     pid: int
     began: float  # seconds since the epoch
@@ -49,7 +49,7 @@ class RecordingHead(msgspec.Struct, frozen=True):
     options: dict[str, Any]  # of the engine
 
     @classmethod
-    def of(cls, options: msgspec.Struct, name: str, libllama: str, processor: str) -> RecordingHead:
+    def describing(cls, options: msgspec.Struct, name: str, libllama: str, processor: str) -> RecordingHead:
         """Describes an engine with these options, which may be recorded now. Reads some of the model's file."""
         words = msgspec.to_builtins(options)
         paths = [] if words["synthetic"] else [words["model"], *words["adapters"]]
@@ -69,7 +69,7 @@ def digest_of(path: str) -> str:
     return digest.hexdigest()
 
 
-class Recording:
+class RecordFile:
     """A file that an engine records into, and its lock. `fd` is lent to the native core."""
 
     def __init__(self, path: str, fd: int) -> None:
@@ -97,7 +97,7 @@ class Recording:
         os.close(fd)
 
 
-def record_into(path: str, head: RecordingHead) -> Recording:
+def record_into(path: str, head: RecordingHead) -> RecordFile:
     """Makes the file anew, and locks it. Keeps one whose engine crashed, under another name.
 
     Raises ModelFailed where the path cannot be recorded into.
@@ -122,7 +122,7 @@ def record_into(path: str, head: RecordingHead) -> Recording:
         os.close(fd)
         raise ModelFailed(f"COROSRV_RECORD: {path} cannot be written: {error.strerror}") from error
     log.info("recording what reaches the engine into %s: it holds what users write", path)
-    return Recording(path, fd)
+    return RecordFile(path, fd)
 
 
 def fault_of_path(path: str) -> str:

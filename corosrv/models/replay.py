@@ -21,7 +21,7 @@ _PAUSE = 0.02  # seconds between two looks at how far it is
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay came to."""
+    """Counts what a replay had, and what of it differed from the recording."""
 
     steps: int
     steps_differ: int
@@ -42,13 +42,13 @@ def replay_file(
     say: Callable[[str], object],
     *,
     model: str = "",
-    until: int = 0,
+    last_step: int = 0,
     tells: int = 0,
     is_forced: bool = False,
 ) -> Replayed:
     """Replays a recording, and says what differs. Waits.
 
-    `model`: its file, where that lies elsewhere now. `until`: the last step; 0: all. `tells`: 1 for a line of each
+    `model`: its file, where that lies elsewhere now. `last_step`: 0: all. `tells`: 1 for a line of each
     step, 2 for each text, 3 for both. `is_forced`: also with another build, where the steps may differ. Raises
     ModelFailed.
     """
@@ -63,7 +63,7 @@ def replay_file(
     _check(head, options.model, options.adapters, say, is_forced=is_forced)
     with _opened(path) as fd:
         wanted = msgspec.structs.replace(
-            options, record_fd=0, replay_fd=fd, replay_until=until, replay_tells=tells, whole_context=True
+            options, record_fd=0, replay_fd=fd, replay_until=last_step, replay_tells=tells, whole_context=True
         )
         try:
             engine = NativeEngine(wanted)
@@ -133,18 +133,20 @@ def _follow(engine: object, say: Callable[[str], object]) -> Replayed:
 @click.command("replay")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--model", "-m", default="", metavar="PATH", help="the model's file, where it lies elsewhere now")
-@click.option("--until", default=0, metavar="STEP", type=click.IntRange(0, 2**62), help="the last step; 0: all")
+@click.option(
+    "--until", "last_step", default=0, metavar="STEP", type=click.IntRange(0, 2**62), help="the last step; 0: all"
+)
 @click.option("--steps", "shows_steps", is_flag=True, help="print a line for each step, batch and text")
 @click.option("--texts", "shows_texts", is_flag=True, help="print each text as it ends: what users got")
 @click.option("--force", "is_forced", is_flag=True, help="also with another build, where steps may differ")
-def replay(file: str, model: str, until: int, shows_steps: bool, shows_texts: bool, is_forced: bool) -> None:
+def replay(file: str, model: str, last_step: int, shows_steps: bool, shows_texts: bool, is_forced: bool) -> None:
     """Replay FILE, which corosrv serve --record has written, and compare each step and text with it.
 
     Ends with 1 where something differs.
     """
     try:
         tells = int(shows_steps) + 2 * int(shows_texts)
-        done = replay_file(file, click.echo, model=model, until=until, tells=tells, is_forced=is_forced)
+        done = replay_file(file, click.echo, model=model, last_step=last_step, tells=tells, is_forced=is_forced)
     except ModelFailed as error:
         click.echo(f"corosrv: {error}", err=True)
         sys.exit(2)

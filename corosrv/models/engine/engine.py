@@ -25,7 +25,7 @@ from corosrv.models.engine.slots import SlotKeeper, TaskNotes
 from corosrv.models.engine.tasks import Adapters, TaskMaker, TaskPlacer, owner_of
 from corosrv.models.engine.traits import Traits
 from corosrv.models.engine.vocabulary import EngineVocabulary
-from corosrv.models.recording import Recording, RecordingHead, record_into
+from corosrv.models.recording import RecordFile, RecordingHead, record_into
 
 log = logging.getLogger("corosrv.engine")
 
@@ -60,7 +60,7 @@ class Engine:
         self._notes = TaskNotes(settings.queue)
         self._shortage = DescriptorShortage()
         self._failure: str | None = None
-        self._recording: Recording | None = None
+        self._recording: RecordFile | None = None
         self.verdict = Verdict.FAST  # of the trial that `open` has made
         self._is_closed = False
         self._is_draining = False
@@ -121,7 +121,7 @@ class Engine:
             )  # fmt: skip
 
     def _record(self, options: Options) -> Options:
-        head = RecordingHead.of(options, self._settings.names[0], FINGERPRINT, cpu_identity())
+        head = RecordingHead.describing(options, self._settings.names[0], FINGERPRINT, cpu_identity())
         recording = self._recording = record_into(self._settings.record, head)
         return msgspec.structs.replace(options, record_fd=recording.fd, record_bytes=self._settings.record_bytes)
 
