@@ -53,6 +53,8 @@ from corosrv.models.fitting.model_file import flaw_of
 from corosrv.models.hub import library
 from corosrv.models.hub.cache import stored_models
 from corosrv.models.hub.commands import pull_model, remove_model
+from corosrv.models.recording import fault_of_path
+from corosrv.models.replay import replay
 from corosrv.web.http import worker_watch
 from corosrv.web.management import commands
 
@@ -63,7 +65,7 @@ def main() -> None:
     """A cooperative model server: one OS thread, thousands of open streams."""
 
 
-for command in (bench, chat, commands.ps, commands.drain, commands.scale, commands.worker, commands.upstream):
+for command in (bench, chat, replay, commands.ps, commands.drain, commands.scale, commands.worker, commands.upstream):
     main.add_command(command)
 
 
@@ -378,6 +380,8 @@ def remove_from_keys(name: str, path: str) -> None:
 
 
 def _check_files(model: ModelSettings) -> None:
+    if model.record and (fault := fault_of_path(model.record)):
+        fail(f"--record: {fault}")
     if model.is_hub:
         library.check_installed()
     elif not model.is_synthetic and not Path(model.model).is_file():

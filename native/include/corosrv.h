@@ -45,6 +45,12 @@ int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info);
 /* Copies the counters as of the last step. */
 int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats);
 
+/* COROSRV_OK while all that reaches the loop is recorded, or nothing is to be; else `message` says why it is not. */
+int corosrv_engine_recording(corosrv_engine* engine, char* message, size_t message_size);
+
+/* Tells how far a replay is; COROSRV_INVALID where there is none. One thread at a time. */
+int corosrv_engine_replay(corosrv_engine* engine, corosrv_replay* replay);
+
 /* Copies the first `capacity` slots, as of the last step. */
 int corosrv_engine_slots(corosrv_engine* engine, corosrv_slot* slots, size_t capacity);
 

@@ -135,7 +135,22 @@ typedef struct corosrv_options {
   double idle_s;        /* for which a slot keeps its memory after its last use */
   int32_t drafted_rows; /* guesses of next tokens that one step may compute, at most; 0: none */
   const corosrv_placement* placement; /* NULL: as libllama does by default */
+  int32_t record_fd;    /* of a file with a head (recording/ring_file.h), for what reaches the loop; 0: none */
+  int64_t record_bytes; /* of that file, at most */
+  int32_t replay_fd;    /* of such a file, whose jobs the loop gets instead of any others; 0: none */
+  int64_t replay_until; /* the last step of the replay; 0: all */
+  int32_t replay_tells; /* 1: a line for each step; 2: each text; 3: both */
 } corosrv_options;
+
+/* What a replay came to, so far. */
+typedef struct corosrv_replay {
+  uint64_t steps;
+  uint64_t steps_differ; /* from what the recording says of them */
+  uint64_t texts;        /* that ended, vectors among them */
+  uint64_t texts_differ;
+  int32_t is_over;
+  const char* lines; /* what there is to say since the last call, until the next one */
+} corosrv_replay;
 
 /* What the model is. Strings live as long as the engine. */
 typedef struct corosrv_model_info {

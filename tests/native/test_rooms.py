@@ -11,7 +11,7 @@ FLOORS = (
     ("base",),
     ("kernels", "model"),
     ("grammar", "handover", "llama", "text"),
-    ("sampling",),
+    ("recording", "sampling"),
     ("loop",),
     ("api",),
 )

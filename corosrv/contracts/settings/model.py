@@ -100,6 +100,14 @@ class SlotSettings:
         "request's prediction; as many as pay. 0: none",
         check=between(0, 32),
     )
+    record: str = setting(
+        "",
+        "path of a file that keeps what reaches the engine, prompts too, for corosrv replay; the file of a crash is "
+        "renamed by the next start. Empty: nothing is recorded",
+    )
+    record_bytes: int = setting(
+        67_108_864, "bytes that this file may have; the oldest of it goes first", check=of_bytes(1 << 20)
+    )
     context_shift: bool = setting(
         False,
         "1: a full context drops its oldest tokens behind the first n_keep of a request, and the answer goes on; "

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from corosrv.base import errors, waits
 from corosrv.contracts.jobs import Adapter, AnyJob, Job, ModelCard, SlotFile, SlotState, State
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, Settings
-from corosrv.models.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Task
+from corosrv.models.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Options, Task
+from corosrv.models.engine.libllama import cpu_identity
 from corosrv.models.engine.memory import DescriptorShortage, fit_model
 from corosrv.models.engine.options import native_options, with_verdict
 from corosrv.models.engine.probe import Verdict, verdict
@@ -22,6 +25,7 @@ from corosrv.models.engine.slots import SlotKeeper, TaskNotes
 from corosrv.models.engine.tasks import Adapters, TaskMaker, TaskPlacer, owner_of
 from corosrv.models.engine.traits import Traits
 from corosrv.models.engine.vocabulary import EngineVocabulary
+from corosrv.models.recording import RecordFile, RecordingHead, record_into
 
 log = logging.getLogger("corosrv.engine")
 
@@ -56,6 +60,7 @@ class Engine:
         self._notes = TaskNotes(settings.queue)
         self._shortage = DescriptorShortage()
         self._failure: str | None = None
+        self._recording: RecordFile | None = None
         self.verdict = Verdict.FAST  # of the trial that `open` has made
         self._is_closed = False
         self._is_draining = False
@@ -66,6 +71,7 @@ class Engine:
             self._open()
         except errors.CorosrvError as error:
             self._failure = str(error)
+            self._close_recording()
             # Clients are not told where models lie; whoever reads the log has to be.
             log.error("the model cannot be served: %s (%s)", error, os.path.abspath(self._settings.model))
             raise errors.ModelFailed(self._failure) from error
@@ -85,7 +91,10 @@ class Engine:
         options = native_options(settings, fitted.copy_bytes)
         self.verdict = verdict(options)
         self._check_alive()  # closed while libllama was tried
-        native = self._native = NativeEngine(with_verdict(options, self.verdict))
+        options = with_verdict(options, self.verdict)
+        if settings.record:
+            options = self._record(options)
+        native = self._native = NativeEngine(options)
         # A copy of its own: close() takes the engine's away, and this wait has to hear of it.
         loaded = os.dup(native.fd)
         try:
@@ -110,6 +119,11 @@ class Engine:
                 "(lower --ctx, or scale positions with --rope-scaling)",
                 asked, self._loaded.card.id, info.context_train, info.context,
             )  # fmt: skip
+
+    def _record(self, options: Options) -> Options:
+        head = RecordingHead.describing(options, self._settings.names[0], FINGERPRINT, cpu_identity())
+        recording = self._recording = record_into(self._settings.record, head)
+        return msgspec.structs.replace(options, record_fd=recording.fd, record_bytes=self._settings.record_bytes)
 
     def _look_at(self, native: NativeEngine) -> _LoadedParts:
         settings, info = self._settings, native.info()
@@ -198,6 +212,8 @@ class Engine:
             raise error.for_field(tasks[0].sampling.grammar_param) from None
         if native.fd < 0:
             self._shortage.count()
+        if self._recording is not None:
+            self._recording.tell(model.native.recording_trouble())
         return Reader(native, len(tasks))
 
     def stats(self) -> DecodeStats | None:
@@ -262,6 +278,11 @@ class Engine:
         self._is_closed = True
         if self._native is not None:
             self._native.close()
+        self._close_recording()
+
+    def _close_recording(self) -> None:
+        if self._recording is not None:
+            self._recording.close()
 
 
 def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) -> ModelCard:

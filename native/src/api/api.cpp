@@ -5,10 +5,13 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "api/check.h"
 #include "api/handles.h"
 #include "api/json_limits.h"
+#include "api/task_bytes.h"
 #include "api/to_c.h"
 #include "api/to_core.h"
 #ifndef COROSRV_WITHOUT_LLAMA
@@ -39,6 +42,46 @@ BackendFactory backend_factory(const corosrv_options& options) {
 #endif
 }
 
+// Makes a task of what a recording has of it; in the decode thread, when the model is loaded.
+Status make_recorded(corosrv_engine* engine, const std::string& recorded, Task& task) {
+  MutexLock lock(engine->opening);
+  StoredTask stored;
+  const Backend& backend = *engine->engine->backend();
+  if (const Status status = stored.read(recorded, backend.info()); !status.is_ok()) return status;
+  std::vector<Task> tasks;
+  if (const Status status = make_tasks(engine, backend, &stored.task(), 1, tasks); !status.is_ok()) return status;
+  task = std::move(tasks.front());
+  return Status::ok();
+}
+
+// The copies of the descriptors are the tape's.
+Status open_tape(const corosrv_options& options, corosrv_engine& engine, std::shared_ptr<Tape>& tape) {
+  const int fd = options.replay_fd > 0 ? options.replay_fd : options.record_fd;
+  if (fd <= 0) return Status::ok();
+  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) return Status(StatusCode::kNoDescriptor, "no file descriptor is left for the recording");
+  if (options.replay_fd <= 0) {
+    tape = engine.recorder = std::make_shared<Recorder>(copy, static_cast<uint64_t>(options.record_bytes));
+    return Status::ok();
+  }
+  Player::Options wanted;
+  if (options.replay_until > 0) wanted.until = static_cast<uint64_t>(options.replay_until);
+  wanted.tells_steps = (options.replay_tells & 1) != 0;
+  wanted.tells_texts = (options.replay_tells & 2) != 0;
+  const auto make = [&engine](const std::string& recorded, Task& task) {
+    return make_recorded(&engine, recorded, task);
+  };
+  const auto show = [&engine](const std::vector<Token>& tokens) {
+    MutexLock lock(engine.opening);
+    engine.engine->show_replayed(tokens);
+  };
+  tape = engine.player = std::make_shared<Player>(copy, wanted, make, show);
+  if (engine.player->can_begin()) return Status::ok();
+  return invalid(
+      "the recording has nothing that could be replayed: its server ended, or broke off, before its first "
+      "record");
+}
+
 }  // namespace
 
 const char* corosrv_llama_fingerprint(void) { return COROSRV_LLAMA_FINGERPRINT; }
@@ -50,8 +93,13 @@ int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine,
     if (!status.is_ok()) return status;
     auto opened = std::make_unique<corosrv_engine>();
     opened->vocabulary.engine = opened.get();
-    opened->row_bytes = std::make_shared<RowBytes>(static_cast<size_t>(options->row_bytes));
-    opened->engine = std::make_unique<Engine>(to_engine_limits(*options), backend_factory(*options));
+    // What a recording has was within the limit.
+    const size_t row_bytes = options->replay_fd > 0 ? SIZE_MAX : static_cast<size_t>(options->row_bytes);
+    opened->row_bytes = std::make_shared<RowBytes>(row_bytes);
+    std::shared_ptr<Tape> tape;
+    MutexLock lock(opened->opening);
+    if (status = open_tape(*options, *opened, tape); !status.is_ok()) return status;
+    opened->engine = std::make_unique<Engine>(to_engine_limits(*options), backend_factory(*options), std::move(tape));
     if (opened->engine->fd() < 0) return Status(StatusCode::kNoDescriptor, "no file descriptor is left for the engine");
     *engine = opened.release();
     return Status::ok();
@@ -80,6 +128,26 @@ int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats) {
   if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
   *stats = to_c(engine->engine->stats());
   return COROSRV_OK;
+}
+
+int corosrv_engine_recording(corosrv_engine* engine, char* message, size_t message_size) {
+  return guarded(message, message_size, [&] {
+    if (!engine->fork_guard.is_same_process()) return forked();
+    const std::string trouble = engine->recorder == nullptr ? std::string() : engine->recorder->trouble();
+    return trouble.empty() ? Status::ok() : Status(StatusCode::kInternal, trouble);
+  });
+}
+
+int corosrv_engine_replay(corosrv_engine* engine, corosrv_replay* replay) {
+  return guarded(nullptr, 0, [&] {
+    if (!engine->fork_guard.is_same_process()) return forked();
+    if (engine->player == nullptr) return invalid("nothing is replayed");
+    ReplayCounts counts;
+    engine->lines = engine->player->take_lines(counts);
+    *replay = {counts.steps,        counts.steps_differ,    counts.texts,
+               counts.texts_differ, counts.is_over ? 1 : 0, engine->lines.c_str()};
+    return Status::ok();
+  });
 }
 
 int corosrv_engine_set_side_process(corosrv_engine* engine, int pidfd, double share, double itl_s, double usual_s) {

@@ -7,6 +7,7 @@
 
 #include "loop/owner_ledger.h"
 #include "model/embedded_rows.h"
+#include "recording/ring_file.h"
 #include "sampling/dry.h"
 
 namespace corosrv {
@@ -250,6 +251,9 @@ Status check_options(const corosrv_options& options) {
   if (!(options.queue_s >= 0)) return invalid("queue_s must not be negative");
   if (!(options.stall_s >= 0)) return invalid("stall_s must not be negative");
   if (!(options.idle_s >= 0 && options.idle_s <= 1e9)) return invalid("idle_s must be from 0 to 1e9");
+  if (options.record_fd > 0 && options.record_bytes < static_cast<int64_t>(ring_file::kLeastSize)) {
+    return invalid("record_bytes must be at least " + std::to_string(ring_file::kLeastSize));
+  }
   if (options.drafted_rows < 0 || options.drafted_rows > kMostDraftedRows) {
     return invalid("drafted_rows must be from 0 to " + std::to_string(kMostDraftedRows));
   }

@@ -3,17 +3,21 @@
 
 #include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "api/fork_guard.h"
 #include "api/to_c.h"
 #include "base/status.h"
+#include "base/thread_annotations.h"
 #include "corosrv.h"
 #include "handover/reader.h"
 #include "handover/row_bytes.h"
 #include "handover/slot_request.h"
 #include "loop/engine.h"
 #include "model/backend.h"
+#include "recording/player.h"
+#include "recording/recorder.h"
 
 // One of its own or, where that is null, the engine's.
 struct corosrv_vocabulary {
@@ -27,6 +31,10 @@ struct corosrv_engine {
   corosrv_vocabulary vocabulary;
   std::unique_ptr<corosrv::Engine> engine;
   std::shared_ptr<corosrv::RowBytes> row_bytes;  // shared with the rows
+  std::shared_ptr<corosrv::Recorder> recorder;   // null: nothing is recorded
+  std::shared_ptr<corosrv::Player> player;       // null: nothing is replayed
+  std::string lines;                             // that were told of the replay last
+  corosrv::Mutex opening;                        // is held until `engine` is there, for a replay that begins sooner
 };
 
 struct corosrv_reader {
@@ -58,6 +66,10 @@ int guarded(char* message, size_t message_size, Call call) {
     return report(Status(StatusCode::kInternal, error.what()), message, message_size);
   }
 }
+
+// Makes the tasks of one job: checked, and all compiled.
+Status make_tasks(corosrv_engine* engine, const Backend& backend, const corosrv_task* from, size_t n_tasks,
+                  std::vector<Task>& tasks);
 
 // The engine's model, or null and the reason why there is none.
 const Backend* ready_backend(corosrv_engine* engine, Status& status);

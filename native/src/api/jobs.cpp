@@ -9,6 +9,7 @@
 #include "api/check.h"
 #include "api/handles.h"
 #include "api/resumed.h"
+#include "api/task_bytes.h"
 #include "api/to_core.h"
 #include "handover/row_bytes.h"
 #include "sampling/dry.h"
@@ -65,6 +66,22 @@ void compile_breakers(Engine& engine, const corosrv_task* from, std::vector<Task
 
 }  // namespace
 
+namespace corosrv {
+
+Status make_tasks(corosrv_engine* engine, const Backend& backend, const corosrv_task* from, size_t n_tasks,
+                  std::vector<Task>& tasks) {
+  for (size_t i = 0; i < n_tasks; ++i) {
+    if (Status status = check_task(from[i], backend); !status.is_ok()) return status;
+    tasks.push_back(to_task(from[i], i, backend.info()));
+  }
+  if (Status status = compile_grammars(*engine->engine, from, tasks); !status.is_ok()) return status;
+  compile_breakers(*engine->engine, from, tasks);
+  if (Status status = check_resumed(tasks, backend); !status.is_ok()) return status;
+  return copy_rows(from, tasks, backend.info(), engine->row_bytes);
+}
+
+}  // namespace corosrv
+
 int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,
                    char* message, size_t message_size) {
   return guarded(message, message_size, [&] {
@@ -72,19 +89,13 @@ int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_t
     const Backend* backend = ready_backend(engine, status);
     if (backend == nullptr) return status;
     if (n_tasks == 0) return invalid("a job needs at least one task");
+    if (engine->player != nullptr) return Status(StatusCode::kUnsupported, "a replay takes no jobs but its own");
     std::vector<Task> converted;
-    for (size_t i = 0; i < n_tasks; ++i) {
-      status = check_task(tasks[i], *backend);
-      if (!status.is_ok()) return status;
-      converted.push_back(to_task(tasks[i], i, backend->info()));
+    status = make_tasks(engine, *backend, tasks, n_tasks, converted);
+    if (!status.is_ok()) return status;
+    for (size_t i = 0; engine->recorder != nullptr && i < n_tasks; ++i) {
+      converted[i].recorded = to_bytes(tasks[i], backend->info());
     }
-    status = compile_grammars(*engine->engine, tasks, converted);
-    if (!status.is_ok()) return status;
-    compile_breakers(*engine->engine, tasks, converted);
-    status = check_resumed(converted, *backend);
-    if (!status.is_ok()) return status;
-    status = copy_rows(tasks, converted, backend->info(), engine->row_bytes);
-    if (!status.is_ok()) return status;
     auto opened = std::make_unique<corosrv_reader>();
     status = engine->engine->submit(std::move(converted), opened->reader);
     if (status.is_ok()) *reader = opened.release();

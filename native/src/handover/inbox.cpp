@@ -69,6 +69,11 @@ Status Inbox::room_for(size_t count, uint64_t owner) {
                                             " tasks of this API key run or wait for a slot; try again later");
 }
 
+void Inbox::note_shown(const std::vector<Token>& tokens) {
+  MutexLock lock(mutex_);
+  mail_.shown.insert(mail_.shown.end(), tokens.begin(), tokens.end());
+}
+
 Status Inbox::request_slot(std::shared_ptr<SlotRequest> request) {
   {
     MutexLock lock(mutex_);
@@ -143,7 +148,7 @@ void Inbox::ended(const std::vector<uint64_t>& owners) {
   const auto now = Clock::now();
   ends_.pass(now, in_flight_ > 0);
   ends_.add(owners.size());
-  in_flight_ -= owners.size();
+  in_flight_ -= std::min(in_flight_, owners.size());  // a replay's came from elsewhere
   for (const uint64_t owner : owners) {
     const auto found = owned_.find(owner);
     if (found == owned_.end()) continue;

@@ -45,6 +45,7 @@ class Inbox final : public Reader::Listener {
   struct Mail {
     std::vector<Submission> submissions;
     std::vector<std::shared_ptr<SlotRequest>> slot_requests;
+    std::vector<Token> shown;        // see Backend::show; for who writes down what the loop got
     bool has_cancellations = false;  // some reader's is_cancelled() has turned true
     bool is_draining = false;        // end everything with `reason`
     bool is_closing = false;         // and then leave
@@ -64,6 +65,8 @@ class Inbox final : public Reader::Listener {
   // Any thread: seconds after which so many tasks of this owner, which submit() has refused, should have room. Counts
   // on their coming then, so that who is refused next is told a later time.
   double retry_after(size_t count, uint64_t owner);
+  // Any thread: these tokens are shown from the next task on; the loop need not look.
+  void note_shown(const std::vector<Token>& tokens);
   // Any thread: how many there may be at once is the caller's to see to.
   Status request_slot(std::shared_ptr<SlotRequest> request);
   // Any thread: the loop looks again, at cancelled readers too.

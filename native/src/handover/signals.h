@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "handover/reader.h"
+#include "handover/tape.h"
 
 namespace corosrv {
 
@@ -15,7 +16,8 @@ namespace corosrv {
 // front finds all readers of a step ready at the same time. Used by the decode thread alone.
 class Signals {
  public:
-  Signals() = default;
+  // `tape`: is told of what the loop sees of readers, and outlives this; null: nobody is.
+  explicit Signals(Tape* tape = nullptr) : tape_(tape) {}
   ~Signals() { send(); }
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
@@ -23,6 +25,12 @@ class Signals {
   void push(const std::shared_ptr<Reader>& reader, Chunk chunk) {
     if (reader->put(std::move(chunk))) due_.push_back(reader);
   }
+
+  // What the loop sees of a reader, and decides by.
+  bool is_full(Reader& reader) { return seen(reader.is_full()); }
+  bool is_cancelled(const Reader& reader) { return seen(reader.is_cancelled()); }
+  // Any other thing that changes outside of the loop.
+  bool seen(bool found) { return tape_ == nullptr ? found : tape_->look(found); }
 
   // Wakes those that are due; returns how many. Nothing is to be waited for before this was called.
   size_t send() {
@@ -33,6 +41,7 @@ class Signals {
   }
 
  private:
+  Tape* const tape_;
   std::vector<std::shared_ptr<Reader>> due_;
 };
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/hash.h"
 #include "base/pages.h"
 #include "loop/batches.h"
 #include "loop/drafts.h"
@@ -62,10 +63,12 @@ bool are_numbers(const float* logits, size_t n_logits) {
 
 }  // namespace
 
-DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
+DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend, Tape* tape)
     : limits_(limits),
       inbox_(inbox),
       backend_(backend),
+      tape_(tape),
+      signals_(tape),
       scheduler_(limits.slots, limits.rows, limits.reads_whole, limits.shared_cells),
       sharing_(backend, limits.cache_bytes),
       memory_(backend, sharing_.cache(), limits.slots),
@@ -78,28 +81,50 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
 }
 
 void DecodeLoop::run() {
-  for (;;) {
-    const auto looked = Clock::now();
-    const Clock::duration patience = shorter(time_limits_.patience(scheduler_, looked), idle_slots_.patience(looked));
-    const bool has_work = scheduler_.has_work();
-    if (!has_work) side_process_.release();
-    Inbox::Mail mail = inbox_.take(has_work, patience);
-    const bool is_closing = mail.is_closing;
-    const auto begin = Clock::now();
-    side_process_.suspend();
-    take(std::move(mail));
-    end_late();
-    step();
-    settle();
-    answer_slot_requests();
-    if (is_closing) return publish();
-    give_back_idle();
-    publish();
-    if (scheduler_.has_work()) {
-      side_process_.run_after(Clock::now() - begin, static_cast<int32_t>(scheduler_.n_running()),
-                              scheduler_.n_decoding() > 0, limits_.threads);
-    }
+  if (tape_ != nullptr) begin_anew();
+  while (pass()) {
   }
+}
+
+// False after the last one.
+bool DecodeLoop::pass() {
+  const auto looked = now();
+  const Clock::duration patience = shorter(time_limits_.patience(scheduler_, looked), idle_slots_.patience(looked));
+  const bool has_work = scheduler_.has_work();
+  if (!has_work) side_process_.release();
+  Inbox::Mail mail = tape_ == nullptr ? inbox_.take(has_work, patience) : tape_->take(inbox_, has_work, patience);
+  const bool is_closing = mail.is_closing;
+  const auto begin = Clock::now();
+  side_process_.suspend();
+  take(std::move(mail));
+  end_late();
+  step();
+  settle();
+  answer_slot_requests();
+  if (is_closing) {
+    publish();
+    return false;
+  }
+  give_back_idle();
+  if (tape_ != nullptr && scheduler_.is_empty() && slot_requests_.empty() && tape_->begins_anew()) begin_anew();
+  publish();
+  if (scheduler_.has_work()) {
+    side_process_.run_after(Clock::now() - begin, static_cast<int32_t>(scheduler_.n_running()),
+                            scheduler_.n_decoding() > 0, limits_.threads);
+  }
+  return true;
+}
+
+// Forgets all that decisions depend on, but for the memory of slots, which is still to be given back.
+void DecodeLoop::begin_anew() {
+  sharing_.cache().clear();
+  memory_.clear();
+  scheduler_ = Scheduler(limits_.slots, limits_.rows, limits_.reads_whole, limits_.shared_cells);
+  budget_ = StepBudget(limits_.step_ms / 1000, limits_.rows);
+  time_limits_ = TimeLimits(limits_.queue_s, limits_.stall_s);
+  idle_slots_ = IdleSlots(limits_.slots, limits_.idle_s);
+  idle_slots_.use_all(now());
+  waits_to_restore_ = is_out_of_room_ = false;
 }
 
 void DecodeLoop::take(Inbox::Mail mail) {
@@ -110,7 +135,7 @@ void DecodeLoop::take(Inbox::Mail mail) {
     settle();
   } else if (mail.has_cancellations) {
     scheduler_.for_each([](Sequence& sequence) {
-      if (sequence.reader().is_cancelled()) sequence.finish(Finish::kCancelled);
+      if (sequence.is_reader_cancelled()) sequence.finish(Finish::kCancelled);
     });
     settle();
   }
@@ -133,11 +158,11 @@ void DecodeLoop::add(Submission submission) {
 }
 
 void DecodeLoop::end_late() {
-  if (time_limits_.end_expired(scheduler_, Clock::now())) settle();
-  const auto now = Clock::now();
-  if (!time_limits_.is_look_due(now)) return;
+  if (time_limits_.end_expired(scheduler_, now())) settle();
+  const auto looked = now();
+  if (!time_limits_.is_look_due(looked)) return;
   note_paused();  // whoever was read during a long step is not overdue
-  time_limits_.end_overdue(scheduler_, now);
+  time_limits_.end_overdue(scheduler_, looked);
   settle();
 }
 
@@ -153,6 +178,7 @@ void DecodeLoop::end_all(const std::string& reason, const char* code) {
 // has to wait for the copying.
 void DecodeLoop::settle() {
   const Scheduler::Swept swept = scheduler_.sweep();
+  if (tape_ != nullptr) tape_ends(swept);
   std::vector<uint64_t> owners;
   for (const auto& sequence : swept.from_slots) owners.push_back(sequence->sharing_scope().owner);
   for (const auto& sequence : swept.others) owners.push_back(sequence->sharing_scope().owner);
@@ -174,7 +200,7 @@ void DecodeLoop::settle() {
 void DecodeLoop::answer_slot_requests() {
   waits_to_restore_ = false;
   const auto is_over = [this](const std::shared_ptr<SlotRequest>& request) {
-    if (request->is_abandoned()) return true;
+    if (signals_.seen(request->is_abandoned())) return true;
     if (scheduler_.is_in_use(request->slot())) return false;
     const auto n_cells = static_cast<int32_t>(request->content().tokens.size());
     lend_cells(n_cells);
@@ -183,16 +209,21 @@ void DecodeLoop::answer_slot_requests() {
       return false;
     }
     memory_.run(*request);
-    idle_slots_.use(request->slot(), Clock::now());
+    idle_slots_.use(request->slot(), now());
     return true;
   };
   slot_requests_.erase(std::remove_if(slot_requests_.begin(), slot_requests_.end(), is_over), slot_requests_.end());
 }
 
+void DecodeLoop::tape_ends(const Scheduler::Swept& swept) {
+  for (const auto& sequence : swept.from_slots) tape_->end(sequence->taped_end());
+  for (const auto& sequence : swept.others) tape_->end(sequence->taped_end());
+}
+
 void DecodeLoop::signal() { stats_.eventfd_writes += signals_.send(); }
 
 void DecodeLoop::step() {
-  const auto begin = Clock::now();
+  const auto begin = now();
   note_paused();
   free_cells();
   lend_slots();
@@ -209,18 +240,37 @@ void DecodeLoop::step() {
   if (plan.items.empty()) return;
   draft(plan);
   shift_full(plan);
+  if (tape_ != nullptr) tape_plan(plan);
   for (const auto& batch : batches_of(plan, limits_.shared_cells > 0)) {
     compute(batch);
     wipe_poisoned(batch);
   }
   if (std::exchange(is_out_of_room_, false)) make_room();
 
-  const double step_s = seconds(Clock::now() - begin);
+  const double step_s = seconds(now() - begin);
   budget_.observe(plan.n_decode, plan.n_prompt, step_s, plan.n_drafted);
   scheduler_.charge(plan, step_s, budget_.decode_row_s(), budget_.prompt_row_s());
   ++stats_.steps;
   stats_.slot_steps += scheduler_.n_running();
   stats_.step_s += step_s;
+}
+
+void DecodeLoop::tape_plan(const Plan& plan) {
+  uint64_t hash = kHashSeed;
+  for (const auto& [sequence, n_tokens] : plan.items) {
+    hash = mixed(hash, static_cast<uint64_t>(sequence->slot()) << 32 | static_cast<uint32_t>(n_tokens));
+  }
+  tape_->plan({plan.n_decode, plan.n_prompt, plan.n_drafted, hash});
+}
+
+void DecodeLoop::tape_batch() {
+  uint64_t hash = kHashSeed;
+  for (const Row& row : rows_) {
+    const uint64_t flags = (row.wants_logits ? 1u : 0u) | (row.is_scored ? 2u : 0u) | (row.is_non_causal ? 4u : 0u);
+    hash = mixed(hash, static_cast<uint64_t>(row.position) << 32 | static_cast<uint32_t>(row.token));
+    hash = mixed(hash, static_cast<uint64_t>(row.slot) << 3 | flags);
+  }
+  tape_->batch(hash);
 }
 
 // As many guesses as the step has rows for, and the cells that slots share.
@@ -239,12 +289,13 @@ void DecodeLoop::shift_full(const Plan& plan) {
     sharing_.keep(sequence);
     backend_.shift(sequence.slot(), sequence.cut_of_full());
     sequence.shift();
-    idle_slots_.use_all(Clock::now());  // for their keys are rotated as well, by nothing
+    idle_slots_.use_all(now());  // for their keys are rotated as well, by nothing
   }
 }
 
 void DecodeLoop::note_paused() {
-  scheduler_.for_each_started([](Sequence& sequence) { sequence.set_paused(sequence.reader().is_full()); });
+  const auto looked = now();
+  scheduler_.for_each_started([looked](Sequence& sequence) { sequence.set_paused(sequence.is_reader_full(), looked); });
   scheduler_.unpark();
 }
 
@@ -296,6 +347,7 @@ void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
     }
   }
 
+  if (tape_ != nullptr) tape_batch();
   const Status status = run(items);
   if (status.is_ok()) {
     advance(items);
@@ -335,9 +387,9 @@ void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
   }
   // Sequences share nothing while they choose.
   side_by_side(draws, limits_.threads, [&](const Draw& draw) { draw.sequence->choose(&logits[draw.first_row]); });
-  const auto now = Clock::now();
+  const auto drawn = now();
   for (const auto& [sequence, first_row, n_held] : draws) {
-    sequence->take(now);
+    sequence->take(drawn);
     const int32_t n_true = sequence->n_computed();
     if (n_true < n_held) backend_.forget(sequence->slot(), sequence->extent(n_true));
   }
@@ -427,7 +479,9 @@ bool DecodeLoop::drop_drafts(std::vector<Plan::Item>& items) {
 // The KV cache is full: the sequence that started last goes on when another has ended.
 void DecodeLoop::make_room() {
   if (scheduler_.n_running() < 2) return;
-  preempt(*scheduler_.first_to_give_way());
+  Sequence* const last = scheduler_.first_to_give_way();
+  if (last->state() == Sequence::State::kDone) return;  // it has ended in this step, and gives way by that
+  preempt(*last);
   scheduler_.hold_admission();
 }
 
@@ -435,9 +489,9 @@ void DecodeLoop::make_room() {
 // down to what the weights take: a small model then rests small, and a large one hardly ever loses a prefix. What
 // malloc has kept of all of it goes, too.
 void DecodeLoop::give_back_idle() {
-  const auto now = Clock::now();
-  idle_slots_.look(scheduler_, now);
-  const int32_t slot = idle_slots_.take_due(now);
+  const auto looked = now();
+  idle_slots_.look(scheduler_, looked);
+  const int32_t slot = idle_slots_.take_due(looked);
   if (slot < 0) return;
   backend_.give_back(slot);
   if (!idle_slots_.is_at_rest()) return;

@@ -9,6 +9,7 @@
 #include "handover/inbox.h"
 #include "handover/signals.h"
 #include "handover/slot_request.h"
+#include "handover/tape.h"
 #include "loop/idle_slots.h"
 #include "loop/prefix_sharing.h"
 #include "loop/scheduler.h"
@@ -38,8 +39,8 @@ class DecodeLoop {
     int32_t drafted_rows = 0;  // guesses of one step, at most; 0: none are made
   };
 
-  // `inbox` and `backend` outlive the loop.
-  DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend);
+  // `inbox`, `backend` and `tape` outlive the loop. `tape`: null where nothing is recorded, or replayed.
+  DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend, Tape* tape = nullptr);
 
   // Serves until the inbox closes; every sequence has had its terminal chunk then. Throws nothing that a request
   // caused.
@@ -57,6 +58,12 @@ class DecodeLoop {
   Clock::duration side_process_held() { return side_process_.held(); }
 
  private:
+  Clock::time_point now() { return tape_ == nullptr ? Clock::now() : tape_->now(); }
+  bool pass();
+  void begin_anew();
+  void tape_ends(const Scheduler::Swept& swept);
+  void tape_plan(const Plan& plan);
+  void tape_batch();
   void take(Inbox::Mail mail);
   void add(Submission submission);
   void end_late();
@@ -89,6 +96,7 @@ class DecodeLoop {
   const Limits limits_;
   Inbox& inbox_;
   Backend& backend_;
+  Tape* const tape_;
   LoopStats stats_;  // the decode thread's own; outlives the sequences below, which count in it
   Signals signals_;  // outlives them as well
   Scheduler scheduler_;

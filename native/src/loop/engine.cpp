@@ -16,9 +16,10 @@ constexpr size_t kMaxGrammarBytesAlive = 64 << 20;
 
 }  // namespace
 
-Engine::Engine(const Limits& limits, BackendFactory make_backend)
+Engine::Engine(const Limits& limits, BackendFactory make_backend, std::shared_ptr<Tape> tape)
     : limits_(limits),
       inbox_(std::make_shared<Inbox>(limits.queue + static_cast<size_t>(limits.loop.slots), limits.tasks_of_owner)),
+      tape_(std::move(tape)),
       grammars_(limits.grammars, kMaxGrammarBytesAlive) {
   if (!settled_.is_open()) return;  // the caller looks at fd()
   thread_ = std::thread([this, make = std::move(make_backend)] { run(make); });
@@ -33,18 +34,26 @@ void Engine::run(const BackendFactory& make_backend) {
       settle(EngineState::kFailed, status.message());
       return;
     }
-    loop_ = std::make_unique<DecodeLoop>(loop_limits(), *inbox_, *backend_);
+    loop_ = std::make_unique<DecodeLoop>(loop_limits(), *inbox_, *backend_, tape_.get());
     ready_backend_.store(backend_.get(), std::memory_order_release);
     settle(EngineState::kReady, {});
     loop_->run();
     settle(EngineState::kStopped, "the engine was closed");
+  } catch (const Tape::End&) {
+    const std::string message = "the replay is over";
+    settle(EngineState::kStopped, message);
+    end_all(message);
   } catch (const std::exception& error) {
     const std::string message = std::string("the decode thread died: ") + error.what();
     settle(EngineState::kFailed, message);
-    inbox_->close(message);
-    if (loop_) loop_->end_all(message);
-    end_submissions(message);
+    end_all(message);
   }
+}
+
+void Engine::end_all(const std::string& message) {
+  inbox_->close(message);
+  if (loop_) loop_->end_all(message);
+  end_submissions(message);
 }
 
 // What is read in one piece may be as long as the context.
@@ -85,6 +94,7 @@ Status Engine::show(const std::vector<Token>& tokens) {
   if (model == nullptr) return Status(StatusCode::kNotReady, "the model is not loaded yet");
   if (is_in_use_.load()) return Status(StatusCode::kInvalid, "tokens can be shown before the first task alone");
   backend_->show(tokens);
+  inbox_->note_shown(tokens);
   return Status::ok();
 }
 

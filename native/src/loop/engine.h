@@ -13,6 +13,7 @@
 #include "base/thread_annotations.h"
 #include "grammar/grammar_compiler.h"
 #include "handover/inbox.h"
+#include "handover/tape.h"
 #include "loop/decode_loop.h"
 #include "model/backend.h"
 #include "sampling/breaker_cache.h"
@@ -35,7 +36,8 @@ class Engine {
     GrammarLimits grammars = {};
   };
 
-  Engine(const Limits& limits, BackendFactory make_backend);
+  // `tape`: of the decode loop, or null; the decode thread's from now on.
+  Engine(const Limits& limits, BackendFactory make_backend, std::shared_ptr<Tape> tape = nullptr);
   ~Engine() { stop(); }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -50,6 +52,9 @@ class Engine {
   // Makes these control tokens of the model add their text to answers; see Vocabulary::show. Refused after the first
   // task or grammar.
   Status show(const std::vector<Token>& tokens);
+
+  // The same for what a replay is told was shown, whenever that is; the decode thread.
+  void show_replayed(const std::vector<Token>& tokens) { backend_->show(tokens); }
 
   // A grammar of the model's tokens, for a task; takes milliseconds.
   Status compile(std::string_view gbnf, std::shared_ptr<const Grammar>& grammar);
@@ -83,11 +88,13 @@ class Engine {
   Status check_rows(const Task& task) const;
   Status check_slot(int32_t slot) const;
   void settle(EngineState state, const std::string& message);
+  void end_all(const std::string& message);
   void end_submissions(const std::string& message);
 
   const Limits limits_;
   const std::shared_ptr<Inbox> inbox_;  // shared with the readers, which may outlive the engine
   const EventFd settled_;
+  const std::shared_ptr<Tape> tape_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<DecodeLoop> loop_;
   // Pairs the decode thread's release store with everybody's acquire load: whoever sees the pointer sees the model

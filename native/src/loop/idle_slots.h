@@ -38,7 +38,7 @@ class IdleSlots {
     bool is_idle() const { return !is_in_use && last_use != kGivenBack; }
   };
 
-  const Clock::duration idle_;
+  Clock::duration idle_;
   std::vector<Slot> slots_;
 };
 

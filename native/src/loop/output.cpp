@@ -33,7 +33,7 @@ void Output::add_score(const TokenList& score) {
 void Output::send(std::string text) {
   Chunk chunk = make_chunk();
   chunk.text = std::move(text);
-  signals_.push(reader_, std::move(chunk));
+  push(std::move(chunk));
 }
 
 void Output::finish(Finish finish, const std::string& message, const char* code, std::vector<float> vector,
@@ -52,6 +52,12 @@ void Output::finish(Finish finish, const std::string& message, const char* code,
   chunk.code = code;
   chunk.slot = slot;
   chunk.n_dropped = progress_.n_dropped();
+  push(std::move(chunk));
+}
+
+void Output::push(Chunk chunk) {
+  hash_ = mixed_bytes(hash_, chunk.text.data(), chunk.text.size());
+  if (!chunk.vector.empty()) hash_ = hash_of(chunk.vector.data(), chunk.vector.size() * sizeof(float), hash_);
   signals_.push(reader_, std::move(chunk));
 }
 

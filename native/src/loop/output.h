@@ -1,11 +1,13 @@
 // What a sequence has for its reader: text, likelihoods and numbers, as chunks.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/hash.h"
 #include "handover/reader.h"
 #include "handover/signals.h"
 #include "loop/progress.h"
@@ -25,6 +27,11 @@ class Output {
       : reader_(std::move(reader)), signals_(signals), request_(request), progress_(progress), text_(stops) {}
 
   Reader& reader() const { return *reader_; }
+  bool is_full() const { return signals_.is_full(*reader_); }
+  bool is_cancelled() const { return signals_.is_cancelled(*reader_); }
+
+  // Of all that was sent: text, an error's words, a vector.
+  uint64_t hash() const { return hash_; }
 
   // Takes up the answer of an earlier engine, whose tokens add these bytes to the text: sends what is certain of it,
   // but for its first `n_sent` bytes.
@@ -51,6 +58,7 @@ class Output {
 
  private:
   Chunk make_chunk();
+  void push(Chunk chunk);
 
   const std::shared_ptr<Reader> reader_;
   Signals& signals_;
@@ -64,6 +72,7 @@ class Output {
   int32_t n_scored_ = 0;    // of the prompt, at any time
   int32_t n_unsent_ = 0;    // generated, and in no chunk yet
   bool has_new_line_ = false;
+  uint64_t hash_ = kHashSeed;
 };
 
 }  // namespace corosrv

@@ -52,6 +52,11 @@ class PrefixCache {
 
   // Lets go of the oldest until the others take no more than `bytes`; the one that was used last stays in any case.
   void shrink(size_t bytes);
+  // Lets go of all.
+  void clear() {
+    entries_.clear();
+    bytes_ = 0;
+  }
 
   size_t limit_bytes() const { return limit_bytes_; }
   size_t bytes() const { return bytes_; }

@@ -66,8 +66,8 @@ size_t Scheduler::admit(Clock::time_point now) {
   waiting_.age(now);
   size_t started = 0;
   while (std::unique_ptr<Sequence> sequence = next_to_start()) {
-    if (sequence->reader().is_full()) {
-      sequence->set_paused(true);
+    if (sequence->is_reader_full()) {
+      sequence->set_paused(true, now);
       parked_.push_back(std::move(sequence));
       continue;
     }

@@ -129,6 +129,8 @@ class Scheduler {
   Swept sweep();
 
   const OwnerLedger& ledger() const { return ledger_; }
+  // Nothing runs, waits or is parked.
+  bool is_empty() const { return running_.empty() && waiting_.is_empty() && parked_.empty(); }
   size_t n_running() const { return running_.size(); }
   size_t n_waiting() const { return waiting_.size(); }
   size_t n_parked() const { return parked_.size(); }
@@ -160,10 +162,10 @@ class Scheduler {
   void plan_decodes(Plan& plan, int32_t rows);
   void plan_prompts(Plan& plan, int32_t prompt_tokens);
 
-  const int32_t slots_;
-  const int32_t rows_;
-  const bool reads_whole_;
-  const int32_t shared_cells_;
+  int32_t slots_;
+  int32_t rows_;
+  bool reads_whole_;
+  int32_t shared_cells_;
   int32_t capacity_;                 // sequences that may run: the slots, or fewer while memory is short
   int32_t n_calm_ = 0;               // plans since the slots in use were others
   std::vector<int32_t> free_slots_;  // the lowest is last

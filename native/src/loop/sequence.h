@@ -9,6 +9,7 @@
 #include "handover/inbox.h"
 #include "handover/reader.h"
 #include "handover/signals.h"
+#include "handover/tape.h"
 #include "loop/drafter.h"
 #include "loop/loop_stats.h"
 #include "loop/output.h"
@@ -50,6 +51,10 @@ class Sequence {
   // What its slot shows of it.
   SlotStatus describe() const;
   Reader& reader() const { return output_.reader(); }
+  bool is_reader_full() const { return output_.is_full(); }
+  bool is_reader_cancelled() const { return output_.is_cancelled(); }
+  // How it ended, for who records it.
+  TapedEnd taped_end() const { return {request_.id, finish_, progress_.n_generated(), output_.hash()}; }
 
   // Tokens that the KV cache holds, and those that are known and not in it yet. One is pending while decoding.
   int32_t n_computed() const { return progress_.n_computed(); }
@@ -107,8 +112,8 @@ class Sequence {
 
   // The reader is full: the sequence is left out of the steps.
   bool is_paused() const { return is_paused_; }
-  void set_paused(bool is_paused) {
-    if (is_paused && !is_paused_) paused_ = Clock::now();
+  void set_paused(bool is_paused, Clock::time_point now = Clock::now()) {
+    if (is_paused && !is_paused_) paused_ = now;
     is_paused_ = is_paused;
   }
   // When it was paused last.

@@ -20,6 +20,8 @@ class SlotMemory {
 
   // The end of one that had a slot, after the cache has taken in what it left, if anything.
   void note(const Sequence& sequence);
+  // Forgets what all slots held.
+  void clear() { left_.assign(left_.size(), {}); }
 
   // Does it, and answers. The request's slot is one that there is, and nothing runs in it.
   void run(SlotRequest& request);

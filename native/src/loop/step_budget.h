@@ -51,8 +51,8 @@ class StepBudget {
 
   static void learn(double& known, double seen) { known = known <= 0 ? seen : known + kWeight * (seen - known); }
 
-  const double target_s_;
-  const int32_t rows_;
+  double target_s_;
+  int32_t rows_;
   RowPrices prices_;
   double decode_row_s_ = 0;
   double prompt_row_s_ = 0;

@@ -34,8 +34,8 @@ class TimeLimits {
  private:
   Clock::time_point overdue_at(const Sequence& sequence) const;
 
-  const double queue_s_;
-  const double stall_s_;
+  double queue_s_;
+  double stall_s_;
   Clock::time_point passed_;                                    // when the last pass asked for what is overdue
   Clock::time_point awaited_ = Clock::time_point::max();        // when the next one is meant to do so
   bool has_grace_ = false;                                      // it came late, as after a pause, and blames nobody yet

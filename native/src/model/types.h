@@ -174,6 +174,7 @@ struct Task {
   Clock::time_point deadline = Clock::time_point::max();  // when its answer is of no use any more
   Earlier earlier;                                        // nothing: it begins
   bool tells_state = false;                               // in each chunk, what goes into a later Earlier
+  std::string recorded;                                   // what it is made of again; empty where nobody records
 };
 
 enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };

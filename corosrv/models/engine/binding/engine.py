@@ -242,6 +242,19 @@ class NativeEngine(TokenCalls):
         check(lib.corosrv_engine_side_process_held(self._open_handle(), held))
         return float(held[0])
 
+    def recording_trouble(self) -> str:
+        """Returns why nothing is recorded now; empty while it is, or is not to be."""
+        message = ffi.new("char[]", MESSAGE_BYTES)
+        code = lib.corosrv_engine_recording(self._open_handle(), message, MESSAGE_BYTES)
+        return "" if code == lib.COROSRV_OK else text_of(message)
+
+    def replayed(self) -> tuple[tuple[int, int, int, int], str, bool]:
+        """Returns steps, how many of them differ, texts, how many differ; new lines; whether the replay is over."""
+        replay = ffi.new("corosrv_replay *")
+        check(lib.corosrv_engine_replay(self._open_handle(), replay))
+        counts = (replay.steps, replay.steps_differ, replay.texts, replay.texts_differ)
+        return counts, text_of(replay.lines), bool(replay.is_over)
+
     def drain(self, message: str) -> None:
         """Ends every task with an error chunk of this message, and refuses new ones."""
         check(lib.corosrv_engine_drain(self._open_handle(), message.encode()))

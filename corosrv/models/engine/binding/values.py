@@ -83,6 +83,11 @@ class Options(msgspec.Struct, frozen=True):
     idle_s: float = 60.0
     drafted_rows: int = 0
     placement: Placement = Placement()
+    record_fd: int = 0  # of a file that recording.py has made; 0: none
+    record_bytes: int = 0
+    replay_fd: int = 0
+    replay_until: int = 0
+    replay_tells: int = 0
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

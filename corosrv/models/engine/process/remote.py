@@ -305,6 +305,10 @@ class RemoteEngine:
             link.pid,
             len(self._jobs),
         )
+        if record := self._settings.record:
+            log.error(
+                "model %s: what reached it is in %s, to be kept as %s.crashed-%d", self._name, record, record, link.pid
+            )
         suspect = None if self._suspect is None else self._jobs.get(self._suspect)
         self._suspect = None
         self._look_for_cause(link.pid, suspect)
