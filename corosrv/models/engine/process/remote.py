@@ -170,10 +170,19 @@ class RemoteEngine:
             channel.close()  # it was ending: another one is found, or started
         else:
             raise errors.ModelFailed("the engine's process ends before it serves; its log says why")
+        if self._is_closed:  # while it waited for the greeting
+            channel.close()
+            self._check_alive()
         link = self._link = _Link(channel, welcome.pid)
         self._loading = AsyncResult()
         gevent.spawn(self._receive, link)
-        loaded: EngineLoaded = self._loading.get()
+        try:
+            loaded: EngineLoaded = self._loading.get()
+        except BaseException:
+            if self._link is link:
+                self._link = None
+            channel.close()  # a process that could not load the model ends once no front holds on to it
+            raise
         return loaded
 
     @property
@@ -292,9 +301,7 @@ class RemoteEngine:
         was_up = self._is_up.is_set()
         self._link = None
         self._is_up.clear()
-        for question in self._questions.values():
-            question.set_exception(errors.Unavailable("the engine was lost; try again"))
-        self._questions.clear()
+        self._fail_questions("the engine was lost; try again")
         if not self._loading.ready():
             self._loading.set_exception(errors.ModelFailed("the engine's process died while it loaded the model"))
         if self._is_closed or not was_up:
@@ -360,6 +367,11 @@ class RemoteEngine:
         for job in list(self._jobs.values()):
             job.fail(message)
             self._end(job)
+
+    def _fail_questions(self, message: str) -> None:
+        for question in self._questions.values():
+            question.set_exception(errors.Unavailable(message))
+        self._questions.clear()
 
     def _watch(self) -> None:
         """Ends a process that says nothing, or makes no step while something runs. Looks, not seconds, are counted: a
@@ -524,6 +536,7 @@ class RemoteEngine:
 
     def _leave(self) -> None:
         self._fail_all("the engine is closed")
+        self._fail_questions("the engine is closed")
         if not self._loading.ready():
             self._loading.set_exception(errors.UsedAfterClose("the engine was closed while its model was loaded"))
         link, self._link = self._link, None
