@@ -122,6 +122,17 @@ class SimSocket:
         self._fd = net.loop.open(self)
         net.sockets[self] = None
 
+    def lose_end(self) -> None:
+        """Loses what is on its way from here, behind any byte of it."""
+        n_left = self._net.random.randint(0, self._n_travelling)
+        for number, (arrive, what) in enumerate(self._way):
+            piece = what[0] if what else None
+            if isinstance(piece, _Piece):
+                piece.data = piece.data[:n_left]
+                n_left -= len(piece.data)
+                if not piece.data:
+                    self._way[number] = (lambda _: None, what)
+
     # What a watcher asks.
 
     def fileno(self) -> int:
