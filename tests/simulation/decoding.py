@@ -58,7 +58,7 @@ class Course:
 @functools.lru_cache(512)
 def course(prompt: tuple[int, ...], seed: int, max_tokens: int) -> Course:
     """Computes what is said. Characters of two bytes are of two tokens, so that text comes later than its ids."""
-    width = 8 << 10 if prompt[0] == WIDE else 1
+    width = 16 << 10 if prompt[0] == WIDE else 1
     ids, states, ends = list[int](), list[bytes](), list[int]()
     text, unfinished = bytearray(), b""
     state = hashlib.blake2b(repr((prompt, seed)).encode(), digest_size=8).digest()
@@ -145,6 +145,8 @@ class StandInEngine:
         gevent.spawn(self._decode)
 
     def close(self) -> None:
+        """Ends every job. Waits, as for the step in progress."""
+        self._world.sleep(0.3)
         for sequence in list(self.sequences):
             self._cancel(sequence.reader)
 
