@@ -36,6 +36,8 @@ N_WORKERS = 3
 N_CLIENTS = 64
 N_PROMPTS = 6
 LENGTHS = (8, 40, 120)  # tokens of answers
+# What is kept of answers that have ended: so little that it is soon as much as it will ever be.
+KEPT = {"resume_s": 30, "resume_kept_s": 10, "resume_bytes": 16 << 20, "idempotency_bytes": 4 << 20}
 PATIENCE = 120.0  # seconds that an answer may take over all faults
 PAUSE = 0.2  # seconds before a client asks again
 LATER = {409, 429, 502, 503}  # it is asked again
@@ -84,7 +86,11 @@ class Answer:
         """`leaves`: the probability that the client leaves at an event, to come back."""
         self._port = port
         self._asked = asked
-        self._headers = {"Idempotency-Key": name, "Authorization": f"Bearer {caller}", "Content-Type": "application/json"}
+        self._headers = {
+            "Idempotency-Key": name,
+            "Authorization": f"Bearer {caller}",
+            "Content-Type": "application/json",
+        }
         self._leaves = leaves
         self._last_id = ""
         self.text = ""
@@ -192,10 +198,10 @@ class Client(threading.Thread):
         assert answer.finishes == ["length"], f"it was finished by {answer.finishes}"
         right = load.texts[asked]
         if answer.text != right:
-            at = len(os.path.commonprefix([answer.text, right]))
+            at = next(at for at, pair in enumerate(itertools.zip_longest(answer.text, right)) if len(set(pair)) > 1)
             raise AssertionError(
-                f"the text of {asked} is wrong from {at} of {len(right)} on: {answer.text[at:at + 20]!r} in place of "
-                f"{right[at:at + 20]!r}; {answer.course}"
+                f"the text of {asked} is wrong from {at} of {len(right)} on: {answer.text[at : at + 20]!r} in place of "
+                f"{right[at : at + 20]!r}; {answer.course}"
             )
         for what, n_times in (("broken", answer.n_breaks), ("left", answer.n_leaves), ("restarted", answer.n_restarts)):
             if n_times:
@@ -249,7 +255,7 @@ class Load:
 
     def _hurt(self) -> None:
         # One worker is left alone: what it holds is compared at the end.
-        first, *others = self.server.workers()
+        _, *others = self.server.workers()
         is_engine = self._chance.random() < 0.7
         pid = engine_of(self.server).pid if is_engine or not others else self._chance.choice(others)
         kind = "killed" if self._chance.random() < 0.7 else "stopped"
@@ -302,10 +308,12 @@ class Result:
     held: dict[str, tuple[Held, Held]]
 
 
-def hold_load(folder: Path, seconds: float, jobs: int = 0, turn: float = 5.0, seed: int = 1, model: str = MODEL) -> Result:
+def hold_load(
+    folder: Path, seconds: float, jobs: int = 0, turn: float = 5.0, seed: int = 1, model: str = MODEL
+) -> Result:
     """Runs a server under the load. Raises AssertionError, which names the jobs that went wrong."""
     run_dir = tempfile.mkdtemp(prefix="corosrv-")  # a short path: that of a socket must fit
-    settings = {"slots": 32, "queue": 200, "ctx": 512, "deterministic": 1, "resume_s": 30}
+    settings = {"slots": 32, "queue": 200, "ctx": 512, "deterministic": 1} | KEPT
     try:
         with servers(folder, folder) as started:
             server = started.start(*APP, "-w", str(N_WORKERS), run_dir=run_dir, model=model, **settings)

@@ -1,4 +1,4 @@
-"""The world *engines*: fronts that share one engine's process, which is killed, stopped, hung and poisoned, as they are.
+"""The world *engines*: fronts that share one engine's process, which is killed, stopped, hung and poisoned.
 
 The fronts' side and the process's are the real code, over the Unix sockets of `unix`; what decodes is the stand-in of
 `decoding`, so that races of the native thread are not looked for here (tests/native has ThreadSanitizer for those).
@@ -246,7 +246,10 @@ class Front:
         self.engine = None
         engine.close()
         if engine._jobs or engine._submissions or engine._questions:
-            world.violate(f"{self.name} has closed the engine, and keeps {len(engine._jobs)} jobs, {len(engine._questions)} questions")
+            world.violate(
+                f"{self.name} has closed the engine, and keeps {len(engine._jobs)} jobs and "
+                f"{len(engine._questions)} questions"
+            )
         seconds = world.random.choice((0.1, 3.0, 100.0))
         gevent.sleep(seconds)
         if seconds > 70 and (n_open := sum(end.is_connected for end in self.process.sockets)):
@@ -260,7 +263,9 @@ class Front:
         with contextlib.suppress(CorosrvError):
             engine.slots()
         if self._world.loop.time > began + 65 and not self._world.is_stalled_since(began):
-            self._world.violate(f"{self.name} has waited {self._world.loop.time - began:.0f} s for an answer about slots")
+            self._world.violate(
+                f"{self.name} has waited {self._world.loop.time - began:.0f} s for an answer about slots"
+            )
 
     def die(self) -> None:
         self._world.note(f"{self.name} is killed")

@@ -13,7 +13,7 @@ from tests.simulation.__main__ import WORLDS
 from tests.simulation.bugs import BUGS
 
 AT_ONCE = 10  # seeds of one test
-SEEDS = {"pool": 50, "workers": 40, "fronts": 10}
+SEEDS = {"pool": 50, "workers": 40, "fronts": 10, "engines": 10}
 HAS_REDIS = all(map(shutil.which, ("redis-server", "cc"))) and importlib.util.find_spec("redis") is not None
 
 

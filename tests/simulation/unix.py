@@ -1,7 +1,7 @@
 """One machine of the simulation: its processes, which can be stopped and killed, and Unix sockets with real paths.
 
-Files, their locks and their deletion are the system's own, in a folder of the run. A socket's path is a file whose inode
-the listener is found by, so that whoever removes or replaces it cuts others off as on a real machine.
+Files, their locks and their deletion are the system's own, in a folder of the run. A socket's path is a file whose
+inode the listener is found by, so that whoever removes or replaces it cuts others off as on a real machine.
 """
 
 from __future__ import annotations

@@ -50,7 +50,6 @@ def test_fronts_share_one_process_which_ends_after_the_last(open_front: OpenFron
     assert first.card(None) == second.card(None)
 
     first.close()
-    gevent.sleep(0.2)
     assert answer(second, job())
     assert not has_ended(pid)
     began = time.monotonic()
@@ -170,7 +169,7 @@ def test_a_front_that_leaves_frees_its_slots_and_the_others_go_on(open_front: Op
 def test_a_reader_that_is_not_read_holds_up_nobody_else(open_front: OpenFront) -> None:
     front = open_front(ctx=65_536, slots=2, reader_bytes=4096)
     unread = front.submit(endless(sampling=Sampling(temperature=0, n_probs=20, ignore_eos=True)))
-    gevent.sleep(0.5)
+    until(lambda: (stats := front.stats()) is not None and stats.paused == 1)
 
     assert answer(front, job())
     slot = next(slot for slot in front.slots() if slot.is_busy)
