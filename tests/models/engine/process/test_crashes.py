@@ -184,6 +184,18 @@ def test_questions_are_answered_with_an_error_when_the_engine_is_lost(open_front
     assert len(front.slots()) == 4
 
 
+def test_questions_are_answered_with_an_error_when_their_front_closes_the_engine(open_front: OpenFront) -> None:
+    front = open_front(model=SPEED)
+    os.kill(pid_of(front), signal.SIGSTOP)
+    asking = gevent.spawn(front.slots)
+    gevent.idle()  # it has asked
+
+    front.close()
+
+    with pytest.raises(Unavailable, match="engine is closed"):
+        asking.get(timeout=TIMEOUT)
+
+
 @pytest.mark.parametrize("end", [RemoteEngine.drain, RemoteEngine.close])
 def test_a_job_that_no_engine_takes_is_refused_when_its_front_stops(
     open_front: OpenFront, end: Callable[..., None]

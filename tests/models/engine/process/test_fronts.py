@@ -233,6 +233,23 @@ def test_an_engine_that_is_closed_while_it_loads_waits_no_longer(run_dir: str) -
         opening.get(timeout=TIMEOUT)
 
 
+def test_an_engine_that_is_closed_before_its_process_greets_keeps_no_connection(
+    open_front: OpenFront, run_dir: str
+) -> None:
+    first = open_front()
+    os.kill(pid_of(first), signal.SIGSTOP)
+    late = RemoteEngine(settings_of(), run_dir)
+    opening = gevent.spawn(late.open)
+    gevent.idle()  # it has connected
+
+    late.close()
+    os.kill(pid_of(first), signal.SIGCONT)
+
+    with pytest.raises(ModelFailed, match="engine is closed"):
+        opening.get(timeout=TIMEOUT)
+    assert late.pid is None
+
+
 def test_an_engine_is_closed_from_any_thread(open_front: OpenFront) -> None:
     front = open_front()
 
