@@ -252,6 +252,8 @@ class RemoteEngine:
             self._answer_question(message)
         elif isinstance(message, EngineLoaded):
             self._stats = message.stats
+            for waiting in list(self._jobs.values()):  # before new ones are sent, which may take their places
+                self._resume(waiting)
             self._is_up.set()
             self._loading.set(message)
         elif isinstance(message, EngineFailed):
@@ -269,6 +271,9 @@ class RemoteEngine:
                 self._send(CancelTasks(job.number))
         elif waiting is not None:
             waiting.set_exception(message.fault.error())
+        elif job is not None and message.fault.code == errors.QueueFull.code:
+            # A resumed one, whose place jobs of other fronts have taken meanwhile.
+            gevent.spawn_later(_LOOK, self._ask_again, job, self._link)
         elif job is not None:  # a resumed one
             job.fail(message.fault.message, message.fault.code or ENGINE_GONE)
             self._end(job)
@@ -344,15 +349,12 @@ class RemoteEngine:
                 if time.monotonic() - began > RECOVERY or self._is_draining:
                     self._fail_all(f"the engine was lost, and could not be started again: {error}")
         self.n_restarts += 1
-        jobs = list(self._jobs.values())
         log.warning(
             "model %s: its engine is back after %.1f s; %d answers go on",
             self._name,
             time.monotonic() - began,
-            len(jobs),
+            len(self._jobs),
         )
-        for job in jobs:
-            self._resume(job)
 
     def _resume(self, job: RemoteJob) -> None:
         assert self._loaded is not None
@@ -362,6 +364,11 @@ class RemoteEngine:
             self._end(job)
             return
         self._send_tasks(job, tasks)
+
+    def _ask_again(self, job: RemoteJob, link: _Link | None) -> None:
+        """Asks for a job's place again, unless it has ended, or another engine was asked meanwhile."""
+        if link is self._link and job.number in self._jobs:
+            self._resume(job)
 
     def _fail_all(self, message: str) -> None:
         for job in list(self._jobs.values()):

@@ -127,6 +127,22 @@ def test_jobs_that_wait_or_come_meanwhile_are_answered(open_front: OpenFront) ->
     assert len(texts) == 1
 
 
+def test_answers_that_go_on_keep_their_places_from_jobs_that_come_meanwhile(open_front: OpenFront) -> None:
+    front, other = (open_front(model=SPEED, slots=1, queue=1) for _ in range(2))
+    undisturbed = answer(front, job("Once", max_tokens=20))
+    readers = [front.submit(job("Once", max_tokens=20)) for _ in range(2)]
+    first = begun(readers[0])
+
+    kill(front)
+    wait_until(lambda: front.is_recovering and other.is_recovering)
+    late = [gevent.spawn(answer, engine, job("Once", max_tokens=20)) for engine in (front, other) for _ in range(2)]
+    texts = [text_of(first + read_all(readers[0])), text_of(read_all(readers[1]))]
+
+    assert texts == [undisturbed] * 2
+    gevent.joinall(late, timeout=TIMEOUT)
+    assert all(greenlet.value == undisturbed or greenlet.exception.code == "queue_full" for greenlet in late)
+
+
 def test_all_fronts_go_on_in_one_new_engine(open_front: OpenFront) -> None:
     fronts = [open_front(model=SPEED) for _ in range(3)]
     undisturbed = answer(fronts[0], job("Once", max_tokens=30))
