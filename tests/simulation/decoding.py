@@ -19,7 +19,7 @@ import gevent
 import msgspec
 from gevent.event import Event
 
-from corosrv.base.errors import ModelFailed
+from corosrv.base.errors import ModelFailed, QueueFull
 from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.contracts.jobs.buffered import BufferedReader
 from corosrv.contracts.jobs.worker import DecodeStats, Histogram
@@ -151,6 +151,8 @@ class StandInEngine:
             self._cancel(sequence.reader)
 
     def run(self, tasks: Sequence[Task], caller: str, is_streamed: bool) -> BufferedReader[Chunk]:
+        if len(self.sequences) + len(tasks) > self.settings.slots + self.settings.queue:
+            raise QueueFull("too many tasks wait")
         reader = BufferedReader[Chunk](lambda: self._cancel(reader))
         for place, task in enumerate(tasks):
             sequence = _Sequence(task, place, reader)

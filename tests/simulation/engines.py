@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import pkgutil
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from corosrv.base.errors import CorosrvError, EngineGone, ReadTimeout
+from corosrv.base.errors import CorosrvError, EngineGone, ProtocolError, ReadTimeout
 from corosrv.contracts.jobs import Chunk, Finish, Job, Sampling, Terms, Tokens
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine import process as package
@@ -33,7 +34,7 @@ from tests.simulation.decoding import PLAIN, POISON, READER_BYTES, WIDE, EngineP
 from tests.simulation.unix import LocalProcess, Machine, SocketCalls, SystemCalls, UnixSocket
 from tests.simulation.world import World
 
-SETTINGS = ModelSettings(model="synthetic:?tokens_per_s=0", slots=4, ctx=512)
+SETTINGS = ModelSettings(model="synthetic:?tokens_per_s=0", slots=4, queue=16, ctx=512)
 N_FRONTS = 3
 LIVES = 3  # of the engine, that a poisonous job costs at most
 CANCEL = 10.0  # seconds in which a cancel ends a job where all is well
@@ -284,6 +285,7 @@ class EnginesWorld(World):
         self.machine = Machine(self, tempfile.mkdtemp(prefix="simulated-"))
         self.digest = digest_of(SETTINGS)
         self._put_in_place()
+        logging.getLogger("corosrv.engine").addFilter(self._see_record)
         self._n_lives = self._next_number = 0
         self._poison: Client | None = None
         self._crashes: list[float] = []  # when engines died of it
@@ -321,6 +323,12 @@ class EnginesWorld(World):
     @property
     def engines(self) -> list[EngineProcess]:
         return [process for process in self.machine.processes.values() if isinstance(process, EngineProcess)]
+
+    def _see_record(self, record: logging.LogRecord) -> bool:
+        """Tells of a front that was cut off for what it has sent, whole."""
+        if isinstance(record.args, tuple) and any(isinstance(fault, ProtocolError) for fault in record.args):
+            self.violate(record.getMessage())
+        return True
 
     # Faults
 
