@@ -273,6 +273,8 @@ class RemoteEngine:
             waiting.set_exception(message.fault.error())
         elif job is not None and message.fault.code == errors.QueueFull.code:
             # A resumed one, whose place jobs of other fronts have taken meanwhile.
+            if self._suspect == job.number:
+                self._suspect = None
             gevent.spawn_later(_LOOK, self._ask_again, job, self._link)
         elif job is not None:  # a resumed one
             job.fail(message.fault.message, message.fault.code or ENGINE_GONE)
