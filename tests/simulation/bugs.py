@@ -229,7 +229,6 @@ BUGS = {
         "engines", "corosrv.models.engine.process.jobs",
         "self._suspects |= self._ran & running",
         "pass",
-        seed=13,
     ),
     "suspects run beside each other": Bug(
         "engines", "corosrv.models.engine.process.session",

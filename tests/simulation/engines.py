@@ -437,7 +437,7 @@ class EnginesWorld(World):
         if front.engine is None or not front.process.is_alive:
             return
         kind = self.random.choice((PLAIN,) * 12 + (WIDE,))
-        if self.may_poison(front) and self.chance(0.1):
+        if self.may_poison(front) and self.chance(0.3):
             kind = POISON
         self._next_number += 1
         client = Client(self, front, self._next_number, kind)
@@ -473,6 +473,8 @@ class EnginesWorld(World):
             for engine in self.engines:
                 self._look_at_fronts_of(engine)
             for front in self.fronts:
+                if (n_open := sum(end.is_connected for end in front.process.sockets)) > 2:
+                    self.violate(f"{front.name} has {n_open} connections to the engine")
                 for client in list(front.clients):
                     client.look()
 
