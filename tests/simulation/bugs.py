@@ -265,11 +265,6 @@ BUGS = {
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
     ),
-    "a front that loses its connection removes the file of crashes": Bug(
-        "engines", "corosrv.models.engine.process.connector",
-        "                return path\n        return ",
-        "                return path\n            os.unlink(path)\n        return ",
-    ),
     "an engine that could not load the model keeps its fronts": Bug(
         "engines", "corosrv.models.engine.process.remote",
         "            channel.close()  # a process that could not load the model ends once no front holds on to it",

@@ -208,7 +208,7 @@ class Client:
             world.violate(f"job {self.number} goes on {CANCEL:g} s after its cancel")
         n_unread = sum(len(chunk.text) for chunk in self.reader._items)
         # Each engine may send as much anew as its front leaves unread.
-        if n_unread > (1 + self._engine.n_restarts - self._n_restarts) * (WINDOW + 2 * READER_BYTES):
+        if n_unread > (1 + self._engine.n_restarts - self._n_restarts) * (WINDOW + 4 * READER_BYTES):
             world.violate(f"job {self.number} has {n_unread} bytes that are not read")
 
 

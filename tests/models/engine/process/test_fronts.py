@@ -250,6 +250,15 @@ def test_an_engine_that_is_closed_before_its_process_greets_keeps_no_connection(
     assert late.pid is None
 
 
+def test_the_file_of_crashes_stays_while_its_process_lives(open_front: OpenFront, run_dir: str) -> None:
+    front = open_front()
+    (file,) = Path(run_dir).glob("*.fault")
+
+    assert connector.EngineConnector(settings_of(), run_dir).fault_of(pid_of(front)) == ""
+
+    assert file.exists()
+
+
 def test_an_engine_is_closed_from_any_thread(open_front: OpenFront) -> None:
     front = open_front()
 
