@@ -333,6 +333,7 @@ class EnginesWorld(World):
     # Faults
 
     def mend(self) -> None:
+        self._hang_engine()  # the last fault, which fronts have to find
         for process in list(self.machine.processes.values()):
             process.go_on()
         for number, front in enumerate(self.fronts):
