@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # it imports the product, which must find the clock and the b
     from tests.simulation.world import Run, World
 
 MINUTES = 5.0  # of virtual time, before the calm
-WORLDS = {"pool": "PoolWorld", "workers": "WorkersWorld", "fronts": "FrontsWorld"}
+WORLDS = {"pool": "PoolWorld", "workers": "WorkersWorld", "fronts": "FrontsWorld", "engines": "EnginesWorld"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

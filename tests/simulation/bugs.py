@@ -205,6 +205,81 @@ BUGS = {
         "        if False:",
         seed=5,
     ),
+    "ids without text are not noted": Bug(
+        "engines", "corosrv.models.engine.process.jobs",
+        "journal.generated += chunk.ids",
+        "journal.generated += chunk.ids if chunk.text else b''",
+    ),
+    "the first state of a sampler is kept": Bug(
+        "engines", "corosrv.models.engine.process.jobs",
+        "journal.state = chunk.state or journal.state",
+        "journal.state = journal.state or chunk.state",
+    ),
+    "what was sent is counted in characters": Bug(
+        "engines", "corosrv.models.engine.process.jobs",
+        "len(chunk.text.encode())",
+        "len(chunk.text)",
+    ),
+    "tasks that go on are taken for the first ones": Bug(
+        "engines", "corosrv.models.engine.process.jobs",
+        "place = self._running[arrived.index]",
+        "place = arrived.index",
+    ),
+    "nobody is suspected": Bug(
+        "engines", "corosrv.models.engine.process.jobs",
+        "self._suspects |= self._ran & running",
+        "pass",
+    ),
+    "suspects run beside each other": Bug(
+        "engines", "corosrv.models.engine.process.session",
+        "with self._host.alone_among_suspects():",
+        "with contextlib.nullcontext():",
+    ),
+    "nobody is told that a suspect runs": Bug(
+        "engines", "corosrv.models.engine.process.session",
+        "                    self.send(TasksAccepted(submit.number))\n                    self._run_accepted(submit)",
+        "                    self._run_accepted(submit)",
+    ),
+    "what is read makes no room": Bug(
+        "engines", "corosrv.models.engine.process.session",
+        "job.n_unread -= message.n_bytes",
+        "pass",
+    ),
+    "a job may leave everything unread": Bug(
+        "engines", "corosrv.models.engine.process.session",
+        "return job.n_unread > WINDOW or",
+        "return",
+    ),
+    "a front that has left is kept": Bug(
+        "engines", "corosrv.models.engine.process.host",
+        "            self._sessions.pop(session, None)",
+        "            pass",
+    ),
+    "an engine ends with its last front": Bug(
+        "engines", "corosrv.models.engine.process.host",
+        "(0 if isinstance(self._state, EngineFailed) else LINGER)",
+        "0",
+    ),
+    "several engines hold the lock": Bug(
+        "engines", "corosrv.models.engine.process.connector",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+    ),
+    "an engine that could not load the model keeps its fronts": Bug(
+        "engines", "corosrv.models.engine.process.remote",
+        "            channel.close()  # a process that could not load the model ends once no front holds on to it",
+        "            pass",
+    ),
+    "an engine that hangs is not ended": Bug(
+        "engines", "corosrv.models.engine.process.remote",
+        "if max(link.n_silent, link.n_still) * _LOOK > HUNG:",
+        "if False:",
+    ),
+    "a job that has ended is kept": Bug(
+        "engines", "corosrv.models.engine.process.remote",
+        "                    if job.is_over:",
+        "                    if False:",
+    ),
 }  # fmt: skip
 
 

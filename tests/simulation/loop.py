@@ -1,17 +1,19 @@
 """A loop for gevent in virtual time: timers jump, and what is ready runs in an order drawn from the seed.
 
 No descriptor of the system is watched; those of `net` and `redis` are. `install` makes gevent use it, in a process that
-has no hub yet: one process runs one world.
+has no hub yet: one process runs one world. What runs in it belongs to nobody, or to an `Owner`, a process of the world,
+which can be stopped: whatever a callback starts belongs to the owner of that callback.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import gevent
@@ -31,22 +33,27 @@ class Descriptor(Protocol):
         """Returns for which of READ and WRITE it is ready."""
 
 
+class Owner:
+    """Stands for a process of the world, to which callbacks, watchers and timers belong."""
+
+
 class Spinning(Exception):
     """Raised when the loop turns and no time passes."""
 
 
 class _Callback:
-    """Holds what runs in the next turn, as gevent knows it."""
+    """Holds what runs in the next turn, as gevent knows it: it is true until it has run."""
 
-    __slots__ = ("args", "callback")
+    __slots__ = ("args", "callback", "owner")
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], owner: Owner | None) -> None:
         self.callback: Callable[..., object] | None = callback
-        self.args = args
+        self.args: tuple[Any, ...] | None = args
+        self.owner = owner
 
     def stop(self) -> None:
         self.callback = None
-        self.args = ()
+        self.args = None
 
     close = stop
 
@@ -55,7 +62,7 @@ class _Callback:
         return self.callback is not None
 
     def __bool__(self) -> bool:
-        return self.callback is not None
+        return self.args is not None
 
 
 class _Watcher:
@@ -65,6 +72,7 @@ class _Watcher:
         self.loop = loop
         self.callback: Callable[..., object] | None = None
         self.args: tuple[Any, ...] = ()
+        self.owner = loop.owner
         self.ref = True
         self.pending = False
 
@@ -123,7 +131,12 @@ class _Timer(_Watcher):
             self._set(self._repeat)
         else:
             self.callback, self.args = None, ()
-        self.loop.call(callback, args)
+        self.loop.call(callback, args, self.owner)
+
+    def ring_late(self, setting: int) -> None:
+        """Rings after its owner was stopped, unless it was set anew meanwhile."""
+        if self.is_set(setting):
+            self.ring()
 
 
 class _Io(_Watcher):
@@ -154,13 +167,13 @@ class _Io(_Watcher):
     def look(self) -> None:
         if not self._is_queued and self._is_ready():
             self._is_queued = True
-            self.loop.run_callback(self._fire)
+            self.loop.add_callback(self.owner, self._fire)
 
     def _fire(self) -> None:
         self._is_queued = False
         if self._is_ready():
             assert self.callback is not None
-            self.loop.call(self.callback, self.args)
+            self.loop.call(self.callback, self.args, self.owner)
             self.look()
 
 
@@ -196,6 +209,8 @@ class SimLoop:
         self.watchers: dict[int, dict[_Io, None]] = {}  # by descriptor
         self.idlers: list[_Idle] = []
         self.n_calls = 0
+        self.owner: Owner | None = None  # of what runs now
+        self._held: dict[Owner, list[_Callback]] = {}  # what is ready of the owners that are stopped
         self.before_time: Callable[[], None] = lambda: None  # called when all is done and time is to pass
         self._ready: list[_Callback] = []
         # Timers with the setting that is meant, and functions with their arguments, by the time.
@@ -239,12 +254,45 @@ class SimLoop:
         alarm = (self.time + seconds, self.random.random(), next(self._numbers), timer, timer.setting)
         heapq.heappush(self._alarms, alarm)
 
-    def call(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def call(self, callback: Callable[..., object], args: tuple[Any, ...], owner: Owner | None = None) -> None:
         self.n_calls += 1
+        self.owner = owner
         try:
             callback(*args)
         except BaseException:
             self.handle_error(callback, *sys.exc_info())
+        finally:
+            self.owner = None
+
+    @contextlib.contextmanager
+    def acting_for(self, owner: Owner) -> Iterator[None]:
+        """Gives what is started to an owner. Nothing may wait meanwhile."""
+        before, self.owner = self.owner, owner
+        try:
+            yield
+        finally:
+            self.owner = before
+
+    def add_callback(self, owner: Owner | None, function: Callable[..., object], *args: Any) -> _Callback:
+        """Calls a function of an owner in the next turn, or once that goes on."""
+        handle = _Callback(function, args, owner)
+        self._ready.append(handle)
+        return handle
+
+    def hold(self, owner: Owner) -> None:
+        """Runs nothing of an owner from now on. Twice is harmless."""
+        self._held.setdefault(owner, [])
+
+    def release(self, owner: Owner) -> None:
+        """Lets an owner go on where it was held. Twice is harmless."""
+        self._ready += self._held.pop(owner, ())
+
+    def drop(self, owner: Owner) -> None:
+        """Forgets what was held of an owner, and watches nothing for it any more."""
+        self._held.pop(owner, None)
+        for watchers in list(self.watchers.values()):
+            for watcher in [watcher for watcher in watchers if watcher.owner is owner]:
+                watcher.stop()
 
     # What gevent needs.
 
@@ -259,7 +307,7 @@ class SimLoop:
             elif self.idlers:
                 idler = self.idlers.pop(0)
                 if idler.callback is not None:
-                    self.call(idler.callback, idler.args)
+                    self.call(idler.callback, idler.args, idler.owner)
             else:
                 self.before_time()
                 n_turns = 0
@@ -275,9 +323,12 @@ class SimLoop:
             self.random.shuffle(batch)
         for handle in batch:
             callback, args = handle.callback, handle.args
-            if callback is not None:
-                handle.stop()
-                self.call(callback, args)
+            if handle.owner in self._held:
+                self._held[handle.owner].append(handle)
+            elif callback is not None and args is not None:
+                handle.callback = None
+                self.call(callback, args, handle.owner)
+                handle.args = None
 
     def _ring(self) -> bool:
         """Goes to the next alarm; returns False if there is none."""
@@ -289,7 +340,10 @@ class SimLoop:
                 return True
             if timer.is_set(setting):
                 self.time = max(self.time, at)
-                timer.ring()
+                if timer.owner in self._held:
+                    self._held[timer.owner].append(_Callback(timer.ring_late, (setting,), timer.owner))
+                else:
+                    timer.ring()
                 return True
         return False
 
@@ -299,9 +353,7 @@ class SimLoop:
         self.error_handler.handle_error(context, kind, error, traceback)
 
     def run_callback(self, function: Callable[..., object], *args: Any) -> _Callback:
-        handle = _Callback(function, args)
-        self._ready.append(handle)
-        return handle
+        return self.add_callback(self.owner, function, *args)
 
     run_callback_threadsafe = run_callback
 

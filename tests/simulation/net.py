@@ -329,6 +329,17 @@ class SimSocket:
             piece, data = data[:n_bytes], data[n_bytes:]
             self.sendall(piece)
 
+    def lose_end(self) -> None:
+        """Loses what is on its way from here, behind any byte of it."""
+        n_left = self._net.random.randint(0, self._n_travelling)
+        for number, (_, what) in enumerate(self._way):
+            piece = what[0] if what else None
+            if isinstance(piece, _Piece):
+                piece.data = piece.data[:n_left]
+                n_left -= len(piece.data)
+                if not piece.data:
+                    self._way[number] = (lambda _: None, what)
+
     def _wait(self, events: int) -> None:
         watcher = self._net.loop.io(self._fd, events)
         try:

@@ -76,14 +76,17 @@ class World(ABC):
         self._digest.update(line.encode())
         self._events.append(line)
         if self._until and (self._until in line if not self._until.isdigit() else self._n_events >= int(self._until)):
-            self._is_over.set()
+            self._end()
 
     def violate(self, words: str) -> None:
         """Records what must not be, and ends the run."""
         if not self._violation:
             self._violation = words
             self.note(f"VIOLATION: {words}")
-            self._is_over.set()
+            self._end()
+
+    def _end(self) -> None:
+        self.loop.add_callback(None, self._is_over.set)  # whoever's code has asked for it
 
     def spawn(self, function: Any, *arguments: Any) -> Greenlet:
         """Runs a part of the world itself."""

@@ -89,8 +89,13 @@ class EngineConnector:
         with contextlib.suppress(OSError):
             if os.path.getsize(path):
                 return path
-            os.unlink(path)
         return ""
+
+    def _remove_empty_faults(self) -> None:
+        """Removes the files of processes that ended without a word."""
+        for path in Path(self._folder).glob(f"{self.digest}-*.fault"):
+            if not path.stat().st_size:
+                path.unlink()
 
     def _try_connect(self) -> _socket.socket | None:
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
@@ -126,7 +131,9 @@ class EngineConnector:
         listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         settings = os.memfd_create("corosrv-settings", os.MFD_CLOEXEC)
         try:
-            Path(self._path).unlink(missing_ok=True)  # of a process that has ended: its lock is this front's now
+            # Of processes that have ended, for their lock is this front's now.
+            Path(self._path).unlink(missing_ok=True)
+            self._remove_empty_faults()
             listener.bind(self._path)
             listener.listen(_BACKLOG)
             os.write(settings, msgspec.msgpack.encode(self._settings))

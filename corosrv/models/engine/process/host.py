@@ -40,7 +40,7 @@ class EngineHost:
         self._name = name
         self._listener = listener
         listener.setblocking(False)
-        self._sessions: set[FrontSession] = set()
+        self._sessions: dict[FrontSession, None] = {}
         self._news = Event()  # a front has come or left
         self._changed = Event()  # something began or ended in the engine
         self._state: EngineLoaded | EngineFailed | None = None
@@ -82,7 +82,7 @@ class EngineHost:
             connection.close()
             return
         session = FrontSession(self, connection)
-        self._sessions.add(session)
+        self._sessions[session] = None
         self._news.set()
         gevent.spawn(self._serve, session)
 
@@ -93,7 +93,7 @@ class EngineHost:
             log.exception("a front of model %s was cut off", self._name)
         finally:
             session.close()
-            self._sessions.discard(session)
+            self._sessions.pop(session, None)
             self._news.set()
 
     def _load(self) -> None:

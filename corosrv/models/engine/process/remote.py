@@ -170,10 +170,19 @@ class RemoteEngine:
             channel.close()  # it was ending: another one is found, or started
         else:
             raise errors.ModelFailed("the engine's process ends before it serves; its log says why")
+        if self._is_closed:  # while it waited for the greeting
+            channel.close()
+            self._check_alive()
         link = self._link = _Link(channel, welcome.pid)
         self._loading = AsyncResult()
         gevent.spawn(self._receive, link)
-        loaded: EngineLoaded = self._loading.get()
+        try:
+            loaded: EngineLoaded = self._loading.get()
+        except BaseException:
+            if self._link is link:
+                self._link = None
+            channel.close()  # a process that could not load the model ends once no front holds on to it
+            raise
         return loaded
 
     @property
@@ -243,6 +252,8 @@ class RemoteEngine:
             self._answer_question(message)
         elif isinstance(message, EngineLoaded):
             self._stats = message.stats
+            for waiting in list(self._jobs.values()):  # before new ones are sent, which may take their places
+                self._resume(waiting)
             self._is_up.set()
             self._loading.set(message)
         elif isinstance(message, EngineFailed):
@@ -260,6 +271,11 @@ class RemoteEngine:
                 self._send(CancelTasks(job.number))
         elif waiting is not None:
             waiting.set_exception(message.fault.error())
+        elif job is not None and message.fault.code == errors.QueueFull.code:
+            # A resumed one, whose place jobs of other fronts have taken meanwhile.
+            if self._suspect == job.number:
+                self._suspect = None
+            gevent.spawn_later(_LOOK, self._ask_again, job, self._link)
         elif job is not None:  # a resumed one
             job.fail(message.fault.message, message.fault.code or ENGINE_GONE)
             self._end(job)
@@ -292,9 +308,7 @@ class RemoteEngine:
         was_up = self._is_up.is_set()
         self._link = None
         self._is_up.clear()
-        for question in self._questions.values():
-            question.set_exception(errors.Unavailable("the engine was lost; try again"))
-        self._questions.clear()
+        self._fail_questions("the engine was lost; try again")
         if not self._loading.ready():
             self._loading.set_exception(errors.ModelFailed("the engine's process died while it loaded the model"))
         if self._is_closed or not was_up:
@@ -341,15 +355,12 @@ class RemoteEngine:
                 if time.monotonic() - began > RECOVERY or self._is_draining:
                     self._fail_all(f"the engine was lost, and could not be started again: {error}")
         self.n_restarts += 1
-        jobs = list(self._jobs.values())
         log.warning(
             "model %s: its engine is back after %.1f s; %d answers go on",
             self._name,
             time.monotonic() - began,
-            len(jobs),
+            len(self._jobs),
         )
-        for job in jobs:
-            self._resume(job)
 
     def _resume(self, job: RemoteJob) -> None:
         assert self._loaded is not None
@@ -360,10 +371,20 @@ class RemoteEngine:
             return
         self._send_tasks(job, tasks)
 
+    def _ask_again(self, job: RemoteJob, link: _Link | None) -> None:
+        """Asks for a job's place again, unless it has ended, or another engine was asked meanwhile."""
+        if link is self._link and job.number in self._jobs:
+            self._resume(job)
+
     def _fail_all(self, message: str) -> None:
         for job in list(self._jobs.values()):
             job.fail(message)
             self._end(job)
+
+    def _fail_questions(self, message: str) -> None:
+        for question in self._questions.values():
+            question.set_exception(errors.Unavailable(message))
+        self._questions.clear()
 
     def _watch(self) -> None:
         """Ends a process that says nothing, or makes no step while something runs. Looks, not seconds, are counted: a
@@ -528,6 +549,7 @@ class RemoteEngine:
 
     def _leave(self) -> None:
         self._fail_all("the engine is closed")
+        self._fail_questions("the engine is closed")
         if not self._loading.ready():
             self._loading.set_exception(errors.UsedAfterClose("the engine was closed while its model was loaded"))
         link, self._link = self._link, None

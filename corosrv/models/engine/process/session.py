@@ -161,6 +161,8 @@ class FrontSession:
         try:
             if submit.is_suspect:
                 with self._host.alone_among_suspects():
+                    # Told before it runs: the engine may die of it at once.
+                    self.send(TasksAccepted(submit.number))
                     self._run_accepted(submit)
             else:
                 self._run_accepted(submit)
@@ -185,7 +187,8 @@ class FrontSession:
             if submit.number not in self._jobs:
                 return
             job = self._jobs[submit.number] = _Running(reader)
-            self.send(TasksAccepted(submit.number))
+            if not submit.is_suspect:
+                self.send(TasksAccepted(submit.number))
             self._host.note_change()
             self._pass_on(submit.number, job)
 

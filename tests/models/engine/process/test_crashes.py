@@ -10,8 +10,9 @@ import gevent
 import pytest
 
 from corosrv.base.errors import EngineGone, ShuttingDown, Unavailable
-from corosrv.contracts.jobs import EmbedJob, Finish, Job, Sampling, Text, ThoughtBudget, Tokens
+from corosrv.contracts.jobs import Chunk, EmbedJob, Finish, Job, Sampling, Text, ThoughtBudget, Tokens
 from corosrv.models.engine.process import connector, remote
+from corosrv.models.engine.process.jobs import RemoteReader
 from corosrv.models.engine.process.remote import RemoteEngine
 from tests.models.engine.process.conftest import OpenFront, has_ended, pid_of
 from tests.support import crashing_engine
@@ -38,6 +39,16 @@ def kill(front: RemoteEngine) -> int:
     pid = pid_of(front)
     os.kill(pid, signal.SIGKILL)
     return pid
+
+
+def begun(reader: RemoteReader, n_answers: int = 1) -> list[Chunk]:
+    """Returns the chunks that have come once each of a job's answers has begun."""
+    chunks: list[Chunk] = []
+    while len({chunk.index for chunk in chunks if chunk.n_tokens}) < n_answers:
+        taken = reader.take(TIMEOUT)
+        assert taken, "it has ended"
+        chunks += taken
+    return chunks
 
 
 def whole(
@@ -94,9 +105,9 @@ def test_several_answers_of_a_job_go_on_each(open_front: OpenFront) -> None:
     undisturbed = read_all(front.submit(asked))
 
     reader = front.submit(asked)
-    gevent.sleep(0.1)
+    chunks = begun(reader, n_answers=4)
     kill(front)
-    chunks = read_all(reader)
+    chunks += read_all(reader)
 
     for index in range(4):
         assert text_of(chunks, index) == text_of(undisturbed, index)
@@ -106,23 +117,40 @@ def test_several_answers_of_a_job_go_on_each(open_front: OpenFront) -> None:
 def test_jobs_that_wait_or_come_meanwhile_are_answered(open_front: OpenFront) -> None:
     front = open_front(model=SPEED, slots=1)
     readers = [front.submit(job("Once", max_tokens=10)) for _ in range(4)]
-    gevent.sleep(0.05)
+    first = begun(readers[0])
 
     kill(front)
     late = gevent.spawn(answer, front, job("Once", max_tokens=10))
-    texts = {text_of(read_all(reader)) for reader in readers} | {late.get(timeout=TIMEOUT)}
+    texts = {text_of(first + read_all(readers[0])), *(text_of(read_all(reader)) for reader in readers[1:])}
+    texts.add(late.get(timeout=TIMEOUT))
 
     assert len(texts) == 1
+
+
+def test_answers_that_go_on_keep_their_places_from_jobs_that_come_meanwhile(open_front: OpenFront) -> None:
+    front, other = (open_front(model=SPEED, slots=1, queue=1) for _ in range(2))
+    undisturbed = answer(front, job("Once", max_tokens=20))
+    readers = [front.submit(job("Once", max_tokens=20)) for _ in range(2)]
+    first = begun(readers[0])
+
+    kill(front)
+    wait_until(lambda: front.is_recovering and other.is_recovering)
+    late = [gevent.spawn(answer, engine, job("Once", max_tokens=20)) for engine in (front, other) for _ in range(2)]
+    texts = [text_of(first + read_all(readers[0])), text_of(read_all(readers[1]))]
+
+    assert texts == [undisturbed] * 2
+    gevent.joinall(late, timeout=TIMEOUT)
+    assert all(greenlet.value == undisturbed or greenlet.exception.code == "queue_full" for greenlet in late)
 
 
 def test_all_fronts_go_on_in_one_new_engine(open_front: OpenFront) -> None:
     fronts = [open_front(model=SPEED) for _ in range(3)]
     undisturbed = answer(fronts[0], job("Once", max_tokens=30))
     readers = [front.submit(job("Once", max_tokens=30)) for front in fronts]
-    gevent.sleep(0.1)
+    firsts = [begun(reader) for reader in readers]
 
     old = kill(fronts[0])
-    texts = [text_of(read_all(reader)) for reader in readers]
+    texts = [text_of(first + read_all(reader)) for first, reader in zip(firsts, readers, strict=True)]
 
     assert texts == [undisturbed] * 3
     assert {pid_of(front) for front in fronts} != {old}
@@ -148,12 +176,12 @@ def test_an_engine_that_hangs_is_ended_and_its_answers_go_on(
     asked = job("Once", max_tokens=40)
     undisturbed = answer(front, asked)
     reader = front.submit(asked)
-    gevent.sleep(0.1)
+    first = begun(reader)
     pid = pid_of(front)
 
     os.kill(pid, signal.SIGSTOP)
 
-    assert text_of(read_all(reader)) == undisturbed
+    assert text_of(first + read_all(reader)) == undisturbed
     assert has_ended(pid)
 
 
@@ -162,7 +190,7 @@ def test_questions_are_answered_with_an_error_when_the_engine_is_lost(open_front
     pid = pid_of(front)
     os.kill(pid, signal.SIGSTOP)
     asking = gevent.spawn(front.slots)
-    gevent.sleep(0.1)
+    gevent.idle()  # it has asked
 
     os.kill(pid, signal.SIGKILL)
 
@@ -172,6 +200,18 @@ def test_questions_are_answered_with_an_error_when_the_engine_is_lost(open_front
     assert len(front.slots()) == 4
 
 
+def test_questions_are_answered_with_an_error_when_their_front_closes_the_engine(open_front: OpenFront) -> None:
+    front = open_front(model=SPEED)
+    os.kill(pid_of(front), signal.SIGSTOP)
+    asking = gevent.spawn(front.slots)
+    gevent.idle()  # it has asked
+
+    front.close()
+
+    with pytest.raises(Unavailable, match="engine is closed"):
+        asking.get(timeout=TIMEOUT)
+
+
 @pytest.mark.parametrize("end", [RemoteEngine.drain, RemoteEngine.close])
 def test_a_job_that_no_engine_takes_is_refused_when_its_front_stops(
     open_front: OpenFront, end: Callable[..., None]
@@ -179,7 +219,7 @@ def test_a_job_that_no_engine_takes_is_refused_when_its_front_stops(
     front = open_front(model=SPEED)
     os.kill(pid_of(front), signal.SIGSTOP)
     submitting = gevent.spawn(front.submit, job())
-    gevent.sleep(0.1)
+    gevent.idle()  # it has asked
 
     end(front)
 

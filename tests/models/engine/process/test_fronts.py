@@ -50,7 +50,6 @@ def test_fronts_share_one_process_which_ends_after_the_last(open_front: OpenFron
     assert first.card(None) == second.card(None)
 
     first.close()
-    gevent.sleep(0.2)
     assert answer(second, job())
     assert not has_ended(pid)
     began = time.monotonic()
@@ -187,7 +186,7 @@ def test_a_front_that_leaves_frees_its_slots_and_the_others_go_on(open_front: Op
 def test_a_reader_that_is_not_read_holds_up_nobody_else(open_front: OpenFront) -> None:
     front = open_front(ctx=65_536, slots=2, reader_bytes=4096)
     unread = front.submit(endless(sampling=Sampling(temperature=0, n_probs=20, ignore_eos=True)))
-    gevent.sleep(0.5)
+    until(lambda: (stats := front.stats()) is not None and stats.paused == 1)
 
     assert answer(front, job())
     slot = next(slot for slot in front.slots() if slot.is_busy)
@@ -249,6 +248,32 @@ def test_an_engine_that_is_closed_while_it_loads_waits_no_longer(run_dir: str) -
 
     with pytest.raises(ModelFailed, match="closed while its model was loaded"):
         opening.get(timeout=TIMEOUT)
+
+
+def test_an_engine_that_is_closed_before_its_process_greets_keeps_no_connection(
+    open_front: OpenFront, run_dir: str
+) -> None:
+    first = open_front()
+    os.kill(pid_of(first), signal.SIGSTOP)
+    late = RemoteEngine(settings_of(), run_dir)
+    opening = gevent.spawn(late.open)
+    gevent.idle()  # it has connected
+
+    late.close()
+    os.kill(pid_of(first), signal.SIGCONT)
+
+    with pytest.raises(ModelFailed, match="engine is closed"):
+        opening.get(timeout=TIMEOUT)
+    assert late.pid is None
+
+
+def test_the_file_of_crashes_stays_while_its_process_lives(open_front: OpenFront, run_dir: str) -> None:
+    front = open_front()
+    (file,) = Path(run_dir).glob("*.fault")
+
+    assert connector.EngineConnector(settings_of(), run_dir).fault_of(pid_of(front)) == ""
+
+    assert file.exists()
 
 
 def test_an_engine_is_closed_from_any_thread(open_front: OpenFront) -> None:
