@@ -1,5 +1,4 @@
 // Headers of the standard library that most files include; the Makefile compiles them once for each kind of build.
-#pragma once
 
 #include <algorithm>
 #include <array>

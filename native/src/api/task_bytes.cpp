@@ -22,7 +22,7 @@ struct StoredTask::Parts {
 namespace {
 
 // Whoever adds a member that points to something adds it to visit_parts(); the others travel with the struct.
-static_assert(sizeof(corosrv_task) == 488 && sizeof(corosrv_sampling) == 256, "is there a new pointer?");
+static_assert(sizeof(corosrv_task) == 496 && sizeof(corosrv_sampling) == 256, "is there a new pointer?");
 
 // Calls `part` with each thing that a task points to: with the pointer, and the number of items behind it.
 template <typename TaskOf, typename Part>

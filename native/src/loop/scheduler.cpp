@@ -57,7 +57,7 @@ Scheduler::Scheduler(int32_t slots, int32_t rows, bool reads_whole, int32_t shar
 
 void Scheduler::add(std::unique_ptr<Sequence> sequence) {
   const uint64_t owner = sequence->owner();
-  ledger_.join(owner, sequence->tier(), sequence->weight());
+  ledger_->join(owner, sequence->tier(), sequence->weight());
   waiting_.add(std::move(sequence));
   waiting_.reorder(owner);  // others of its own, where it has brought another tier
 }
@@ -72,7 +72,7 @@ size_t Scheduler::admit(Clock::time_point now) {
       continue;
     }
     sequence->start(take_slot(*sequence), now);
-    ledger_.start(sequence->owner());
+    ledger_->start(sequence->owner());
     waiting_.reorder(sequence->owner());
     running_.push_back(std::move(sequence));
     ++started;
@@ -154,7 +154,7 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
   if (reading.empty() || prompt_tokens <= 0) return;
 
   const auto oldest = std::min_element(reading.begin(), reading.end(), [this](const Reading& a, const Reading& b) {
-    const OwnerLedger::Rank rank = ledger_.rank(a.sequence->owner()), other = ledger_.rank(b.sequence->owner());
+    const OwnerLedger::Rank rank = ledger_->rank(a.sequence->owner()), other = ledger_->rank(b.sequence->owner());
     return rank == other ? a.sequence->started() < b.sequence->started() : rank < other;
   });
   Sequence* const first = oldest->sequence;
@@ -232,7 +232,7 @@ std::unique_ptr<Sequence> Scheduler::take_from_slot(Sequence& sequence) {
   assert(found != running_.end());
   release_followers(sequence);
   free_slot(sequence.slot());
-  ledger_.stop(sequence.owner());
+  ledger_->stop(sequence.owner());
   waiting_.reorder(sequence.owner());
   std::unique_ptr<Sequence> taken = std::move(*found);
   running_.erase(found);
@@ -275,8 +275,8 @@ bool Scheduler::may_displace(const Sequence& next, const Sequence& running, Cloc
   if (!fits_instead(next, running)) return false;
   if (next.owner() == running.owner()) return next.priority() + kClassGap <= running.priority();
   if (next.tier() != running.tier()) return next.tier() < running.tier();
-  const double lead = ledger_.rank(running.owner()).virtual_s - ledger_.rank(next.owner()).virtual_s;
-  return lead > kMostLead && ledger_.exceeds_share(running.owner(), slots_);
+  const double lead = ledger_->rank(running.owner()).virtual_s - ledger_->rank(next.owner()).virtual_s;
+  return lead > kMostLead && ledger_->exceeds_share(running.owner(), slots_);
 }
 
 bool Scheduler::fits_instead(const Sequence& next, const Sequence& running) const {
@@ -288,7 +288,7 @@ bool Scheduler::fits_instead(const Sequence& next, const Sequence& running) cons
 
 bool Scheduler::is_worse(const Sequence& a, const Sequence& b) const {
   const auto badness = [this](const Sequence& sequence) {
-    return std::tuple(sequence.tier(), ledger_.rank(sequence.owner()).virtual_s, sequence.priority(),
+    return std::tuple(sequence.tier(), ledger_->rank(sequence.owner()).virtual_s, sequence.priority(),
                       sequence.state() == State::kPrefilling, sequence.restarted());
   };
   return badness(a) > badness(b);
@@ -306,7 +306,7 @@ void Scheduler::charge(const Plan& plan, double step_s, double decode_row_s, dou
     const uint64_t owner = plan.items[item].sequence->owner();
     double own = 0;  // of items in a row: the queue is put in order once for them
     for (; item < plan.items.size() && plan.items[item].sequence->owner() == owner; ++item) own += price_of(item);
-    ledger_.charge(owner, step_s * own / all);
+    ledger_->charge(owner, step_s * own / all);
     waiting_.reorder(owner);
   }
 }
@@ -373,13 +373,13 @@ Scheduler::Swept Scheduler::sweep() {
   for (const auto& sequence : swept.from_slots) {
     release_followers(*sequence);
     free_slot(sequence->slot());
-    ledger_.stop(sequence->owner());
+    ledger_->stop(sequence->owner());
     waiting_.reorder(sequence->owner());
-    ledger_.leave(sequence->owner());
+    ledger_->leave(sequence->owner());
   }
   waiting_.sweep(swept.others);
   move_done(parked_, swept.others);
-  for (const auto& sequence : swept.others) ledger_.leave(sequence->owner());
+  for (const auto& sequence : swept.others) ledger_->leave(sequence->owner());
   capacity_ = std::min(slots_, capacity_ + static_cast<int32_t>(swept.from_slots.size()));
   return swept;
 }

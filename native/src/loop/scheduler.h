@@ -128,7 +128,7 @@ class Scheduler {
   // Lets go of it.
   Swept sweep();
 
-  const OwnerLedger& ledger() const { return ledger_; }
+  const OwnerLedger& ledger() const { return *ledger_; }
   // Nothing runs, waits or is parked.
   bool is_empty() const { return running_.empty() && waiting_.is_empty() && parked_.empty(); }
   size_t n_running() const { return running_.size(); }
@@ -169,8 +169,9 @@ class Scheduler {
   int32_t capacity_;                 // sequences that may run: the slots, or fewer while memory is short
   int32_t n_calm_ = 0;               // plans since the slots in use were others
   std::vector<int32_t> free_slots_;  // the lowest is last
-  OwnerLedger ledger_;               // of all owners that have sequences here
-  WaitQueue waiting_{ledger_};
+  // Of all owners that have sequences here; on the heap, so that a scheduler may be moved.
+  std::unique_ptr<OwnerLedger> ledger_ = std::make_unique<OwnerLedger>();
+  WaitQueue waiting_{*ledger_};
   std::vector<std::unique_ptr<Sequence>> running_;
   std::deque<std::unique_ptr<Sequence>> parked_;
 };

@@ -40,7 +40,7 @@ WaitQueue::Key WaitQueue::key_of(const Sequence& sequence, Clock::time_point now
 // What was added first is next, whoever's it is.
 OwnerLedger::Rank WaitQueue::rank_of(const Key& key, const Place& first) const {
   if (first.priority == 0) return {-1, 0, 0};
-  OwnerLedger::Rank rank = ledger_.rank(std::get<0>(key));
+  OwnerLedger::Rank rank = ledger_->rank(std::get<0>(key));
   rank.tier = std::get<2>(key);
   return rank;
 }

@@ -28,7 +28,7 @@ class WaitQueue {
   static constexpr auto kPatience = std::chrono::seconds(60);
 
   // Outlives the queue, and knows the owners of all that wait.
-  explicit WaitQueue(const OwnerLedger& ledger) : ledger_(ledger) {}
+  explicit WaitQueue(const OwnerLedger& ledger) : ledger_(&ledger) {}
 
   // With the number of its arrival where it has one: then it was here before.
   void add(std::unique_ptr<Sequence> sequence);
@@ -99,7 +99,7 @@ class WaitQueue {
   template <typename Change>
   void change(Lines::iterator line, Change change);
 
-  const OwnerLedger& ledger_;
+  const OwnerLedger* ledger_;
   Lines lines_;
   std::set<Head> heads_;  // of all lines: no two of them have the same place
   size_t size_ = 0;
