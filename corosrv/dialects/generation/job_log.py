@@ -51,8 +51,8 @@ class JobRecord:
     """
 
     __slots__ = (
-        "_as_json", "_began", "_bill", "_cached_tokens", "_decode_ms", "_forkable", "_generated_tokens", "_id", "_model",
-        "_n_running", "_outcome", "_prompt_ms", "_prompt_tokens"
+        "_as_json", "_began", "_bill", "_cached_tokens", "_decode_ms", "_forkable", "_generated_tokens", "_id",
+        "_model", "_n_running", "_outcome", "_prompt_ms", "_prompt_tokens"
     )  # fmt: skip
 
     def __init__(
