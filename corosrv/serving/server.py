@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import logging
 import os
 import time
@@ -28,7 +29,7 @@ from corosrv.serving.live import LiveRecorder
 from corosrv.serving.part import ServerContext
 from corosrv.serving.parts import make_parts
 from corosrv.web import live
-from corosrv.web.accounts import Accounts, KeyAccount, UsageCollector
+from corosrv.web.accounts import Accounts, KeyAccount, UsageCollector, add_usage
 from corosrv.web.docs import home as docs
 from corosrv.web.docs.home import Home, Served, ollama_refusals
 from corosrv.web.groups import routes as group_routes
@@ -287,6 +288,9 @@ class Server:
                 raise NotOffered("usage is counted by API key, and this server needs none (COROSRV_API_KEYS_FILE)")
             accounts = list(self.accounts.all()) if account.entry.admin else [account]
             views = [one.view() for one in Turns().among(accounts)]
+            for answer in self.context.ask_other_workers(request):
+                if answer.status == HTTPStatus.OK:
+                    add_usage(views, json.loads(answer.body)["data"])
             return long_json_response({"object": "list", "since": int(self.accounts.since), "data": views})
 
         return root

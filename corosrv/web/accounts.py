@@ -268,6 +268,18 @@ class KeyAccount:
         }
 
 
+def add_usage(views: Iterable[dict[str, Any]], more: Iterable[dict[str, Any]]) -> None:
+    """Adds what other worker processes tell of the same keys to the usage in `views`, which KeyAccount.view has made."""
+    by_key = {view["key"]: view for view in views}
+    for other in more:
+        if (view := by_key.get(other["key"])) is None:
+            continue  # a key that one process has read of already, and the other has not
+        periods = ["total"] if other["today"]["date"] != view["today"]["date"] else ["total", "today"]
+        for period in periods:
+            counts = view[period]
+            counts |= {name: counts[name] + n for name, n in other[period].items() if name != "date"}
+
+
 def _resized(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
     if per_minute is None:
         return None

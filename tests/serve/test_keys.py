@@ -328,15 +328,20 @@ def test_a_hangup_reads_the_file_again_and_a_broken_one_leaves_the_server_as_it_
 def test_several_workers_keep_one_limit(start: Servers, tmp_path: Path) -> None:
     path = str(tmp_path / "keys.toml")
     key, free = add_key(path, "limited", {"requests_per_minute": 20}), add_key(path, "free", {})
+    admin = add_key(path, "operator", {"admin": True})
     server = start.start(*GUNICORN, "-b", "127.0.0.1:0", "-w", "3", "corosrv.app", api_keys_file=path)
     body = {"prompt": "hi", "max_tokens": 1}
 
     statuses = [ask(server, "POST", "/v1/completions", key, body).status_code for _ in range(30)]
     others = {ask(server, "POST", "/v1/completions", free, body).status_code for _ in range(10)}
+    shown = {one["key"]: one for one in ask(server, "GET", "/v1/usage", admin).json()["data"]}
 
     assert statuses.count(200) in (20, 21)  # one may come back meanwhile
     assert set(statuses[:20]) == {200}
     assert others == {200}
+    assert shown["free"]["total"]["requests"] == usage(server, free)["total"]["requests"] == 10
+    assert shown["free"]["today"]["generated_tokens"] == 10
+    assert shown["limited"]["total"]["requests"] == statuses.count(200)
     assert usage(server, key)["total"]["requests"] == statuses.count(200)
     named = httpx.get(f"{server.url}/usage", headers={"X-Api-Key": key}, trust_env=False)  # in the same process
     assert named.json()["data"][0]["total"]["requests"] == statuses.count(200)
