@@ -269,7 +269,7 @@ class KeyAccount:
 
 
 def add_usage(views: Iterable[dict[str, Any]], more: Iterable[dict[str, Any]]) -> None:
-    """Adds what other worker processes tell of the same keys to the usage in `views`, which KeyAccount.view has made."""
+    """Adds what other worker processes tell of the same keys to the usage in `views`, which KeyAccount.view made."""
     by_key = {view["key"]: view for view in views}
     for other in more:
         if (view := by_key.get(other["key"])) is None:

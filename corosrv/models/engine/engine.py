@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,7 +44,53 @@ class _LoadedParts:
     placer: TaskPlacer
 
 
-class Engine:
+class EngineLife(ABC):
+    """How far an engine has come, from its making to its end, whether this process computes or another one."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._failure: str | None = None
+        self._is_closed = False
+        self._is_draining = False
+
+    @property
+    @abstractmethod
+    def _is_loaded(self) -> bool:
+        """True once the model is ready."""
+
+    @property
+    def state(self) -> State:
+        if self._failure is not None or os.getpid() != self._pid:
+            return State.FAILED
+        if self._is_draining or self._is_closed:
+            return State.DRAINING
+        return State.READY if self._is_loaded else State.STARTING
+
+    def check(self) -> None:
+        """Raises the Unavailable that a job would meet now."""
+        self._check_alive()
+        if self._failure is not None:
+            raise errors.ModelFailed(f"the model could not be loaded: {self._failure}")
+        if self._is_draining:
+            raise errors.ShuttingDown("the server is shutting down")
+        if not self._is_loaded:
+            raise errors.Starting("the model is still loading")
+
+    def _check_alive(self) -> None:
+        if os.getpid() != self._pid:
+            raise errors.UsedAfterFork(
+                "this engine was made before a fork() and serves the parent process only; make one in each process "
+                "after forking (gunicorn: do not use --preload)"
+            )
+        if self._is_closed:
+            raise errors.UsedAfterClose("the engine is closed; open another one")
+
+    def stop_accepting(self) -> None:
+        """Refuses new jobs; those that were accepted go on."""
+        self._is_draining = True
+
+
+class Engine(EngineLife):
     """One model, decoded in a native thread of this process.
 
     `open` loads it and may be called from a greenlet, which lets others run, or a plain thread. Jobs may be submitted
@@ -52,8 +99,8 @@ class Engine:
 
     def __init__(self, settings: ModelSettings | Settings) -> None:
         """Stores the settings, of which those of the first model count; nothing starts before `open`."""
+        super().__init__()
         self._settings = settings = settings if isinstance(settings, ModelSettings) else settings.models[0]
-        self._pid = os.getpid()
         self._native: NativeEngine | None = None
         self._loaded: _LoadedParts | None = None
         self._adapters = Adapters(settings.adapters)
@@ -142,37 +189,14 @@ class Engine:
         )
 
     @property
-    def state(self) -> State:
-        if self._failure is not None or os.getpid() != self._pid:
-            return State.FAILED
-        if self._is_draining or self._is_closed:
-            return State.DRAINING
-        return State.READY if self._loaded is not None else State.STARTING
-
-    def check(self) -> None:
-        """Raises the Unavailable that a job would meet now."""
-        self._check_alive()
-        if self._failure is not None:
-            raise errors.ModelFailed(f"the model could not be loaded: {self._failure}")
-        if self._is_draining:
-            raise errors.ShuttingDown("the server is shutting down")
-        if self._loaded is None:
-            raise errors.Starting("the model is still loading")
+    def _is_loaded(self) -> bool:
+        return self._loaded is not None
 
     def _model(self) -> _LoadedParts:
         """Raises as `check` does."""
         self.check()
         assert self._loaded is not None
         return self._loaded
-
-    def _check_alive(self) -> None:
-        if os.getpid() != self._pid:
-            raise errors.UsedAfterFork(
-                "this engine was made before a fork() and serves the parent process only; make one in each process "
-                "after forking (gunicorn: do not use --preload)"
-            )
-        if self._is_closed:
-            raise errors.UsedAfterClose("the engine is closed; open another one")
 
     def models(self) -> tuple[ModelCard, ...]:
         return () if self._loaded is None else (self._loaded.card,)
@@ -260,10 +284,6 @@ class Engine:
     def side_process_held(self) -> float:
         """Returns the seconds for which such processes were stopped. Raises as `check` does."""
         return self._model().native.side_process_held()
-
-    def stop_accepting(self) -> None:
-        """Refuses new jobs; those that were accepted go on."""
-        self._is_draining = True
 
     def drain(self, message: str = "the server is shutting down") -> None:
         """Ends every job, waiting or running, with an error chunk of this message."""

@@ -22,11 +22,11 @@ from gevent.hub import get_hub
 from corosrv.base import errors
 from corosrv.base.run_dir import default_path, open_run_dir
 from corosrv.base.waits import call_in_thread, own_hub
-from corosrv.contracts.jobs import Adapter, AnyJob, Finish, Job, ModelCard, SlotFile, SlotState, State
+from corosrv.contracts.jobs import Adapter, AnyJob, Finish, Job, ModelCard, SlotFile, SlotState
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine.binding import ModelInfo, NativeVocabulary, Task
-from corosrv.models.engine.engine import model_card
+from corosrv.models.engine.engine import EngineLife, model_card
 from corosrv.models.engine.options import native_options
 from corosrv.models.engine.process.connector import PATIENCE, EngineConnector
 from corosrv.models.engine.process.jobs import ENGINE_GONE, DeathSuspects, RemoteJob, RemoteReader, tells_state
@@ -79,22 +79,19 @@ class _Link:
         self.n_steps = -1
 
 
-class RemoteEngine:
+class RemoteEngine(EngineLife):
     """One model, decoded in a process that several fronts share. Belongs to the thread of the hub that opens it."""
 
     def __init__(self, settings: ModelSettings, run_dir: str = "") -> None:
         """`run_dir`: see corosrv.base.run_dir. Nothing starts before `open`."""
+        super().__init__()
         self._settings = settings
         self._run_dir = run_dir
-        self._pid = os.getpid()
         self._hub: Any = None
         self._connector: EngineConnector | None = None
         self._link: _Link | None = None
         self._is_up = Event()  # the link is there, and its engine has loaded the model
         self._loading: AsyncResult[EngineLoaded] = AsyncResult()
-        self._failure: str | None = None
-        self._is_draining = False
-        self._is_closed = False
         self._loaded: EngineLoaded | None = None
         self._vocabulary: EngineVocabulary | None = None
         self._native: NativeVocabulary | None = None
@@ -186,31 +183,8 @@ class RemoteEngine:
         return loaded
 
     @property
-    def state(self) -> State:
-        if self._failure is not None or os.getpid() != self._pid:
-            return State.FAILED
-        if self._is_draining or self._is_closed:
-            return State.DRAINING
-        return State.READY if self._card is not None else State.STARTING
-
-    def check(self) -> None:
-        """Raises the Unavailable that a job would meet now."""
-        self._check_alive()
-        if self._failure is not None:
-            raise errors.ModelFailed(f"the model could not be loaded: {self._failure}")
-        if self._is_draining:
-            raise errors.ShuttingDown("the server is shutting down")
-        if self._card is None:
-            raise errors.Starting("the model is still loading")
-
-    def _check_alive(self) -> None:
-        if os.getpid() != self._pid:
-            raise errors.UsedAfterFork(
-                "this engine was made before a fork() and serves the parent process only; make one in each process "
-                "after forking (gunicorn: do not use --preload)"
-            )
-        if self._is_closed:
-            raise errors.UsedAfterClose("the engine is closed; open another one")
+    def _is_loaded(self) -> bool:
+        return self._card is not None
 
     @property
     def is_recovering(self) -> bool:
@@ -522,10 +496,6 @@ class RemoteEngine:
         return 0.0
 
     # The end
-
-    def stop_accepting(self) -> None:
-        """Refuses new jobs; those that were accepted go on."""
-        self._is_draining = True
 
     def drain(self, message: str = "the server is shutting down") -> None:
         """Ends every job of this front, waiting or running, with an error chunk of this message."""
