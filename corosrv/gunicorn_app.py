@@ -61,10 +61,12 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         """Takes the options, then what GUNICORN_CMD_ARGS says, then the arguments: the last one counts."""
         for name, value in self._options.items():
             self.cfg.set(name, value)
-        for arguments in (self.cfg.get_cmd_args_from_env(), self._arguments):
-            for name, value in vars(_parsed(self.cfg.parser(), arguments)).items():
-                if value is not None:
-                    self.cfg.set(name, value)
+        parser = self.cfg.parser()
+        for name, value in [
+            *_from_variable(parser, self.cfg.get_cmd_args_from_env()),
+            *_given(parser, self._arguments),
+        ]:
+            self.cfg.set(name, value)
 
     def load(self) -> Any:
         from corosrv import app  # in the worker, after the fork
@@ -72,18 +74,29 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         return app.make_application(ends_with_bad_code=True)
 
 
-def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads options of gunicorn's. Raises SettingsError for those that `corosrv serve` does not pass on."""
+def _given(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[tuple[str, Any]]:
+    """Reads options of gunicorn's from behind `--`. Raises SettingsError for those that `corosrv serve` does not take."""
     parser.prog = "corosrv serve ... --"
-    chosen = parser.parse_args(list(arguments))
-    for name in _NOT_FOR_HERE:
-        if getattr(chosen, name, None) is not None:
-            words = f"cannot be chosen behind `--` or in GUNICORN_CMD_ARGS: {_NOT_FOR_HERE[name]}"
-            raise SettingsError(f"gunicorn's option for {name} {words}")
-    if chosen.args:
-        raise SettingsError(f"gunicorn's options stand behind `--`, and {chosen.args[0]!r} is none")
-    del chosen.args
-    return chosen
+    chosen = vars(parser.parse_args(list(arguments)))
+    if strangers := chosen.pop("args"):
+        raise SettingsError(f"gunicorn's options stand behind `--`, and {strangers[0]!r} is none")
+    given = [(name, value) for name, value in chosen.items() if value is not None]
+    for name, _ in given:
+        if name in _NOT_FOR_HERE:
+            raise SettingsError(f"gunicorn's option for {name} cannot be chosen behind `--`: {_NOT_FOR_HERE[name]}")
+    return given
+
+
+def _from_variable(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[tuple[str, Any]]:
+    """Reads options of gunicorn's from its variable, which may be there for other servers, too: leaves some out."""
+    parser.prog = "GUNICORN_CMD_ARGS"
+    chosen = vars(parser.parse_args(list(arguments)))
+    given = [(name, value) for name, value in chosen.items() if name != "args" and value is not None]
+    for name, _ in given:
+        if name in _NOT_FOR_HERE:
+            words = f"gunicorn's option for {name} in GUNICORN_CMD_ARGS is not used: {_NOT_FOR_HERE[name]}"
+            print(f"corosrv: {words}", file=sys.stderr)
+    return [(name, value) for name, value in given if name not in _NOT_FOR_HERE]
 
 
 def when_ready(arbiter: Any) -> None:

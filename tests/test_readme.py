@@ -47,6 +47,14 @@ PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --pee
 IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 CONFIG = "corosrv config --model path/to/model.gguf --slots 16"
+# Followed in tests/serve/test_listening.py and tests/models/test_replay.py.
+ELSEWHERE = [
+    "corosrv serve --certfile certificate.pem --keyfile key.pem",
+    "corosrv serve --host unix:/run/corosrv/http.sock,127.0.0.1",
+    "corosrv serve -- --max-requests 100000 --forwarded-allow-ips 10.0.0.1",
+    "corosrv serve --record /var/lib/corosrv/engine.rec",
+    "corosrv replay /var/lib/corosrv/engine.rec.crashed-4711 --steps --until 1204",
+]
 KEYS = [
     "corosrv keys add alice --file keys.toml --requests-per-minute 60 --tokens-per-day 200000",
     "corosrv serve --api-keys-file keys.toml",
@@ -128,7 +136,7 @@ def port(environ: dict[str, str]) -> Iterator[int]:
 def test_every_command_is_known_to_these_tests() -> None:
     commands = {line for text in blocks("sh") for line in text.splitlines() if not text.startswith("curl")}
 
-    assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, IMAGES, HUB, CONFIG, *KEYS, *SERVERS])
+    assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, IMAGES, HUB, CONFIG, *KEYS, *ELSEWHERE, *SERVERS])
 
 
 def test_the_hub_s_command_serves_what_it_downloads(environ: dict[str, str], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from corosrv.serving.live import LiveRecorder
 from corosrv.serving.part import ServerContext
 from corosrv.serving.parts import make_parts
 from corosrv.web import live
-from corosrv.web.accounts import Accounts, KeyAccount, UsageCollector, add_usage
+from corosrv.web.accounts import Accounts, KeyAccount, UsageCollector, UsageList, add_usage
 from corosrv.web.docs import home as docs
 from corosrv.web.docs.home import Home, Served, ollama_refusals
 from corosrv.web.groups import routes as group_routes
@@ -280,6 +280,7 @@ class Server:
             "Show what an API key has used",
             "Requests, tokens and milliseconds of the key that asks, since the start and today (UTC), and its limits; "
             "of all keys for a key with `admin`.",
+            answer=UsageList,
             statuses=(501,),
         )
         def usage() -> Response:

@@ -13,8 +13,9 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -101,6 +102,44 @@ class UsageCounts:
             "generated_tokens": self.generated_tokens,
             "compute_ms": round(self.compute_ms, 3),
         }
+
+
+class Used(msgspec.Struct):
+    """The counts of a period, as GET /v1/usage shows them."""
+
+    requests: int
+    refused_requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    compute_ms: float
+
+
+class UsedOnDay(Used):
+    """Those of a day, in UTC."""
+
+    date: str
+
+
+class KeyUsage(msgspec.Struct):
+    """A key, its limits, and what it has used."""
+
+    object: Literal["usage"]
+    key: str
+    total: Used
+    today: UsedOnDay
+    limits: dict[str, int]
+    models: list[str] | None
+    tier: int
+    weight: float
+
+
+class UsageList(msgspec.Struct):
+    """The answer of GET /v1/usage; `since` is Unix time."""
+
+    object: Literal["list"]
+    since: int
+    data: list[KeyUsage]
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ def test_a_unix_socket_serves_beside_a_port(start: Servers, short: Path, form: s
 def test_options_of_gunicorn_stand_behind_two_dashes_or_in_its_variable(start: Servers) -> None:
     server = start.start(
         *SERVE, "--", "--access-logfile", "-", "--access-logformat", "seen %(m)s %(U)s",
-        GUNICORN_CMD_ARGS="--limit-request-fields 7 --access-logformat lost",
+        GUNICORN_CMD_ARGS="--limit-request-fields 7 --access-logformat lost --workers 3",
     )  # fmt: skip
 
     with server.connect() as connection:
@@ -211,6 +211,8 @@ def test_options_of_gunicorn_stand_behind_two_dashes_or_in_its_variable(start: S
     assert server.get("/v1/models")[0] == 200
     eventually(lambda: "seen GET /v1/models" in server.log, what="a line of the access log")
     assert "lost" not in server.log
+    assert "in GUNICORN_CMD_ARGS is not used: use --workers" in server.log
+    assert len(server.workers()) == 1
 
 
 def test_options_of_gunicorn_that_have_another_name_here_are_refused() -> None:
