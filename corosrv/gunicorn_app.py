@@ -75,7 +75,7 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
 
 
 def _given(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """Reads options of gunicorn's from behind `--`. Raises SettingsError for those that `corosrv serve` does not take."""
+    """Reads options of gunicorn's from behind `--`. Raises SettingsError for those that are not taken here."""
     parser.prog = "corosrv serve ... --"
     chosen = vars(parser.parse_args(list(arguments)))
     if strangers := chosen.pop("args"):

@@ -94,12 +94,12 @@ class Server:
         eventually(lambda: self.health(prefix) == status, START_SECONDS, f"health {status}\n{self.log}")
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
-        """Every sample by its name with labels; those of several models summed, and the model left out."""
+        """Every sample by its name with labels; those of several models and worker processes summed, and both left out."""
         samples: dict[str, float] = {}
         for line in self.get(f"{prefix}/metrics")[1].splitlines():
             if line[:1] != "#":
                 name, _, value = line.rpartition(" ")
-                name = re.sub(r'model="[^"]*",?', "", name).replace(",}", "}").replace("{}", "")
+                name = re.sub(r'(?:model|front)="[^"]*",?', "", name).replace(",}", "}").replace("{}", "")
                 samples[name] = samples.get(name, 0.0) + float(value)
         return samples
 
