@@ -94,7 +94,7 @@ class Server:
         eventually(lambda: self.health(prefix) == status, START_SECONDS, f"health {status}\n{self.log}")
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
-        """Every sample by its name with labels; those of several models and worker processes summed, and both left out."""
+        """Every sample by its name with labels; those of several models and processes summed, both left out."""
         samples: dict[str, float] = {}
         for line in self.get(f"{prefix}/metrics")[1].splitlines():
             if line[:1] != "#":
