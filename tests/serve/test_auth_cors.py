@@ -130,7 +130,9 @@ def test_without_keys_local_pages_may_read_every_answer(server: Server) -> None:
             assert cross_origin(answer) == {
                 "access-control-allow-origin": LOCAL,
                 "access-control-expose-headers": "X-Request-Id, Request-Id, Retry-After, Idempotency-Replayed, "
-                "X-Should-Retry, X-Corosrv-Ignored",
+                "X-Should-Retry, X-Corosrv-Ignored, X-RateLimit-Limit-Requests, X-RateLimit-Remaining-Requests, "
+                "X-RateLimit-Reset-Requests, X-RateLimit-Limit-Tokens, X-RateLimit-Remaining-Tokens, "
+                "X-RateLimit-Reset-Tokens",
             }
             assert "origin" in answer.headers["vary"].lower()
 
