@@ -26,7 +26,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     """Returns the options that gunicorn would be started with, and starts nothing."""
     options: list[dict[str, object]] = []
     monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if "COROSRV" not in name})
-    monkeypatch.setattr("corosrv.gunicorn_app.run", options.append)
+    monkeypatch.setattr("corosrv.gunicorn_app.run", lambda chosen, arguments: options.append(chosen))
     monkeypatch.setattr(cli, "raise_descriptor_limit", lambda connections: None)
     return options
 
