@@ -13,7 +13,6 @@ import logging
 import os
 import stat
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ class RecordingHead(msgspec.Struct, frozen=True):
     """Describes what a recording was made with."""
 
     pid: int
-    began: float  # seconds since the epoch
     corosrv: str
     libllama: str
     processor: str
@@ -54,7 +52,7 @@ class RecordingHead(msgspec.Struct, frozen=True):
         words = msgspec.to_builtins(options)
         paths = [] if words["synthetic"] else [words["model"], *words["adapters"]]
         digests = tuple(map(digest_of, paths))
-        return cls(os.getpid(), time.time(), __version__, libllama, processor, name, digests, words)
+        return cls(os.getpid(), __version__, libllama, processor, name, digests, words)
 
 
 def digest_of(path: str) -> str:
