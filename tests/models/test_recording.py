@@ -12,7 +12,7 @@ from corosrv.base.errors import ModelFailed
 from corosrv.models import recording
 from corosrv.models.recording import RecordingHead, fault_of_path, read_head, record_into
 
-HEAD = RecordingHead(4711, 1.0, "1.0", "f" * 64, "a processor", "m", ("digest",), {"model": "m.gguf"})
+HEAD = RecordingHead(4711, "1.0", "f" * 64, "a processor", "m", ("digest",), {"model": "m.gguf"})
 
 
 @pytest.fixture
