@@ -118,12 +118,12 @@ class EngineVocabulary:
         return self._native.token_text(token, special=True)
 
     def spell(self, tokens: Iterable[int]) -> bytes:
-        turns, pieces = Turns(), []
+        turns, text = Turns(), bytearray()
         for number, token in enumerate(tokens):
-            pieces.append(self.piece(token))
+            text += self.piece(token)
             if number % _TOKENS_OF_A_TURN == 0:
                 turns.give_way()
-        return b"".join(pieces)
+        return bytes(text)
 
     def check(self, token: int, param: str) -> None:
         """Raises Refused for an id that the model does not have."""
