@@ -62,10 +62,14 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         for name, value in self._options.items():
             self.cfg.set(name, value)
         parser = self.cfg.parser()
-        for name, value in [
-            *_from_variable(parser, self.cfg.get_cmd_args_from_env()),
-            *_given(parser, self._arguments),
-        ]:
+        for name, value in _given(parser, self.cfg.get_cmd_args_from_env(), "GUNICORN_CMD_ARGS"):
+            if name in _NOT_FOR_HERE:  # the variable may be there for other servers, too
+                print(f"corosrv: {name} in GUNICORN_CMD_ARGS is not used: {_NOT_FOR_HERE[name]}", file=sys.stderr)
+            else:
+                self.cfg.set(name, value)
+        for name, value in _given(parser, self._arguments, "corosrv serve ... --"):
+            if name in _NOT_FOR_HERE:
+                raise SettingsError(f"{name} cannot be chosen behind `--`: {_NOT_FOR_HERE[name]}")
             self.cfg.set(name, value)
 
     def load(self) -> Any:
@@ -74,29 +78,13 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         return app.make_application(ends_with_bad_code=True)
 
 
-def _given(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """Reads options of gunicorn's from behind `--`. Raises SettingsError for those that are not taken here."""
-    parser.prog = "corosrv serve ... --"
+def _given(parser: argparse.ArgumentParser, arguments: Sequence[str], source: str) -> list[tuple[str, Any]]:
+    """Reads options of gunicorn's; `source`: where they stand, for messages. Raises SettingsError for what is none."""
+    parser.prog = source
     chosen = vars(parser.parse_args(list(arguments)))
     if strangers := chosen.pop("args"):
-        raise SettingsError(f"gunicorn's options stand behind `--`, and {strangers[0]!r} is none")
-    given = [(name, value) for name, value in chosen.items() if value is not None]
-    for name, _ in given:
-        if name in _NOT_FOR_HERE:
-            raise SettingsError(f"gunicorn's option for {name} cannot be chosen behind `--`: {_NOT_FOR_HERE[name]}")
-    return given
-
-
-def _from_variable(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """Reads options of gunicorn's from its variable, which may be there for other servers, too: leaves some out."""
-    parser.prog = "GUNICORN_CMD_ARGS"
-    chosen = vars(parser.parse_args(list(arguments)))
-    given = [(name, value) for name, value in chosen.items() if name != "args" and value is not None]
-    for name, _ in given:
-        if name in _NOT_FOR_HERE:
-            words = f"gunicorn's option for {name} in GUNICORN_CMD_ARGS is not used: {_NOT_FOR_HERE[name]}"
-            print(f"corosrv: {words}", file=sys.stderr)
-    return [(name, value) for name, value in given if name not in _NOT_FOR_HERE]
+        raise SettingsError(f"gunicorn's options stand in {source}, and {strangers[0]!r} is none")
+    return [(name, value) for name, value in chosen.items() if value is not None]
 
 
 def when_ready(arbiter: Any) -> None:

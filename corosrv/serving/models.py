@@ -237,7 +237,7 @@ class ModelPart(Part):
             images=self._images,
             takes_embeds=settings.prompt_embeds,
             logs_json=settings.log_format == "json",
-            forks=ForkTable(len(settings.keys)),
+            forks=ForkTable(settings.n_shares),
         )
 
     def _defaults(self) -> Defaults:

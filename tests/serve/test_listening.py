@@ -85,18 +85,15 @@ def test_a_client_that_leaves_is_noticed_under_tls(start: Servers, tmp_path: Pat
     server = serve_tls(start, *files)
     context = trusting(files[0])
 
-    def cancelled() -> bool:
+    def shows(sample: bytes) -> bool:
         with SecureConnection(server.port, context) as connection:
-            return (
-                b'corosrv_jobs_total{model="synthetic",outcome="cancelled"} 1.0'
-                in connection.ask("GET", "/metrics").body
-            )
+            return sample in connection.ask("GET", "/metrics").body
 
     with SecureConnection(server.port, context) as connection:
         connection.send(request("POST", CHAT, chat(max_tokens=4000)))
-        time.sleep(0.3)  # the request is on its way; whether it has begun makes no difference
+        eventually(lambda: shows(b'corosrv_running{model="synthetic"} 1.0'), what="its job runs")
 
-    eventually(cancelled, what="its job is cancelled")
+    eventually(lambda: shows(b'{model="synthetic",outcome="cancelled"} 1.0'), what="its job is cancelled")
 
 
 def is_closed(connection: Connection) -> bool:
@@ -266,7 +263,8 @@ def test_workers_are_replaced_without_a_gap(start: Servers, command: tuple[str, 
             eventually(lambda n=n: server.log.count("model synthetic: loaded") == n, what="another worker")
             eventually(lambda old=before: not old & set(server.workers()), what="the end of the old one")
             before = set(server.workers())
-            time.sleep(0.5)  # in which the new one is called
+            n_before = callers[0].n_answers
+            eventually(lambda n=n_before: callers[0].n_answers > n + 1, what="answers of the new one")
     finally:
         for caller in callers:
             caller.stop()

@@ -149,10 +149,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             server.stop(timeout=1)
 
     def _wait_until_ready(self) -> None:
-        """Lets the workers that this one is to replace serve, until it can. Ends a process that will never be able to.
-
-        Waits.
-        """
+        """Waits until this worker can serve; those that it is to replace do meanwhile. Ends a process that never can."""
         while self.alive and (state := self.state()) is not State.READY:
             if state is State.FAILED:
                 self.log.error("this worker process cannot take another one's place: what it serves has failed")

@@ -157,6 +157,7 @@ def test_what_does_not_fit_stays(three: Processes) -> None:
 def test_a_process_that_was_killed_is_passed_over(three: Processes) -> None:
     client, ours = socket.socketpair()
     asked, owner = elsewhere(three)
+    three.of[0]._n_processes = 2  # that it waits for at the start
     dead = three.of[owner]
     dead._watcher.close()
     dead._watcher = None
