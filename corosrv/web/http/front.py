@@ -149,7 +149,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             server.stop(timeout=1)
 
     def _wait_until_ready(self) -> None:
-        """Waits until this worker can serve; those that it is to replace do meanwhile. Ends a process that never can."""
+        """Waits until this worker can serve; the old ones do meanwhile. Ends a process that never will be able to."""
         while self.alive and (state := self.state()) is not State.READY:
             if state is State.FAILED:
                 self.log.error("this worker process cannot take another one's place: what it serves has failed")
