@@ -62,12 +62,12 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         for name, value in self._options.items():
             self.cfg.set(name, value)
         parser = self.cfg.parser()
-        for name, value in _given(parser, self.cfg.get_cmd_args_from_env(), "GUNICORN_CMD_ARGS"):
+        for name, value in _parse_options(parser, self.cfg.get_cmd_args_from_env(), "GUNICORN_CMD_ARGS"):
             if name in _NOT_FOR_HERE:  # the variable may be there for other servers, too
                 print(f"corosrv: {name} in GUNICORN_CMD_ARGS is not used: {_NOT_FOR_HERE[name]}", file=sys.stderr)
             else:
                 self.cfg.set(name, value)
-        for name, value in _given(parser, self._arguments, "corosrv serve ... --"):
+        for name, value in _parse_options(parser, self._arguments, "corosrv serve ... --"):
             if name in _NOT_FOR_HERE:
                 raise SettingsError(f"{name} cannot be chosen behind `--`: {_NOT_FOR_HERE[name]}")
             self.cfg.set(name, value)
@@ -78,7 +78,7 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         return app.make_application(ends_with_bad_code=True)
 
 
-def _given(parser: argparse.ArgumentParser, arguments: Sequence[str], source: str) -> list[tuple[str, Any]]:
+def _parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str], source: str) -> list[tuple[str, Any]]:
     """Reads options of gunicorn's; `source`: where they stand, for messages. Raises SettingsError for what is none."""
     parser.prog = source
     chosen = vars(parser.parse_args(list(arguments)))

@@ -389,16 +389,16 @@ class Server:
 
     def _complete(self, response: Response) -> Response:
         """Adds what every answer has."""
-        http_request = current(request)
-        response.headers["X-Request-Id"] = current(g).get("corosrv_request_id") or access.request_id(http_request)
+        http_request, notes = current(request), current(g)
+        response.headers["X-Request-Id"] = notes.get("corosrv_request_id") or access.request_id(http_request)
         terms.add_header(response)
-        account: KeyAccount | None = current(g).get("corosrv_account")
+        account: KeyAccount | None = notes.get("corosrv_account")
         if account is not None and account.entry.has_limits:
             response.headers.extend(account.headers())
         self._access.allow(http_request, response)
         route = http_request.url_rule.rule if http_request.url_rule else "none"
         if isinstance(response, LateResponse):
-            current(g).pop("corosrv_is_busy", False)
+            notes.pop("corosrv_is_busy", False)
             response.account = RequestAccount(self._stats, route, self._bodies.hand_over(http_request))
         else:
             self._stats.count_answer(route, response.status_code)

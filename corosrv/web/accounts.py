@@ -116,7 +116,7 @@ class Used(msgspec.Struct):
 
 
 class UsedOnDay(Used):
-    """Those of a day, in UTC."""
+    """The counts of one day, in UTC."""
 
     date: str
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,27 +43,28 @@ class _LoadedParts:
     placer: TaskPlacer
 
 
-class EngineLife(ABC):
-    """How far an engine has come, from its making to its end, whether this process computes or another one."""
+class EngineLife:
+    """The states of an engine, from its making to its end, whether this process computes or another one."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._failure: str | None = None
         self._is_closed = False
         self._is_draining = False
+        self._card: ModelCard | None = None  # once the model is ready
 
     @property
-    @abstractmethod
-    def _is_loaded(self) -> bool:
-        """True once the model is ready."""
+    def _is_of_parent(self) -> bool:
+        """True after a fork: the engine serves the process that has made it."""
+        return os.getpid() != self._pid
 
     @property
     def state(self) -> State:
-        if self._failure is not None or os.getpid() != self._pid:
+        if self._failure is not None or self._is_of_parent:
             return State.FAILED
         if self._is_draining or self._is_closed:
             return State.DRAINING
-        return State.READY if self._is_loaded else State.STARTING
+        return State.STARTING if self._card is None else State.READY
 
     def check(self) -> None:
         """Raises the Unavailable that a job would meet now."""
@@ -73,17 +73,25 @@ class EngineLife(ABC):
             raise errors.ModelFailed(f"the model could not be loaded: {self._failure}")
         if self._is_draining:
             raise errors.ShuttingDown("the server is shutting down")
-        if not self._is_loaded:
+        if self._card is None:
             raise errors.Starting("the model is still loading")
 
     def _check_alive(self) -> None:
-        if os.getpid() != self._pid:
+        if self._is_of_parent:
             raise errors.UsedAfterFork(
                 "this engine was made before a fork() and serves the parent process only; make one in each process "
                 "after forking (gunicorn: do not use --preload)"
             )
         if self._is_closed:
             raise errors.UsedAfterClose("the engine is closed; open another one")
+
+    def models(self) -> tuple[ModelCard, ...]:
+        return () if self._card is None else (self._card,)
+
+    def card(self, model: str | None) -> ModelCard:
+        self.check()
+        assert self._card is not None
+        return self._card
 
     def stop_accepting(self) -> None:
         """Refuses new jobs; those that were accepted go on."""
@@ -106,11 +114,8 @@ class Engine(EngineLife):
         self._adapters = Adapters(settings.adapters)
         self._notes = TaskNotes(settings.queue)
         self._shortage = DescriptorShortage()
-        self._failure: str | None = None
         self._recording: RecordFile | None = None
         self.verdict = Verdict.FAST  # of the trial that `open` has made
-        self._is_closed = False
-        self._is_draining = False
 
     def open(self) -> None:
         """Loads the model; waits until it is ready. Raises ModelFailed, and `state` is FAILED from then on."""
@@ -153,7 +158,7 @@ class Engine(EngineLife):
             raise errors.ModelFailed(reason)
         model = self._look_at(native)
         self._check_alive()  # closed while the template was tried
-        self._loaded = model
+        self._loaded, self._card = model, model.card
         log.info(
             "engine ready in %.1f s, in process %d alone: %s, %d slots %s, %s",
             time.monotonic() - began, os.getpid(), self._loaded.card.id, self._settings.slots,
@@ -188,21 +193,11 @@ class Engine(EngineLife):
             TaskPlacer(self._adapters, self._notes),
         )
 
-    @property
-    def _is_loaded(self) -> bool:
-        return self._loaded is not None
-
     def _model(self) -> _LoadedParts:
         """Raises as `check` does."""
         self.check()
         assert self._loaded is not None
         return self._loaded
-
-    def models(self) -> tuple[ModelCard, ...]:
-        return () if self._loaded is None else (self._loaded.card,)
-
-    def card(self, model: str | None) -> ModelCard:
-        return self._model().card
 
     def vocabulary(self, model: str | None) -> EngineVocabulary:
         return self._model().vocabulary
@@ -242,7 +237,7 @@ class Engine(EngineLife):
 
     def stats(self) -> DecodeStats | None:
         """Returns the counters as of the last step; None before the engine is open and after it is closed."""
-        if self._native is None or self._is_closed or os.getpid() != self._pid:
+        if self._native is None or self._is_closed or self._is_of_parent:
             return None
         return self._native.stats()
 
@@ -288,12 +283,12 @@ class Engine(EngineLife):
     def drain(self, message: str = "the server is shutting down") -> None:
         """Ends every job, waiting or running, with an error chunk of this message."""
         self.stop_accepting()
-        if self._native is not None and not self._is_closed and os.getpid() == self._pid:
+        if self._native is not None and not (self._is_closed or self._is_of_parent):
             self._native.drain(message)
 
     def close(self) -> None:
         """Ends every job and the decode thread; waits for the step in progress. Twice is harmless."""
-        if self._is_closed or os.getpid() != self._pid:
+        if self._is_closed or self._is_of_parent:
             return
         self._is_closed = True
         if self._native is not None:

@@ -182,11 +182,8 @@ _SECRET_ARGUMENT = re.compile(
 )
 
 
-_NOBODY = "", None
-
-
 class Keys:
-    """The keys that are let in; none lets everybody in."""
+    """The keys that are let in."""
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
@@ -196,13 +193,11 @@ class Keys:
     def are_needed(self) -> bool:
         return self._accounts.are_needed
 
-    def check(self, request: Request) -> tuple[str, KeyAccount | None]:
-        """Returns a name for the caller, made from its key, and the key's account; ("", None) where no keys are set.
+    def check(self, request: Request) -> tuple[str, KeyAccount]:
+        """Returns a name for the caller, made from its key, and the key's account.
 
         May wait while the keys are read again. Raises Unauthorized without a good key.
         """
-        if not self._accounts.are_needed:
-            return _NOBODY
         environ = request.environ
         key = key_of(environ.get("HTTP_AUTHORIZATION", ""), environ.get("HTTP_X_API_KEY", ""))
         if key is None:
@@ -235,11 +230,12 @@ class Access:
 
         May wait while the keys are read again. Raises Forbidden and Unauthorized.
         """
-        if not self._keys.are_needed:
-            self._hosts.check(request)
-            if self._origins is not None:
-                self._origins.check(request)
-        return self._keys.check(request)
+        if self._keys.are_needed:
+            return self._keys.check(request)
+        self._hosts.check(request)
+        if self._origins is not None:
+            self._origins.check(request)
+        return "", None
 
     def allow(self, request: Request, response: Response) -> None:
         """Adds the headers that let a browser show the answer to the page that asked, if that page may call."""

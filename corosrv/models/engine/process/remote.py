@@ -22,7 +22,7 @@ from gevent.hub import get_hub
 from corosrv.base import errors
 from corosrv.base.run_dir import default_path, open_run_dir
 from corosrv.base.waits import call_in_thread, own_hub
-from corosrv.contracts.jobs import Adapter, AnyJob, Finish, Job, ModelCard, SlotFile, SlotState
+from corosrv.contracts.jobs import Adapter, AnyJob, Finish, Job, SlotFile, SlotState
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine.binding import ModelInfo, NativeVocabulary, Task
@@ -95,7 +95,6 @@ class RemoteEngine(EngineLife):
         self._loaded: EngineLoaded | None = None
         self._vocabulary: EngineVocabulary | None = None
         self._native: NativeVocabulary | None = None
-        self._card: ModelCard | None = None
         self._maker: TaskMaker | None = None
         self._stats: DecodeStats | None = None
         self._jobs: dict[int, RemoteJob] = {}
@@ -126,7 +125,6 @@ class RemoteEngine(EngineLife):
                 settings.reasoning != "off",
                 has_safe_template=settings.is_synthetic,
             )
-            self._card = replace(model_card(settings, loaded.info, self._vocabulary.traits), created=loaded.created)
             self._maker = TaskMaker(
                 self._vocabulary,
                 Adapters(settings.adapters),
@@ -134,6 +132,7 @@ class RemoteEngine(EngineLife):
                 settings.context_shift,
                 settings.speculation > 0,
             )
+            self._card = replace(model_card(settings, loaded.info, self._vocabulary.traits), created=loaded.created)
             gevent.spawn(self._watch)
         except errors.CorosrvError as error:
             self._failure = str(error)
@@ -181,10 +180,6 @@ class RemoteEngine(EngineLife):
             channel.close()  # a process that could not load the model ends once no front holds on to it
             raise
         return loaded
-
-    @property
-    def _is_loaded(self) -> bool:
-        return self._card is not None
 
     @property
     def is_recovering(self) -> bool:
@@ -445,14 +440,6 @@ class RemoteEngine(EngineLife):
         finally:
             self._questions.pop(id, None)
 
-    def models(self) -> tuple[ModelCard, ...]:
-        return () if self._card is None else (self._card,)
-
-    def card(self, model: str | None) -> ModelCard:
-        self.check()
-        assert self._card is not None
-        return self._card
-
     def vocabulary(self, model: str | None) -> EngineVocabulary:
         self.check()
         assert self._vocabulary is not None
@@ -467,7 +454,7 @@ class RemoteEngine(EngineLife):
 
     def stats(self) -> DecodeStats | None:
         """Returns the counters that the engine's process told last: those of all fronts together."""
-        return None if self._is_closed or os.getpid() != self._pid else self._stats
+        return None if self._is_closed or self._is_of_parent else self._stats
 
     def slots(self) -> tuple[SlotState, ...]:
         return tuple(self._ask("slots").slots)
@@ -507,7 +494,7 @@ class RemoteEngine(EngineLife):
 
     def close(self) -> None:
         """Leaves the engine's process, and ends this front's jobs. Any thread; twice is harmless."""
-        if self._is_closed or os.getpid() != self._pid:
+        if self._is_closed or self._is_of_parent:
             return
         self._is_closed = True
         if self._hub is None:
