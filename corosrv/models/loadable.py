@@ -66,6 +66,10 @@ class Loadable(Protocol):
         """Refuses new jobs and ends every other with an error chunk of this message."""
 
     @property
+    def loaded_part(self) -> float:
+        """The part of the load that is done, of 1, while it is being loaded. Never waits."""
+
+    @property
     def info(self) -> Footprint:
         """Raises Starting before the model is loaded."""
 

@@ -133,7 +133,7 @@ class ModelPool:
         if first.state is ModelState.FAILED:
             raise errors.ModelFailed(f"the model could not be loaded: {first.failure}")
         if not first.n_loads:
-            raise errors.Starting(_loading_words(first))
+            raise errors.Starting(_loading_words(first), retry_after=first.retry_after())
 
     @property
     def _is_inherited(self) -> bool:
@@ -262,7 +262,7 @@ class ModelPool:
                 seconds = deadline - time.monotonic()
                 if seconds <= 0:
                     words = f"the model '{model.name}' was not loaded within {self._wait_s:g} s"
-                    raise errors.Starting(words, has_waited=True)
+                    raise errors.Starting(words, has_waited=True, retry_after=model.retry_after())
                 with self._lock:
                     model.check_failed()
                     model.want()
@@ -384,5 +384,7 @@ class ModelPool:
 
 
 def _loading_words(model: ServedModel) -> str:
-    download = model.download
-    return "the model is still loading" if download is None else f"the model is being downloaded: {download.words}"
+    if model.download is not None:
+        return f"the model is being downloaded: {model.download.words}"
+    part = model.part
+    return f"the model is still loading{f': {100 * part:.0f} %' if part else ''}"

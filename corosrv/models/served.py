@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from corosrv.base import errors
 from corosrv.base.errors import NoDescriptor
+from corosrv.base.retry_after import retry_seconds
 from corosrv.base.waits import TimedOut, wait_readable
 from corosrv.contracts.jobs import ModelCard
 from corosrv.contracts.jobs.worker import DecodeStats
@@ -109,6 +110,7 @@ class Wakeup:
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
+_LEAST_PART = 0.01  # of a load, from which on its speed says how long it takes
 # The words of model lists. Unloading counts as unloaded, because a request has to wait for another load.
 _STATUS = {
     ModelState.UNLOADED: "unloaded",
@@ -136,6 +138,8 @@ class ServedModel:
         self.uses = Uses(on_idle)
         self.wanted_since: float | None = None
         self.n_loads = 0
+        self._began = 0.0  # when its download or its load did
+        self._load_s = 0.0  # that the last load took
         self._is_asked = False
         self.failure = ""
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
@@ -164,13 +168,32 @@ class ServedModel:
 
     @property
     def card(self) -> ModelCard:
-        if self.download is not None:
-            progress = {"bytes": self.download.bytes, "total": self.download.total}
-            return replace(self._card, status=_STATUS[self.state], progress=progress)
+        if self.state is ModelState.LOADING or self.download is not None:
+            return replace(self._card, status=_STATUS[self.state], progress=self._progress())
         cached = self._shown
         if cached is None or cached[0] is not self._card or cached[1] is not self.state:
             cached = self._shown = self._card, self.state, replace(self._card, status=_STATUS[self.state])
         return cached[2]
+
+    def _progress(self) -> dict[str, int]:
+        if self.download is not None:
+            return {"bytes": self.download.bytes, "total": self.download.total}
+        total = 0 if self._facts is None else self._facts.size
+        return {"bytes": int(self.part * total), "total": total} if total else {}
+
+    @property
+    def part(self) -> float:
+        """The part of its download or of its load that is done, of 1."""
+        if self.download is not None:
+            return self.download.bytes / self.download.total if self.download.total else 0.0
+        return self.engine.loaded_part if self.engine is not None and self.state is ModelState.LOADING else 0.0
+
+    def retry_after(self) -> int:
+        """Estimates the seconds until it is loaded, by how far it is, or by what its last load took; from 1 to 120."""
+        if self.state not in (ModelState.DOWNLOADING, ModelState.LOADING):
+            return retry_seconds(self._load_s)
+        seconds, part = time.monotonic() - self._began, self.part
+        return retry_seconds(seconds * (1 - part) / part if part > _LEAST_PART else self._load_s - seconds)
 
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None while it is not loaded."""
@@ -234,6 +257,7 @@ class ServedModel:
 
     def begin_download(self, download: Download) -> None:
         self._enter(ModelState.DOWNLOADING)
+        self._began = time.monotonic()
         self.download = download
 
     def downloaded(self, settings: ModelSettings) -> None:
@@ -253,12 +277,14 @@ class ServedModel:
 
     def begin_load(self, engine: Loadable) -> None:
         self._enter(ModelState.LOADING)
+        self._began = time.monotonic()
         self.engine = engine
 
     def loaded(self) -> None:
         """Notes that the model's engine is open."""
         assert self.engine is not None
         self._enter(ModelState.READY)
+        self._load_s = time.monotonic() - self._began
         self.n_loads += 1
         self._backoff.succeed(time.monotonic())
         self.failure = ""

@@ -35,6 +35,9 @@ int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine,
 /* Sets `state` to a corosrv_state; `message` gets the reason when that is COROSRV_FAILED. */
 int corosrv_engine_state(corosrv_engine* engine, int* state, char* message, size_t message_size);
 
+/* Returns the part of the load that is done, of 1: it does not reach 1 where the model is ready before. */
+double corosrv_engine_loaded_part(corosrv_engine* engine);
+
 /* Returns a descriptor that turns readable once the engine has left COROSRV_STARTING, and stays so. The engine owns it.
  */
 int corosrv_engine_fd(corosrv_engine* engine);

@@ -275,6 +275,11 @@ BUGS = {
         "if max(link.n_silent, link.n_still) * _LOOK > HUNG:",
         "if False:",
     ),
+    "an engine that stops while it loads is not ended": Bug(
+        "engines", "corosrv.models.engine.process.remote",
+        "if (link := self._link) is None:",
+        "if (link := self._link) is None or not self._is_up.is_set():",
+    ),
     "a job that has ended is kept": Bug(
         "engines", "corosrv.models.engine.process.remote",
         "                    if job.is_over:",

@@ -134,6 +134,7 @@ class StandInEngine:
         self.sequences: list[_Sequence] = []  # in their order; the first ones run
         self._world, self._process = world, process
         self._is_open = False
+        self.loaded_part = 0.0
         self._n_steps = 0
         self._news = Event()
 
@@ -224,7 +225,9 @@ class StandInEngine:
         return ()
 
 
-FATES = ("is well",) * 12 + ("is slow", "dies before it listens", "dies while it loads", "cannot load")
+FATES = ("is well",) * 12 + (
+    "is slow", "dies before it listens", "dies while it loads", "stops while it loads", "cannot load",
+)  # fmt: skip
 
 
 class EngineProcess(LocalProcess):
@@ -239,6 +242,7 @@ class EngineProcess(LocalProcess):
         self.host: EngineHost | None = None
         self._faults = -1  # where it writes how it crashes
         self.busy_at = self.world.loop.time  # when it was seen to have a front, last
+        self.n_noticed = 0  # looks at which it was stopped, and a front that it had greeted was not
         self.left_at = float("-inf")  # when it has closed a connection, last
 
     def forget(self, end: UnixSocket) -> None:
@@ -275,8 +279,8 @@ class EngineProcess(LocalProcess):
             file.seek(0)
             settings = msgspec.msgpack.decode(file.read(), type=ModelSettings)
         self.engine = StandInEngine(self.world, self, settings)
-        if self.fate == "dies while it loads":
-            self.run(self._die_soon)
+        if self.fate in ("dies while it loads", "stops while it loads"):
+            self.run(self._meet_fate)
         engine: Any = self.engine
         socket: Any = listener
         self.host = EngineHost(engine, socket, options.digest, settings.names[0])
@@ -285,9 +289,13 @@ class EngineProcess(LocalProcess):
         self.world.note_end(self)
         self._end("ends by itself")
 
-    def _die_soon(self) -> None:
+    def _meet_fate(self) -> None:
         self.world.sleep(0.3)
-        self._end("dies")
+        if self.fate == "dies while it loads":
+            self._end("dies")
+        else:
+            self.world.note(f"engine {self.pid} stops for good")
+            self.stop()
 
     def crash(self, prompt: tuple[int, ...]) -> None:
         """Dies of a prompt, and leaves its words behind."""

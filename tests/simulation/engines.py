@@ -27,7 +27,7 @@ from corosrv.models.engine.process.connector import digest_of
 from corosrv.models.engine.process.host import FIRST_FRONT, LINGER
 from corosrv.models.engine.process.jobs import SECOND_DEATH
 from corosrv.models.engine.process.messages import WINDOW
-from corosrv.models.engine.process.remote import RemoteEngine
+from corosrv.models.engine.process.remote import HUNG, RemoteEngine
 from corosrv.models.engine.tasks import _seed_of
 from tests.simulation.checks import CallRecord
 from tests.simulation.decoding import PLAIN, POISON, READER_BYTES, WIDE, EngineProcess, course
@@ -218,6 +218,7 @@ class Front:
     def __init__(self, world: EnginesWorld, name: str) -> None:
         self.name = name
         self.engine: RemoteEngine | None = None  # while it is open
+        self.latest: RemoteEngine | None = None  # that was made
         self.clients: dict[Client, None] = {}
         self.leaves = Event()
         self.process: LocalProcess = world.machine.start(name)
@@ -227,7 +228,7 @@ class Front:
     def _serve(self) -> None:
         world = self._world
         while not world.is_closing:
-            engine = RemoteEngine(SETTINGS, world.machine.folder)
+            engine = self.latest = RemoteEngine(SETTINGS, world.machine.folder)
             try:
                 engine.open()
             except CorosrvError as error:
@@ -480,6 +481,11 @@ class EnginesWorld(World):
                     client.look()
 
     def _look_at_fronts_of(self, engine: EngineProcess) -> None:
+        waits = (front.latest is not None and front.latest.pid == engine.pid for front in self.fronts)
+        is_noticed = any(waits) and not any(front.process.is_stopped for front in self.fronts)
+        engine.n_noticed = engine.n_noticed + 1 if is_noticed and engine.is_stopped else 0
+        if engine.fate == "stops while it loads" and engine.n_noticed > HUNG + 8:
+            self.violate(f"engine {engine.pid} has stopped while it loads, and no front ends it")
         has_front = any(end.is_connected for end in engine.sockets)
         if has_front or engine.is_stopped:
             engine.busy_at = self.loop.time

@@ -20,10 +20,14 @@ class Unavailable(CorosrvError):
 
 
 class Starting(Unavailable):
-    """The model is loading. `has_waited`: for as long as the operator lets requests wait for it."""
+    """The model is loading. `has_waited`: for as long as the operator lets requests wait for it.
 
-    def __init__(self, message: str, *, has_waited: bool = False) -> None:
+    `retry_after`: the seconds after which it should be there.
+    """
+
+    def __init__(self, message: str, *, has_waited: bool = False, retry_after: int = 1) -> None:
         super().__init__(message)
+        self.retry_after = retry_after
         if has_waited:
             self.should_retry = False
 

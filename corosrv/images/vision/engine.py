@@ -208,6 +208,10 @@ class VisionEngine:
         return words
 
     @property
+    def loaded_part(self) -> float:
+        return self._engine.loaded_part
+
+    @property
     def info(self) -> Footprint:
         return self._engine.info
 

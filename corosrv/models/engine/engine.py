@@ -203,6 +203,13 @@ class Engine(EngineLife):
         return self._model().vocabulary
 
     @property
+    def loaded_part(self) -> float:
+        """The part of the load that is done, of 1; the model may be ready before."""
+        if self._native is None or self._is_closed or self._is_of_parent:
+            return 0.0
+        return self._native.loaded_part()
+
+    @property
     def settings(self) -> ModelSettings:
         """The model's settings; once it is loaded, with what fits into memory."""
         return self._settings

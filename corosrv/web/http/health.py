@@ -106,5 +106,5 @@ def _unavailable(state: State, error: CorosrvError) -> Response:
     members = {"message": str(error), "type": "unavailable_error", "param": None, "code": None}
     answer = json_response({"status": state.value, "state": state.value, "error": members}, 503)
     if not isinstance(error, ModelFailed):
-        answer.headers["Retry-After"] = "1"
+        answer.headers["Retry-After"] = str(error.retry_after or 1)
     return answer

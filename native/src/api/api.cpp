@@ -29,16 +29,18 @@ namespace {
 
 BackendFactory backend_factory(const corosrv_options& options) {
   if (options.synthetic != nullptr) {
-    return [synthetic = to_synthetic_options(*options.synthetic), context = options.context,
-            slots = options.slots](Status&) { return make_synthetic_backend(synthetic, context, slots); };
+    return [synthetic = to_synthetic_options(*options.synthetic), context = options.context, slots = options.slots](
+               Status&, LoadWatch&) { return make_synthetic_backend(synthetic, context, slots); };
   }
 #ifdef COROSRV_WITHOUT_LLAMA
-  return [](Status& status) -> std::unique_ptr<Backend> {
+  return [](Status& status, LoadWatch&) -> std::unique_ptr<Backend> {
     status = Status(StatusCode::kInvalid, "this build has no libllama");
     return nullptr;
   };
 #else
-  return [model = to_model_options(options)](Status& status) { return make_llama_backend(model, status); };
+  return [model = to_model_options(options)](Status& status, LoadWatch& load) {
+    return make_llama_backend(model, load, status);
+  };
 #endif
 }
 
@@ -113,6 +115,8 @@ int corosrv_engine_state(corosrv_engine* engine, int* state, char* message, size
   report(Status(StatusCode::kInternal, reason), message, message_size);
   return COROSRV_OK;
 }
+
+double corosrv_engine_loaded_part(corosrv_engine* engine) { return engine->engine->loaded_part(); }
 
 int corosrv_engine_fd(corosrv_engine* engine) { return engine->engine->fd(); }
 

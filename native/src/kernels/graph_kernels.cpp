@@ -271,6 +271,7 @@ std::unique_ptr<GraphKernels::Weight> GraphKernels::pack(const ggml_tensor* tens
   }
   auto weight = std::make_unique<Weight>(*this, *format, *tensor);
   bytes_ += weight->matrix.bytes();
+  if (choice_.load != nullptr) choice_.load->note_packed(ggml_nbytes(tensor));
   // Whoever still reads a part of the original, as of the table of tokens, gets it from the file.
   const auto* const original = static_cast<const char*>(tensor->data);
   if (is_mapped(tensor->buffer)) give_back_pages(original, original + ggml_nbytes(tensor));

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/load_watch.h"
 #include "kernels/attention.h"
 #include "kernels/packed_matrix.h"
 #include "kernels/spin_barrier.h"
@@ -25,6 +26,7 @@ struct KernelChoice {
   Attend attend;                   // null: ggml's attention
   size_t max_bytes;                // the most memory for packed copies of weights; other weights are left to ggml
   bool is_deterministic;           // no row of a batch may depend on its neighbours (invariant I9)
+  LoadWatch* load = nullptr;       // hears of the weights that are packed; outlives the GraphKernels
 };
 
 // Returns the format of a weight that PackedMatrix can hold.

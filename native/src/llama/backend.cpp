@@ -339,10 +339,10 @@ std::unique_ptr<Vocabulary> make_llama_vocabulary(const std::string& path, Statu
   return model ? std::make_unique<LlamaVocabulary>(std::move(model)) : nullptr;
 }
 
-std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status& status) {
+std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, LoadWatch& load, Status& status) {
   const bool may_repack = !options.is_safe && !options.is_deterministic;
   const bool has_own_products = products_of(options.kernels) != nullptr && !has_amx();
-  Model model = load_model(options.path, options.placement, may_repack, has_own_products, status);
+  Model model = load_model(options.path, options.placement, may_repack, has_own_products, load, status);
   if (!model) return nullptr;
   const int32_t trained = llama_model_n_ctx_train(model.get());
   const int32_t most = options.placement.stretches_context() ? std::numeric_limits<int32_t>::max() : trained;
@@ -353,7 +353,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
   status = find_pooling(model.get(), options.path, options.pooling, purpose.pooling);
   if (!status.is_ok()) return nullptr;
 
-  std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), options.is_deterministic);
+  std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), options.is_deterministic, load);
   purpose.kernels = kernels.get();
   const auto make_sized = [options, raw_model = model.get()](ContextPurpose sized, int32_t tokens) {
     sized.tokens = tokens;  // fewer at first than the context is to have
@@ -368,7 +368,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
     purpose.reads_whole = true;
     // Such sequences come alone where neighbours must not matter, and then any kernel will do.
     first = {};
-    kernels = make_kernels(options, model.get(), false);
+    kernels = make_kernels(options, model.get(), false, load);
     purpose.kernels = kernels.get();
     first = make_sized(purpose, context);
   }

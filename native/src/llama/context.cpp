@@ -73,14 +73,15 @@ const ProductKernels* products_of(KernelSet kernels) {
   return kernels == KernelSet::kAvx2 ? avx2_products() : best_products();
 }
 
-std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model,
-                                           bool is_deterministic) {
+std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model, bool is_deterministic,
+                                           LoadWatch& load) {
   KernelChoice choice{};
   const bool is_faster_allowed = options.kernels != KernelSet::kGgml && computes_layers(options, model);
   choice.products = is_faster_allowed ? products_of(options.kernels) : nullptr;
   if (is_faster_allowed) choice.attend = options.kernels == KernelSet::kAvx2 ? avx2_attention() : best_attention();
   choice.max_bytes = static_cast<size_t>(options.copy_bytes);
   choice.is_deterministic = is_deterministic;
+  choice.load = &load;
   return GraphKernels::make(choice);
 }
 

@@ -45,8 +45,8 @@ Context make_context(llama_model* model, const ModelOptions& options, const Cont
 int32_t rows_of_step(const ModelOptions& options, const ContextPurpose& purpose);
 
 // Makes the kernels that replace parts of libllama's graphs; returns null if there is nothing to replace.
-// `is_deterministic`: no row's bits may depend on the other rows of a batch.
-std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model,
-                                           bool is_deterministic);
+// `is_deterministic`: no row's bits may depend on the other rows of a batch. `load` outlives them.
+std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model, bool is_deterministic,
+                                           LoadWatch& load);
 
 }  // namespace corosrv

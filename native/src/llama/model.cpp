@@ -94,13 +94,17 @@ std::vector<ggml_backend_dev_t> find_devices(const std::vector<std::string>& nam
 }  // namespace
 
 Model load_model(const std::string& path, const Placement& placement, bool may_repack, bool has_own_products,
-                 Status& status) {
+                 LoadWatch& load, Status& status) {
   status = check_file(path);
   if (!status.is_ok()) return nullptr;
   keep_llama_errors();
 
   llama_model_params params = llama_model_default_params();
-  params.use_extra_bufts = may_repack && !(has_own_products && is_packable(path));
+  const bool is_packed = has_own_products && is_packable(path);
+  if (is_packed) load.expect_packing();
+  params.use_extra_bufts = may_repack && !is_packed;
+  params.progress_callback = [](float part, void* watch) { return static_cast<LoadWatch*>(watch)->note_read(part); };
+  params.progress_callback_user_data = &load;
   std::vector<ggml_backend_dev_t> devices = find_devices(placement.devices, status);
   if (!status.is_ok()) return nullptr;
   if (!placement.devices.empty()) params.devices = devices.data();
@@ -114,9 +118,11 @@ Model load_model(const std::string& path, const Placement& placement, bool may_r
   if (placement.numa != 0) llama_numa_init(static_cast<ggml_numa_strategy>(placement.numa));
   Model model(llama_model_load_from_file(path.c_str(), params));
   if (!model) {
-    status = failure("libllama cannot load", path);
+    status = load.is_given_up() ? Status(StatusCode::kClosed, "the model was closed while it was being loaded")
+                                : failure("libllama cannot load", path);
     return nullptr;
   }
+  load.note_size(llama_model_size(model.get()));
   if (llama_model_has_decoder(model.get()) && llama_model_has_encoder(model.get())) {
     status = Status(StatusCode::kInvalid, "'" + file_name(path) +
                                               "' has an encoder in front of its decoder; such models "

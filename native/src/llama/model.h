@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/load_watch.h"
 #include "base/status.h"
 #include "llama/handles.h"
 #include "model/backend.h"
@@ -12,11 +13,12 @@
 
 namespace corosrv {
 
-// Loads the weights; takes seconds. Returns null if the file cannot be served, with the reason in `status`, worded for
-// the operator. `may_repack`: libllama may rearrange weights for kernels that are faster for batches. It must not where
-// `has_own_products` and PackedMatrix can hold nearly all of them: what it has rearranged stays with its own kernels.
+// Loads the weights; takes seconds. Returns null if the file cannot be served, or the load is given up, with the reason
+// in `status`, worded for the operator. `may_repack`: libllama may rearrange weights for kernels that are faster for
+// batches. It must not where `has_own_products` and PackedMatrix can hold nearly all of them: what it has rearranged
+// stays with its own kernels.
 Model load_model(const std::string& path, const Placement& placement, bool may_repack, bool has_own_products,
-                 Status& status);
+                 LoadWatch& load, Status& status);
 
 // Loads the vocabulary alone. Returns null as load_model() does.
 Model load_vocabulary(const std::string& path, Status& status);

@@ -29,7 +29,7 @@ void Engine::run(const BackendFactory& make_backend) {
   pthread_setname_np(pthread_self(), "corosrv-decode");
   try {
     Status status = Status::ok();
-    backend_ = make_backend(status);
+    backend_ = make_backend(status, load_);
     if (!backend_) {
       settle(EngineState::kFailed, status.message());
       return;
@@ -186,6 +186,7 @@ LoopStats Engine::stats() {
 }
 
 void Engine::stop() {
+  load_.give_up();
   inbox_->close("the server is shutting down");
   if (thread_.joinable()) thread_.join();
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/event_fd.h"
+#include "base/load_watch.h"
 #include "base/thread_annotations.h"
 #include "grammar/grammar_compiler.h"
 #include "handover/inbox.h"
@@ -22,8 +23,9 @@ namespace corosrv {
 
 enum class EngineState { kStarting, kReady, kFailed, kStopped };
 
-// Makes the model; called on the decode thread. Null, and a status with the reason, when it cannot.
-using BackendFactory = std::function<std::unique_ptr<Backend>(Status&)>;
+// Makes the model, and notes in the LoadWatch how far it is; called on the decode thread. Null, and a status with the
+// reason, when it cannot. What it makes may go on noting as long as the engine lives.
+using BackendFactory = std::function<std::unique_ptr<Backend>(Status&, LoadWatch&)>;
 
 // Starts its thread when constructed and joins it in stop(). All public methods may be called from any thread.
 class Engine {
@@ -43,6 +45,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   EngineState state(std::string& message);
+  // Returns the part of the load that is done, of 1.
+  double loaded_part() const { return load_.part(); }
   // Readable once the state is no longer EngineState::kStarting.
   int fd() const { return settled_.get(); }
 
@@ -78,7 +82,7 @@ class Engine {
   // Every slot; none before the model is loaded.
   std::vector<SlotStatus> slots();
 
-  // Ends everything and waits for the thread: one step, or the rest of a load. Twice is harmless.
+  // Ends everything and waits for the thread: one step, or the tensor that is being read. Twice is harmless.
   void stop();
 
  private:
@@ -95,6 +99,7 @@ class Engine {
   const std::shared_ptr<Inbox> inbox_;  // shared with the readers, which may outlive the engine
   const EventFd settled_;
   const std::shared_ptr<Tape> tape_;
+  LoadWatch load_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<DecodeLoop> loop_;
   // Pairs the decode thread's release store with everybody's acquire load: whoever sees the pointer sees the model

@@ -25,7 +25,7 @@ class ScriptedEngine {
  public:
   explicit ScriptedEngine(const std::function<void(ScriptedBackend&)>& set_up = {},
                           const Engine::Limits& limits = kLimits)
-      : engine_(std::make_unique<Engine>(limits, [this, set_up](Status&) {
+      : engine_(std::make_unique<Engine>(limits, [this, set_up](Status&, LoadWatch&) {
           auto backend = std::make_unique<ScriptedBackend>(100);
           if (set_up) set_up(*backend);
           model = backend.get();
@@ -65,7 +65,7 @@ EngineState state_of(Engine& engine, std::string* message = nullptr) {
 TEST("an engine is starting while its model loads, refuses work, and its descriptor turns readable after") {
   Gate gate;
   gate.shut();
-  Engine engine(kLimits, [&gate](Status&) {
+  Engine engine(kLimits, [&gate](Status&, LoadWatch&) {
     gate.pass();
     return std::make_unique<ScriptedBackend>();
   });
@@ -86,11 +86,12 @@ TEST("an engine is starting while its model loads, refuses work, and its descrip
 }
 
 TEST("a model that cannot be loaded is a failed engine that says why") {
-  Engine refused(kLimits, [](Status& status) -> std::unique_ptr<Backend> {
+  Engine refused(kLimits, [](Status& status, LoadWatch&) -> std::unique_ptr<Backend> {
     status = Status(StatusCode::kInvalid, "no such file");
     return nullptr;
   });
-  Engine threw(kLimits, [](Status&) -> std::unique_ptr<Backend> { throw std::runtime_error("out of memory"); });
+  Engine threw(kLimits,
+               [](Status&, LoadWatch&) -> std::unique_ptr<Backend> { throw std::runtime_error("out of memory"); });
   std::string message;
   std::shared_ptr<Reader> reader;
 
@@ -101,6 +102,53 @@ TEST("a model that cannot be loaded is a failed engine that says why") {
   CHECK(is_readable(threw.fd(), kPatience));
   CHECK_EQ(state_of(threw, &message), EngineState::kFailed);
   CHECK(message.find("out of memory") != std::string::npos);
+}
+
+TEST("an engine says how far its model is loaded, and half of that is packing where weights are packed") {
+  LoadWatch load;
+  CHECK_EQ(load.part(), 0.0);
+  CHECK(load.note_read(0.5F));
+  CHECK_EQ(load.part(), 0.5);
+  load.expect_packing();
+  CHECK_EQ(load.part(), 0.25);
+  load.note_size(1000);
+  CHECK(load.note_read(1.0F));
+  load.note_packed(500);
+  CHECK_EQ(load.part(), 0.75);
+  load.note_packed(2000);
+  CHECK_EQ(load.part(), 1.0);
+
+  Gate gate;
+  gate.shut();
+  Engine engine(kLimits, [&gate](Status&, LoadWatch& watch) {
+    watch.note_read(0.25F);
+    gate.pass();
+    return std::make_unique<ScriptedBackend>();
+  });
+
+  CHECK(gate.wait_until_held());
+  CHECK_EQ(engine.loaded_part(), 0.25);
+  gate.open();
+}
+
+TEST("an engine that is stopped while its model loads gives up the load") {
+  Gate has_begun;
+  has_begun.shut();
+  Engine engine(kLimits, [&has_begun](Status& status, LoadWatch& load) -> std::unique_ptr<Backend> {
+    has_begun.pass();
+    const auto deadline = Clock::now() + std::chrono::seconds(20);
+    while (load.note_read(0.1F) && Clock::now() < deadline) std::this_thread::yield();
+    status = Status(StatusCode::kClosed, "given up");
+    return nullptr;
+  });
+  CHECK(has_begun.wait_until_held());
+  has_begun.open();
+
+  engine.stop();
+  std::string message;
+
+  CHECK_EQ(state_of(engine, &message), EngineState::kFailed);
+  CHECK_EQ(message, "given up");
 }
 
 TEST("an image that is read in one piece is refused where a step has too few rows, before anything is computed") {

@@ -161,6 +161,10 @@ class NativeEngine(TokenCalls):
         check(lib.corosrv_engine_state(self._open_handle(), state, message, MESSAGE_BYTES), message)
         return _STATES[state[0]], text_of(message)
 
+    def loaded_part(self) -> float:
+        """Returns the part of the load that is done, of 1; the model may be ready before."""
+        return float(lib.corosrv_engine_loaded_part(self._open_handle()))
+
     def info(self) -> ModelInfo:
         info = ffi.new("corosrv_model_info *")
         check(lib.corosrv_engine_info(self._open_handle(), info))

@@ -18,7 +18,7 @@ from corosrv.base.errors import ModelFailed
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.models.engine import Engine
 from corosrv.models.engine.process.connector import peer_of
-from corosrv.models.engine.process.messages import EngineFailed, EngineLoaded, LoopCounters
+from corosrv.models.engine.process.messages import EngineFailed, EngineLoaded, EngineLoading, LoopCounters
 from corosrv.models.engine.process.session import FrontSession
 
 log = logging.getLogger("corosrv.engine")
@@ -26,6 +26,7 @@ log = logging.getLogger("corosrv.engine")
 LINGER = 5.0  # seconds without a front after which the process ends
 FIRST_FRONT = 60.0  # seconds in which the first front must come
 _OFTEN, _SELDOM = 0.1, 1.0  # seconds between two looks at the counters, while the engine works and while it rests
+_LOADING = 0.25  # seconds between two words of how far the load is
 _SETTLED = 0.005  # seconds after which a step has been counted that something began or ended in
 _READ = 1  # what a watcher of gevent watches for
 
@@ -52,6 +53,7 @@ class EngineHost:
         accepting = gevent.get_hub().loop.io(self._listener.fileno(), _READ)
         accepting.start(self._accept)
         gevent.spawn(self._load)
+        gevent.spawn(self._tell_progress)
         gevent.spawn(self._tell_counters)
         try:
             self._wait_for_end()
@@ -124,6 +126,12 @@ class EngineHost:
         """Waits until no other task runs that the engine may die of, whichever front it is of."""
         with self._suspects:
             yield
+
+    def _tell_progress(self) -> None:
+        while self._state is None:
+            for session in list(self._sessions):
+                session.send(EngineLoading(self.engine.loaded_part))
+            gevent.sleep(_LOADING)
 
     def _tell_counters(self) -> None:
         told: DecodeStats | None = None

@@ -92,6 +92,12 @@ class EngineRefusal(_EngineMessage, frozen=True, tag="refusal"):
     reason: str
 
 
+class EngineLoading(_EngineMessage, frozen=True, tag="loading"):
+    """Says how far the load is, again and again: who says nothing hangs."""
+
+    part: float  # of 1
+
+
 class EngineLoaded(_EngineMessage, frozen=True, tag="loaded"):
     """Says that the model is ready, and with how many slots it fits into memory."""
 
@@ -153,6 +159,7 @@ FromFront = FrontHello | SubmitTasks | CancelTasks | ForgetTasks | ChunksRead | 
 ToFront = (
     EngineHello
     | EngineRefusal
+    | EngineLoading
     | EngineLoaded
     | EngineFailed
     | TasksAccepted

@@ -38,6 +38,7 @@ from corosrv.models.engine.process.messages import (
     EngineFailed,
     EngineHello,
     EngineLoaded,
+    EngineLoading,
     EngineRefusal,
     ForgetTasks,
     FromFront,
@@ -104,6 +105,7 @@ class RemoteEngine(EngineLife):
         self._suspects = DeathSuspects()
         self._suspect: int | None = None  # the suspect that the engine runs
         self.n_restarts = 0
+        self.loaded_part = 0.0  # of the load, while the process loads the model
 
     # Loading
 
@@ -114,6 +116,7 @@ class RemoteEngine(EngineLife):
         """
         self._hub = get_hub()
         try:
+            gevent.spawn(self._watch)
             self._connector = EngineConnector(self._settings, open_run_dir(self._run_dir or default_path()))
             self._loaded = loaded = self._connect()
             self._settings = settings = replace(self._settings, slots=loaded.slots, ctx=loaded.info.context)
@@ -133,7 +136,6 @@ class RemoteEngine(EngineLife):
                 settings.speculation > 0,
             )
             self._card = replace(model_card(settings, loaded.info, self._vocabulary.traits), created=loaded.created)
-            gevent.spawn(self._watch)
         except errors.CorosrvError as error:
             self._failure = str(error)
             raise errors.ModelFailed(self._failure) from error
@@ -170,6 +172,7 @@ class RemoteEngine(EngineLife):
             channel.close()
             self._check_alive()
         link = self._link = _Link(channel, welcome.pid)
+        self.loaded_part = 0.0
         self._loading = AsyncResult()
         gevent.spawn(self._receive, link)
         try:
@@ -219,6 +222,8 @@ class RemoteEngine(EngineLife):
             self._answer_submission(message)
         elif isinstance(message, SlotReply):
             self._answer_question(message)
+        elif isinstance(message, EngineLoading):
+            self.loaded_part = message.part
         elif isinstance(message, EngineLoaded):
             self._stats = message.stats
             for waiting in list(self._jobs.values()):  # before new ones are sent, which may take their places
@@ -360,10 +365,10 @@ class RemoteEngine(EngineLife):
         front that was paused itself has not looked."""
         while not self._is_closed:
             gevent.sleep(_LOOK)
-            if (link := self._link) is None or not self._is_up.is_set():
+            if (link := self._link) is None:
                 continue
             link.n_silent += 1
-            stats = self._stats
+            stats = self._stats if self._is_up.is_set() else None  # while it loads it makes no steps
             makes_steps = stats is None or not stats.running - stats.paused > 0 or stats.steps != link.n_steps
             link.n_still = 0 if makes_steps else link.n_still + 1
             link.n_steps = -1 if stats is None else stats.steps
