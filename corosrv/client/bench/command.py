@@ -6,16 +6,19 @@ import json
 import resource
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.load.plan import BenchPlan, Mix, Point
+from corosrv.client.bench.load.plan import BenchPlan, LatencyLimits, Mix, Point
+from corosrv.client.bench.load.prompts import Dialogue, read_dialogues, read_trace
 
 RATE_OF_ARRIVALS = 1.0  # long prompts a second, unless --rate is given
 SPARE_DESCRIPTORS = 100
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
@@ -60,7 +63,7 @@ class Members(click.ParamType):  # type: ignore[type-arg]  # generic since click
 @click.option("--versus", help="address of a second server: both get the same load in turn, in alternating order")
 @click.option("--name", help="name of the server in the report  [host:port]")
 @click.option("--versus-name", help="name of the second server in the report  [host:port]")
-@click.option("--mix", type=click.Choice([mix.value for mix in Mix]), default="short", show_default=True,
+@click.option("--mix", type=click.Choice(["short", "long", "shared", "arrivals"]), default="short", show_default=True,
               help="short: short chats, each its own; long: prompts of 1,500 tokens; shared: one system prompt of 400 "
               "tokens for all; arrivals: running streams while prompts of 1,500 tokens arrive")  # fmt: skip
 @click.option(
@@ -69,12 +72,21 @@ class Members(click.ParamType):  # type: ignore[type-arg]  # generic since click
 @click.option("--rate", type=Numbers(float),
               help="requests a second that arrive at random, instead of clients that wait for answers; in the mix "
               "arrivals, long prompts a second  [1]")  # fmt: skip
+@click.option("--prompts", type=_FILE, help="ask what a file says: JSON lines, each a text, an object with `prompt`, "
+              "or one with `messages`, whose turns of the user are asked one after another")  # fmt: skip
+@click.option("--turns", type=click.IntRange(1, 1000), default=1, show_default=True,
+              help="turns of each conversation, each with the answers before it; of --prompts, at most")  # fmt: skip
+@click.option("--trace", type=_FILE, help="send requests when a trace says, in its sizes: JSON lines with `timestamp` "
+              "(ms), `input_length` and `output_length`; --rate stretches its times")  # fmt: skip
+@click.option("--ttft-limit", type=click.FloatRange(0.001), help="milliseconds to the first token: requests that keep "
+              "this limit and the next one are counted")  # fmt: skip
+@click.option("--itl-limit", type=click.FloatRange(0.001), help="milliseconds between tokens, in a request's mean")
+@click.option("--goodput", is_flag=True, help="look for the highest rate at which 99 % of requests keep the limits, "
+              "from --rate on  [1]")  # fmt: skip
 @click.option("--requests", "-n", type=click.IntRange(1, 10_000_000),
               help="requests of one round, all clients together  [one for each client, at least 8]")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="rounds that count")
-@click.option(
-    "--warmup", type=click.IntRange(0, 1000), default=1, show_default=True, help="rounds before those that count"
-)
+@click.option("--rounds", type=click.IntRange(1, 1000), help="rounds that count  [5; goodput: 1]")
+@click.option("--warmup", type=click.IntRange(0, 1000), help="rounds before those that count  [1; goodput: 0]")
 @click.option(
     "--tokens", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="tokens of each answer"
 )
@@ -99,18 +111,31 @@ class Members(click.ParamType):  # type: ignore[type-arg]  # generic since click
               help="processes that make the load, if one core is not enough")  # fmt: skip
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="file for all figures")
 @click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="file for a page with plots")
+@click.option("--save", is_flag=True, help="keep the figures, for --against LAST")
+@click.option("--against", metavar="LAST|FILE", help="compare with the last figures that were saved of the same load, "
+              "or with a file of --json; status 2 where any is worse by more than chance")  # fmt: skip
 @click.option("--svg", "svg_folder", type=click.Path(file_okay=False, path_type=Path), help="folder for the plots")
-def bench(json_file: Path | None, html_file: Path | None, svg_folder: Path | None, **options: Any) -> None:
+def bench(
+    json_file: Path | None,
+    html_file: Path | None,
+    svg_folder: Path | None,
+    save: bool,
+    against: str | None,
+    **options: Any,
+) -> None:
     """Put a load on a server, or on two in turn, and report tokens a second, TTFT and ITL.
 
-    Ends with status 1 when a request failed.
+    Ends with status 1 when a request failed, but for --goodput, and with 2 when a figure is worse than --against says.
     """
     from corosrv.client.bench.compare import Comparison, find_model
     from corosrv.client.bench.load.processes import Progress
     from corosrv.client.bench.load.target import parse
+    from corosrv.client.bench.report import history
     from corosrv.client.bench.report.document import Report, look
 
     plan = plan_of(options)
+    if against not in (None, history.LAST) and not Path(against).exists():  # known before a load of minutes
+        raise BenchError(f"{against} is not there: --against takes {history.LAST}, or a file of --json")
     machine = look()  # before the load, which changes it
     targets = [parse(options["url"], options["name"] or "", options["model"], options["api_key"])]
     if options["versus"]:
@@ -121,31 +146,77 @@ def bench(json_file: Path | None, html_file: Path | None, svg_folder: Path | Non
     command = command_line()
     section = Comparison(plan, list(map(find_model, targets)), command, Progress(sys.stderr)).run()
     report = Report(machine, [section])
-    _write(report, json_file, html_file, svg_folder)
+    before = None if against is None else history.find(against, section)
+    _write(report, json_file, html_file, svg_folder, save)
     _show(report)
-    sys.exit(130 if section.is_interrupted else 1 if section.failed else 0)
+    if isinstance(before, Report):
+        click.echo("\n" + "\n".join(history.lines(section, before, report)))
+    elif before:
+        raise BenchError(before)
+    if section.is_interrupted:
+        sys.exit(130)
+    if section.failed and not plan.finds_goodput:  # which goes beyond what a server can do
+        sys.exit(1)
+    sys.exit(2 if isinstance(before, Report) and history.is_worse(section, before) else 0)
 
 
 def plan_of(options: dict[str, Any]) -> BenchPlan:
     """Makes the plan from the options. Raises UsageError for options that contradict each other."""
-    mix = Mix(options["mix"])
-    if mix is Mix.ARRIVALS and options["processes"] > 1:
-        raise click.UsageError("--mix arrivals runs in one process: leave out --processes")
+    _check(options)
+    mix, rates, prompts, trace = Mix(options["mix"]), options["rate"], options["prompts"], options["trace"]
+    limits = LatencyLimits((options["ttft_limit"] or 0) / 1000, (options["itl_limit"] or 0) / 1000)
+    timeout = options["timeout"]
+    if options["goodput"] and limits.ttft and limits.itl:  # what takes longer has missed them
+        timeout = min(timeout, 1.0 + limits.ttft + limits.itl * options["tokens"])
+    if options["goodput"]:
+        points: tuple[Point, ...] = (Point(rate=(rates or (1.0,))[0]),)
+    else:
+        points = (Point(),) if trace else _points(mix, options["clients"], rates)
     return BenchPlan(
-        mix=mix,
-        points=_points(mix, options["clients"], options["rate"]),
-        rounds=options["rounds"],
-        warmup=options["warmup"],
+        mix=Mix.FILE if prompts else Mix.TRACE if trace else mix,
+        points=points,
+        turns=options["turns"],
+        dialogues=_single(read_dialogues(prompts), bool(rates or options["goodput"])) if prompts else (),
+        trace=read_trace(trace, (rates or (0.0,))[0]) if trace else (),
+        limits=limits,
+        finds_goodput=options["goodput"],
+        rounds=options["rounds"] or (1 if options["goodput"] else 5),
+        warmup=int(not options["goodput"]) if options["warmup"] is None else options["warmup"],
         requests=options["requests"],
         tokens=options["tokens"],
         temperature=options["temperature"],
         seed=options["seed"],
         is_chat=options["chat"],
         is_forced=options["force"],
-        timeout=options["timeout"],
+        timeout=timeout,
         processes=options["processes"],
         extra=options["extra"],
     )
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Raises UsageError for options that contradict each other."""
+    mix, rates, prompts, trace = Mix(options["mix"]), options["rate"], options["prompts"], options["trace"]
+    has_limit = options["ttft_limit"] or options["itl_limit"]
+    if mix is Mix.ARRIVALS and options["processes"] > 1:
+        raise click.UsageError("--mix arrivals runs in one process: leave out --processes")
+    if (prompts or trace) and (mix is not Mix.SHORT or (prompts and trace)):
+        raise click.UsageError("one of --mix, --prompts and --trace says what is asked")
+    if trace and (options["clients"] or (rates and len(rates) > 1) or options["goodput"]):
+        raise click.UsageError(
+            "a trace says when requests come: leave out --clients and --goodput, and give one --rate"
+        )
+    if options["turns"] > 1 and (rates or trace or mix is Mix.ARRIVALS or not options["chat"]):
+        raise click.UsageError(
+            "--turns is for clients that chat: leave out --rate, --trace, arrivals and --completions"
+        )
+    if options["goodput"] and (not has_limit or options["clients"] or mix is Mix.ARRIVALS):
+        raise click.UsageError("--goodput wants --ttft-limit or --itl-limit, and no --clients and arrivals")
+
+
+def _single(dialogues: tuple[Dialogue, ...], has_rate: bool) -> tuple[Dialogue, ...]:
+    """Leaves the first turn of each where requests come at a rate, and wait for no answer."""
+    return tuple(replace(dialogue, turns=dialogue.turns[:1]) for dialogue in dialogues) if has_rate else dialogues
 
 
 def _points(mix: Mix, clients: tuple[int, ...] | None, rates: tuple[float, ...] | None) -> tuple[Point, ...]:
@@ -176,15 +247,20 @@ def command_line() -> str:
     return shlex.join(words)
 
 
-def _write(report: Any, json_file: Path | None, html_file: Path | None, svg_folder: Path | None) -> None:
-    from corosrv.client.bench.report import page, plots
+def _write(
+    report: Any, json_file: Path | None, html_file: Path | None, svg_folder: Path | None, is_saved: bool
+) -> None:
+    from corosrv.client.bench.report import history, page, plots
     from corosrv.client.bench.report.document import write
 
     try:
         if json_file is not None:
             write(report, json_file)
+        if is_saved:
+            click.echo(f"saved as {history.save(report)}", err=True)
         if html_file is not None:
-            html_file.write_text(page.page(report), "utf-8")
+            earlier = [*history.saved(), *([] if is_saved else [report])]
+            html_file.write_text(page.page(report, head=history.drawing(report.sections[0], earlier)), "utf-8")
         if svg_folder is not None:
             svg_folder.mkdir(parents=True, exist_ok=True)
             for name, plot in plots.plots(report).items():

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from corosrv.client.bench.load.plan import LatencyLimits
 from corosrv.client.bench.load.target import RequestOutcome
 
 # The shares of a distribution's curve: even steps, and finer ones for the slowest samples.
@@ -100,14 +101,26 @@ class RoundFigures(msgspec.Struct, frozen=True, kw_only=True):
     itl: Quantiles | None
     total: Quantiles | None
     arriving_ttft: Quantiles | None = None  # of the long prompts, in the mix `arrivals`
+    in_limits: int | None = None  # requests that kept the limits of --ttft-limit and --itl-limit
     cpu: ClientCpu
 
     @property
     def failed(self) -> int:
         return sum(self.failures.values())
 
+    @property
+    def goodput(self) -> float | None:
+        """Requests a second that kept the limits."""
+        return None if self.in_limits is None or not self.seconds else self.in_limits / self.seconds
 
-def figures(outcomes: list[RequestOutcome], cpu: tuple[float, ...], cores: int, max_tokens: int) -> RoundFigures:
+
+def figures(
+    outcomes: list[RequestOutcome],
+    cpu: tuple[float, ...],
+    cores: int,
+    max_tokens: int,
+    limits: LatencyLimits = LatencyLimits(),  # noqa: B008 - it is frozen
+) -> RoundFigures:
     """Computes the figures of one round whose requests asked for `max_tokens` tokens."""
     good = [outcome for outcome in outcomes if outcome.failure is None]
     streams = [outcome for outcome in good if not outcome.is_arriving]
@@ -130,6 +143,7 @@ def figures(outcomes: list[RequestOutcome], cpu: tuple[float, ...], cores: int, 
         ttft=quantiles(ttfts(streams)),
         itl=quantiles(gaps(outcomes)),
         total=quantiles(outcome.total for outcome in streams),
+        in_limits=sum(outcome.keeps(limits) for outcome in outcomes) if limits else None,
         arriving_ttft=quantiles(ttfts(outcome for outcome in good if outcome.is_arriving)),
         cpu=_cpu(cpu, seconds, cores, sum(outcome.events for outcome in outcomes)),
     )

@@ -305,3 +305,29 @@ def test_a_report_names_a_model_without_its_folders(tmp_path, fast):
 
     (server,) = done.servers
     assert server["model"] == "small.gguf"
+
+
+def test_the_goodput_is_found_between_what_is_kept_and_what_is_missed(fast, tmp_path):
+    limits = "--ttft-limit", "2000", "--itl-limit", "1000"
+    seen = run(tmp_path, "--url", address(fast), "--goodput", "--rate", "400", "-n", "40", "--tokens", "20", *limits)
+    tried = {point["rate"]: point["servers"][0]["rounds"][0] for point in seen.section["points"]}
+    (goodput,) = seen.section["goodput"].values()
+
+    assert seen.status == 0, seen.err
+    assert tried[goodput]["in_limits"] == 40
+    assert min((rate for rate, one in tried.items() if one["in_limits"] < 40), default=goodput) >= goodput
+    assert f"Goodput of 127.0.0.1:{fast.port}: " in seen.out
+
+
+def test_figures_are_kept_and_compared(fast, tmp_path):
+    load = "--url", address(fast), "--clients", "2", "--rounds", "2", "--warmup", "0", "--tokens", "5"
+    home = {"XDG_DATA_HOME": str(tmp_path)}
+    first = run(tmp_path, *load, "--against", "LAST", "--save", **home)
+    second = run(tmp_path, *load, "--against", "LAST", "--html", str(tmp_path / "page.html"), **home)
+
+    assert first.status == 1
+    assert "--save first" in first.err
+    assert len(list((tmp_path / "corosrv" / "bench").iterdir())) == 1
+    assert second.status in (0, 2), second.err
+    assert "95 % intervals" in second.out
+    assert "Tokens a second, run by run" in (tmp_path / "page.html").read_text()

@@ -58,6 +58,12 @@ def test_options_go_into_the_plan():
         (["--url", "http://x", "--clients", "1,zero"], "--clients"),
         (["--url", "http://x", "--clients", "0"], "above zero"),
         (["--url", "http://x", "--rate", "-1"], "above zero"),
+        (["--url", "http://x", "--goodput"], "--ttft-limit"),
+        (["--url", "http://x", "--goodput", "--ttft-limit", "9", "--clients", "2"], "no --clients"),
+        (["--url", "http://x", "--turns", "2", "--rate", "1"], "--turns"),
+        (["--url", "http://x", "--turns", "2", "--completions"], "--turns"),
+        (["--url", "http://x", "--prompts", __file__, "--mix", "long"], "one of"),
+        (["--url", "http://x", "--trace", __file__, "--clients", "2"], "a trace says when"),
         (["--url", "http://x", "--rate", "nan"], "above zero"),
         (["--url", "http://x", "--rate", "1", "--clients", "1"], "leave out --clients"),
         (["--url", "http://x", "--mix", "arrivals", "--processes", "2"], "leave out --processes"),
@@ -111,6 +117,16 @@ def test_a_key_may_come_from_a_variable_of_its_own(monkeypatch):
 
     with bench.make_context("bench", ["--url", "http://x"]) as context:
         assert context.params["api_key"] == "secret"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["--prompts", __file__], "line 1"), (["--against", "nowhere.json"], "not there")]
+)
+def test_files_that_are_of_no_use_are_known_before_the_load(arguments, said):
+    result = run("--url", "http://127.0.0.1:1", *arguments)
+
+    assert result.exit_code == 1
+    assert said in str(result.exception) + result.output
 
 
 @pytest.mark.parametrize("key", [["--api-key", "secret"], ["--api-key=secret"]])

@@ -36,11 +36,13 @@ class Client:
         began: float | None = None,
         is_arriving: bool = False,
         on_text: Callable[[], None] | None = None,
+        pieces: list[str] | None = None,
     ) -> RequestOutcome:
         """Sends a request and follows its stream. `began`: when it was meant to begin, if that was earlier than now;
-        `on_text` is called once, at the first text. Waits; never raises for what the server does."""
+        `on_text` is called once, at the first text; `pieces` gets the text. Waits; never raises for what the server
+        does."""
         began = monotonic() if began is None else began
-        transcript = Transcript(tokens)
+        transcript = Transcript(tokens, pieces)
         self.open.add(transcript)
         limit = gevent.Timeout.start_new(self._timeout)
         try:

@@ -6,6 +6,7 @@ request's number: two servers get the same prompts, and a server that caches pro
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from corosrv.client.bench.load.prompts import Dialogue, TracedRequest
+
 MIN_REQUESTS = 8  # of a round, unless --requests is given
+GOODPUT_REQUESTS, GOODPUT_S = 50, 10.0  # of a round that looks for the goodput, at least
 
 
 class Mix(str, Enum):
@@ -22,6 +26,8 @@ class Mix(str, Enum):
     LONG = "long"
     SHARED = "shared"
     ARRIVALS = "arrivals"
+    FILE = "file"  # --prompts
+    TRACE = "trace"  # --trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,26 @@ class Point:
     def label(self) -> str:
         clients = f"{self.clients} client{'s' if self.clients != 1 else ''}" if self.clients else ""
         rate = f"{self.rate:g} requests/s" if self.rate else ""
-        return ", ".join(filter(None, (clients, rate)))
+        return ", ".join(filter(None, (clients, rate))) or "as recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLimits:
+    """Limits that a request has to keep so that it counts for the goodput, in seconds; 0: no limit.
+
+    `itl`: of the mean time between its tokens, as a reader sees them.
+    """
+
+    ttft: float = 0.0
+    itl: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.ttft or self.itl)
+
+    @property
+    def words(self) -> str:
+        limits = {"TTFT": self.ttft, "ITL": self.itl}
+        return ", ".join(f"{name} {1000 * limit:g} ms" for name, limit in limits.items() if limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +84,21 @@ class BenchPlan:
     timeout: float = 600.0
     processes: int = 1
     extra: dict[str, Any] = field(default_factory=dict)  # more members of the bodies
+    turns: int = 1  # of a conversation, each with the answers before it
+    dialogues: tuple[Dialogue, ...] = ()  # of the mix `file`
+    trace: tuple[TracedRequest, ...] = ()  # of the mix `trace`
+    limits: LatencyLimits = LatencyLimits()
+    finds_goodput: bool = False  # begins at the point's rate, and ends rounds that cannot succeed any more
 
     def n_requests(self, point: Point) -> int:
-        """Returns the number of requests of one round; in the mix `arrivals`, that of the long prompts."""
+        """Returns the number of requests of one round, or of conversations where these have several turns.
+
+        In the mix `arrivals` it is that of the long prompts.
+        """
+        if self.trace:
+            return min(self.requests or len(self.trace), len(self.trace))
+        if self.finds_goodput:
+            return self.requests or max(GOODPUT_REQUESTS, math.ceil(GOODPUT_S * point.rate))
         return self.requests or max(point.clients if self.mix is not Mix.ARRIVALS else 0, MIN_REQUESTS)
 
 
@@ -82,28 +119,61 @@ WORDS = """
 """.split()  # noqa: SIM905  # a list of words reads as words
 
 
+def n_turns(plan: BenchPlan, index: int) -> int:
+    """Returns the turns of conversation `index`: all that a file has of it, unless --turns says fewer."""
+    if not plan.dialogues:
+        return plan.turns
+    n_all = len(plan.dialogues[index % len(plan.dialogues)].turns)
+    return min(plan.turns, n_all) if plan.turns > 1 else n_all
+
+
+def n_tokens(plan: BenchPlan, index: int) -> int:
+    """Returns the tokens that request `index` asks for."""
+    return plan.trace[index].n_output if plan.trace else plan.tokens
+
+
+def times(plan: BenchPlan, point: Point, number: int) -> list[float]:
+    """Returns the seconds at which the requests of a round are due."""
+    n = plan.n_requests(point)
+    return [request.at for request in plan.trace[:n]] or poisson(point.rate, n, f"{plan.seed}/{number}")
+
+
 def system_prompt(plan: BenchPlan, number: int) -> str:
     """Makes the beginning that all requests of a round share; each round has a new one, which has to be computed."""
     chance = random.Random(f"{plan.seed}/{number}/system")
     return "You answer in the words of this list. " + _words(chance, SYSTEM_WORDS)
 
 
-def user_prompt(plan: BenchPlan, number: int, index: int, is_long: bool) -> str:
-    """Makes the prompt of request `index` in round `number`."""
-    chance = random.Random(f"{plan.seed}/{number}/{index}/{'long' if is_long else 'short'}")
+def user_prompt(plan: BenchPlan, number: int, index: int, is_long: bool, turn: int = 0) -> str:
+    """Makes the prompt of request `index` in round `number`, or of a later turn of that conversation."""
+    if plan.dialogues:
+        return plan.dialogues[index % len(plan.dialogues)].turns[turn]
+    later = f"/{turn}" if turn else ""
+    chance = random.Random(f"{plan.seed}/{number}/{index}/{'long' if is_long else 'short'}{later}")
+    if plan.trace:
+        return _words(chance, max(1, round(plan.trace[index].n_input * LONG_WORDS / 1500)))
     if is_long:
         return f"{_words(chance, LONG_WORDS)}. Tell a story with these words."
     return f"{_words(chance, SHORT_WORDS)}. Tell a long story with these words."
 
 
-def body(plan: BenchPlan, model: str, number: int, index: int, is_arriving: bool = False) -> bytes:
-    """Makes the JSON of a request. `is_arriving`: a long prompt among running streams."""
-    user = user_prompt(plan, number, index, is_long=is_arriving or plan.mix is Mix.LONG)
+def body(
+    plan: BenchPlan, model: str, number: int, index: int, is_arriving: bool = False, answers: Sequence[str] = ()
+) -> bytes:
+    """Makes the JSON of a request. `is_arriving`: a long prompt among running streams; `answers`: to turns before."""
+    is_long = is_arriving or plan.mix is Mix.LONG
+    *before, user = (user_prompt(plan, number, index, is_long, turn) for turn in range(len(answers) + 1))
     system = system_prompt(plan, number) if plan.mix is Mix.SHARED else ""
+    if plan.dialogues:
+        system = plan.dialogues[index % len(plan.dialogues)].system
     fields: dict[str, Any] = {
         "model": model,
-        **(_chat(system, user) if plan.is_chat else {"prompt": f"{system}\n\n{user}" if system else user}),
-        "max_tokens": plan.tokens,
+        **(
+            _chat(system, before, answers, user)
+            if plan.is_chat
+            else {"prompt": f"{system}\n\n{user}" if system else user}
+        ),
+        "max_tokens": n_tokens(plan, index),
         "temperature": plan.temperature,
         "seed": (plan.seed * 1_000_003 + number * 100_003 + index) % 2**31,
         "stream": True,
@@ -114,9 +184,11 @@ def body(plan: BenchPlan, model: str, number: int, index: int, is_arriving: bool
     return msgspec.json.encode(fields)
 
 
-def _chat(system: str, user: str) -> dict[str, Any]:
-    turns = [{"role": "system", "content": system}] if system else []
-    return {"messages": [*turns, {"role": "user", "content": user}]}
+def _chat(system: str, before: Sequence[str], answers: Sequence[str], user: str) -> dict[str, Any]:
+    turns = [("system", system)] if system else []
+    for asked, answer in zip(before, answers, strict=True):
+        turns += [("user", asked), ("assistant", answer)]
+    return {"messages": [{"role": role, "content": content} for role, content in (*turns, ("user", user))]}
 
 
 def _words(chance: random.Random, n: int) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -20,6 +20,7 @@ from corosrv.client.bench.load.client import Client
 from corosrv.client.bench.load.plan import BenchPlan, Mix, Point, poisson, share
 from corosrv.client.bench.load.target import RequestOutcome, Target
 
+GOODPUT_SHARE = 0.99  # of the requests, which keep the limits
 PROGRESS_INTERVAL = 0.25  # seconds
 
 
@@ -69,6 +70,7 @@ class Load:
         self._counts = Counts()
         self._greenlets = Group()
         self._is_interrupted = False
+        self._n_late = 0
         self._numbers = share(work.plan.n_requests(work.point), work.part, work.parts)
         is_arriving = work.plan.mix is Mix.ARRIVALS
         self._requests = {i: self._request(i, is_arriving) for i in self._numbers}
@@ -112,7 +114,7 @@ class Load:
     def _loop(self) -> Callable[[float], None]:
         if self._work.plan.mix is Mix.ARRIVALS:
             return self._arrivals
-        return self._open_loop if self._work.point.rate else self._closed_loop
+        return self._closed_loop if self._work.point.clients else self._open_loop
 
     def _closed_loop(self, begin: float) -> None:
         numbers = iter(self._numbers)  # shared: who is free takes the next
@@ -121,19 +123,31 @@ class Load:
 
     def _take_turns(self, numbers: Iterator[int]) -> None:
         for i in numbers:
-            self._keep(self._client.ask(self._requests[i], self._work.plan.tokens))
+            self._converse(i)
+
+    def _converse(self, i: int) -> None:
+        """Asks all turns of a conversation, each when the one before is answered; most have one."""
+        plan, request, answers = self._work.plan, self._requests[i], list[str]()
+        for turn in range(1, mixes.n_turns(plan, i) + 1):
+            pieces: list[str] = []
+            outcome = self._client.ask(request, mixes.n_tokens(plan, i), pieces=pieces)
+            self._keep(outcome)
+            if outcome.failure is not None or turn == mixes.n_turns(plan, i):
+                return
+            answers.append("".join(pieces))
+            request = self._request(i, False, answers)
 
     def _open_loop(self, begin: float) -> None:
         """Sends requests when they are due; one that begins late counts from the moment when it was due."""
         work = self._work
-        times = poisson(work.point.rate, work.plan.n_requests(work.point), f"{work.plan.seed}/{work.number}")
+        times = mixes.times(work.plan, work.point, work.number)
         for i in self._numbers:
             due_time = begin + times[i]
             gevent.sleep(max(0.0, due_time - monotonic()))
             self._greenlets.spawn(self._ask_once, i, due_time, False)
 
     def _ask_once(self, i: int, due_time: float, is_arriving: bool) -> None:
-        self._keep(self._client.ask(self._requests[i], self._work.plan.tokens, due_time, is_arriving))
+        self._keep(self._client.ask(self._requests[i], mixes.n_tokens(self._work.plan, i), due_time, is_arriving))
 
     def _arrivals(self, begin: float) -> None:
         """Sends long prompts once every client has a stream running; the clients go on until the last is answered."""
@@ -161,9 +175,9 @@ class Load:
             if outcome.failure is not None:
                 return
 
-    def _request(self, index: int, is_arriving: bool) -> bytes:
+    def _request(self, index: int, is_arriving: bool, answers: Sequence[str] = ()) -> bytes:
         work = self._work
-        body = mixes.body(work.plan, work.target.model, work.number, index, is_arriving)
+        body = mixes.body(work.plan, work.target.model, work.number, index, is_arriving, answers)
         return work.target.request("POST", "/chat/completions" if work.plan.is_chat else "/completions", body)
 
     def _keep(self, outcome: RequestOutcome) -> None:
@@ -171,6 +185,11 @@ class Load:
         self._counts.done += outcome.failure is None
         self._counts.failed += outcome.failure is not None
         self._counts.events += outcome.events
+        plan = self._work.plan
+        if plan.finds_goodput and not outcome.keeps(plan.limits):
+            self._n_late += 1
+            if self._n_late > (1 - GOODPUT_SHARE) * len(self._numbers):
+                gevent.get_hub().loop.run_callback(self._greenlets.kill, GreenletExit, False)
 
     def _tell(self, on_progress: Callable[[Counts], None]) -> None:
         while True:

@@ -8,6 +8,7 @@ from enum import Enum
 from urllib.parse import urlsplit
 
 from corosrv.base.errors import BenchError
+from corosrv.client.bench.load.plan import LatencyLimits
 
 
 class FailureKind(str, Enum):
@@ -60,6 +61,15 @@ class RequestOutcome:
     @property
     def total(self) -> float:
         return self.ended - self.began
+
+    def keeps(self, limits: LatencyLimits) -> bool:
+        """Returns whether it has ended well, and within the limits."""
+        if self.failure is not None:
+            return False
+        ttft = self.total if self.ttft is None else self.ttft
+        n = max(self.tokens, len(self.arrivals)) - 1
+        itl = (self.arrivals[-1] - self.arrivals[0]) / n if n > 0 and self.arrivals else 0.0
+        return not ((limits.ttft and ttft > limits.ttft) or (limits.itl and itl > limits.itl))
 
 
 PORTS = {"http": 80, "https": 443}

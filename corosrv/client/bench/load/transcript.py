@@ -37,6 +37,11 @@ class StreamChoice(msgspec.Struct):
             return bool(self.text)
         return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
 
+    @property
+    def visible_text(self) -> str:
+        """The text, without thoughts and calls."""
+        return (self.text if self.delta is None else self.delta.content) or ""
+
 
 class StreamUsage(msgspec.Struct):
     completion_tokens: int = 0
@@ -111,6 +116,7 @@ class Transcript:
         "_failure",
         "_finish",
         "_max_tokens",
+        "_pieces",
         "_prompt_tokens",
         "_scanner",
         "_usage_tokens",
@@ -118,7 +124,9 @@ class Transcript:
         "events",
     )
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, pieces: list[str] | None = None) -> None:
+        """`pieces`: gets the text, without thoughts and calls."""
+        self._pieces = pieces
         self.arrivals = array("d")
         self.events = 0  # those with text
         self._max_tokens = max_tokens
@@ -178,6 +186,8 @@ class Transcript:
         for choice in event.choices:
             if choice.has_text:
                 self.events += 1
+                if self._pieces is not None:
+                    self._pieces.append(choice.visible_text)
             if choice.finish_reason:
                 self._finish = choice.finish_reason
         # Some servers send a usage with every event: the last one counts.

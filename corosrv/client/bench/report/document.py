@@ -144,6 +144,19 @@ class Section(msgspec.Struct):
     is_forced: bool
     points: list[PointFigures] = []
     is_interrupted: bool = False
+    turns: int = 1
+    limits: str = ""  # of latency, which requests have to keep
+    goodput: dict[str, float] = {}  # by server: the highest rate at which they do
+
+    @property
+    def unit(self) -> str:
+        """The word for what is counted of a round: a conversation is one request for each turn."""
+        return "conversation" if self.turns > 1 or self.mix == "file" else "request"
+
+    def is_like(self, other: Section) -> bool:
+        """Returns whether the load of both is the same, but for points and rounds."""
+        mine, theirs = ((each.mix, each.tokens, each.turns, each.is_forced) for each in (self, other))
+        return mine == theirs
 
     @property
     def failed(self) -> int:

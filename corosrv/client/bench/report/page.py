@@ -59,12 +59,14 @@ def _section(section: Section) -> Iterator[str]:
         yield f"<figure>{plot}</figure>"
     for point in section.points:
         if any(server.rounds for server in point.servers):
-            yield from _point(point)
+            yield from _point(point, section.unit)
+    for line in words.goodput(section):
+        yield f"<p><strong>{escape(line)}</strong></p>"
     yield "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in words.notes(section)) + "</ul></section>"
 
 
-def _point(point: PointFigures) -> Iterator[str]:
-    yield f"<h3>{escape(point.label)}, {words.count(point.requests, 'request')} a round</h3>"
+def _point(point: PointFigures, unit: str) -> Iterator[str]:
+    yield f"<h3>{escape(point.label)}, {words.count(point.requests, unit)} a round</h3>"
     yield table(["", *map(_name, point.servers, "ab"), *_if_two(point, "ratio")], list(_rates(point)))
     yield table(["ms", "", "p50", "p90", "p95", "p99", "max"], list(_latencies(point)))
 
@@ -76,6 +78,8 @@ def _rates(point: PointFigures) -> Iterator[list[str]]:
     yield ["slowest to fastest round", *(" to ".join(map(words.number, server.spread)) for server in servers),
            *_if_two(point, "")]  # fmt: skip
     for label, figure in RATES:
+        if all(server.median(figure) is None for server in servers):
+            continue
         ratio = words.ratio(point.ratio(lambda server, figure=figure: server.median(figure)))  # type: ignore[misc]
         yield [label.strip(), *(words.number(server.median(figure)) for server in servers), *_if_two(point, ratio)]
     yield ["client CPU, share of a core", *map(_cpu, servers), *_if_two(point, "")]

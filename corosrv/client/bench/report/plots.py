@@ -239,6 +239,28 @@ def bars(title: str, subtitle: str, servers: list[str], groups: list[Group]) -> 
     return str(drawing)
 
 
+def history(subtitle: str, series: dict[str, list[tuple[str, float]]]) -> str:
+    """Draws a line for each series through its values, from the oldest to the newest, each with what it is of."""
+    title = "Tokens a second, run by run"
+    drawing = Drawing(WIDTH, 340, f"{title}: {subtitle}")
+    _head(drawing, title, subtitle, [])
+    box = Box(MARGIN + LEFT, HEAD + 20, WIDTH - MARGIN - 150, 340 - 36)
+    top = max((value for values in series.values() for _, value in values), default=0.0) or 1.0
+    scale = LinearScale(1.1 * top, box.bottom, box.top)
+    for tick in scale.ticks():
+        drawing.line(box.left, scale(tick), box.right, scale(tick), "grid")
+        drawing.text(box.left - 8, scale(tick) + 4, f"{tick:,g}", "soft", "end", 11)
+    for i, (name, values) in enumerate(series.items()):
+        step = (box.right - box.left) / max(len(values) - 1, 1)
+        places = [(box.left + step * j, scale(value)) for j, (_, value) in enumerate(values)]
+        drawing.path(places, KINDS[i % 2])
+        for place, (said, value) in zip(places, values, strict=True):
+            drawing.dot(*place, KINDS[i % 2], f"{words.number(value)}: {name}, {said}")
+        drawing.text(box.right + 10, places[-1][1] + 4, name, KINDS[i % 2], size=11)
+    drawing.line(box.left, box.bottom, box.right, box.bottom, "axis")
+    return str(drawing)
+
+
 def _group(drawing: Drawing, group: Group, middle: float, step: float, scale: LinearScale) -> None:
     width = min(64.0, 0.36 * step)
     left = middle - width * len(group.bars) / 2

@@ -70,7 +70,9 @@ def doubts(machine: Machine) -> str:
 
 
 def size(section: Section) -> str:
-    return f"{count(section.tokens, 'token')} each, {count(section.rounds, 'round')}"
+    tokens = "as long as recorded" if section.mix == "trace" else f"{count(section.tokens, 'token')} each"
+    turns = f"{section.turns} turns, " if section.turns > 1 else ""
+    return f"{turns}{tokens}, {count(section.rounds, 'round')}"
 
 
 def notes(section: Section) -> list[str]:
@@ -86,6 +88,8 @@ def _method(section: Section, servers: list[ServerFigures]) -> list[str]:
         "TTFT counts from the beginning of the request, connecting included; with a rate, from when it was due.",
         "ITL is the time between two reads that brought text; tokens that come in one read are one arrival.",
     ]
+    if section.limits:
+        lines.append(f"In limits is what ended well with {section.limits} at most; ITL is each stream's mean here.")
     if section.mix == "arrivals":
         lines.append("ITL is that of the running streams, from when the first long prompt is due to the last's answer.")
     if section.is_interrupted:
@@ -128,16 +132,25 @@ def text(section: Section) -> str:
     lines = [f"{section.title}; {size(section)}", ""]
     for point in section.points:
         if any(server.rounds for server in point.servers):
-            lines += [*_point(point), ""]
-    return "\n".join((*lines, *notes(section))) + "\n"
+            lines += [*_point(point, section.unit), ""]
+    return "\n".join((*lines, *goodput(section), *notes(section))) + "\n"
 
 
-def _point(point: PointFigures) -> Iterator[str]:
-    title = f"{point.label} ({count(point.requests, 'request')})"
+def goodput(section: Section) -> Iterator[str]:
+    """Yields a sentence for each server whose goodput was looked for."""
+    for name, rate in section.goodput.items():
+        found = f"{number(rate)} requests/s" if rate else "none of the rates that were tried"
+        yield f"Goodput of {name}: {found}, 99 % within {section.limits}."
+
+
+def _point(point: PointFigures, unit: str) -> Iterator[str]:
+    title = f"{point.label} ({count(point.requests, unit)})"
     yield _row(title, [server.name for server in point.servers], "ratio" if len(point.servers) > 1 else "")
     yield _row("  tokens/s", [number(server.tokens_per_s) for server in point.servers], _ratio(point))
     yield _row("    slowest-fastest round", ["-".join(map(number, server.spread)) for server in point.servers])
     for label, figure in RATES:
+        if all(server.median(figure) is None for server in point.servers):
+            continue
         yield _row(label, [number(server.median(figure)) for server in point.servers], _ratio(point, figure))
     yield _row("  client CPU of a core", [_cpu(server, lambda figures: figures.cpu.core) for server in point.servers])
     yield _row("    of the machine", [_cpu(server, lambda figures: figures.cpu.machine) for server in point.servers])
@@ -149,6 +162,7 @@ def _point(point: PointFigures) -> Iterator[str]:
 RATES: tuple[tuple[str, Callable[[RoundFigures], float | None]], ...] = (
     ("  tokens/s of a stream", lambda figures: figures.stream_tokens_per_s),
     ("  requests/s", lambda figures: figures.requests_per_s),
+    ("  requests/s in limits", lambda figures: figures.goodput),
     ("  seconds a round", lambda figures: figures.seconds),
     ("  tokens in one read", lambda figures: figures.tokens_per_arrival),
 )

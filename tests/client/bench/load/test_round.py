@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import replace
 from time import monotonic
 
 import pytest
 
-from corosrv.client.bench.load.plan import BenchPlan, Mix, Point
+from corosrv.client.bench.load.plan import BenchPlan, LatencyLimits, Mix, Point
 from corosrv.client.bench.load.round import Counts, Load, Work
-from corosrv.client.bench.load.target import RequestOutcome, parse
+from corosrv.client.bench.load.target import Failure, FailureKind, RequestOutcome, parse
 from tests.client.bench.handmade import HandMade
+from tests.client.bench.streams import error
 
 
 def load(server: HandMade, point: Point, begin: float = 0.0, **plan: object) -> list[RequestOutcome]:
@@ -54,3 +57,44 @@ def test_a_part_sends_its_share(handmade, part):
     done = Load(work).run(monotonic(), lambda counts: None)
 
     assert len(done.outcomes) == (3, 2)[part]
+
+
+def test_a_conversation_goes_on_with_what_was_answered(handmade):
+    outcomes = load(handmade, Point(clients=1), requests=2, turns=3)
+    roles = [[turn["role"] for turn in body["messages"]] for body in handmade.bodies]
+
+    assert len(outcomes) == 6
+    assert roles == [["user"], ["user", "assistant", "user"], ["user", "assistant", "user", "assistant", "user"]] * 2
+    assert handmade.bodies[2]["messages"][1] == {"role": "assistant", "content": "aaaa"}
+
+
+def test_a_conversation_ends_with_a_failure(handmade):
+    handmade.answer = error(500, "no")
+
+    assert [outcome.failure is None for outcome in load(handmade, Point(1), requests=2, turns=3)] == [False, False]
+
+
+def test_a_round_that_cannot_succeed_any_more_ends(handmade):
+    limits = LatencyLimits(ttft=1e-6)
+    outcomes = load(handmade, Point(rate=20.0), requests=400, finds_goodput=True, limits=limits)
+
+    assert 5 <= len(outcomes) < 100
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_kept"),
+    [
+        (LatencyLimits(), True),
+        (LatencyLimits(ttft=1.0), True),
+        (LatencyLimits(ttft=0.9), False),
+        (LatencyLimits(itl=0.5), True),
+        (LatencyLimits(itl=0.4), False),
+        (LatencyLimits(1.0, 0.5), True),
+        (LatencyLimits(1.0, 0.4), False),
+    ],
+)
+def test_limits_are_of_the_first_token_and_of_the_mean_between_tokens(limits, is_kept):
+    outcome = RequestOutcome(10.0, 13.0, array("d", [11.0, 11.2, 13.0]), 3, 5)  # five tokens in two seconds
+
+    assert outcome.keeps(limits) == is_kept
+    assert not replace(outcome, failure=Failure(FailureKind.CUT, "")).keeps(limits)
