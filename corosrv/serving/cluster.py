@@ -37,7 +37,7 @@ class Cluster:
         """`describe`: says what this server serves; `abort_group`: ends requests of a group here.
 
         Raises SettingsError for a wrong URL, and without redis-py."""
-        self.client = RedisClient(settings.redis_url, settings.redis_timeout)
+        self.client = RedisClient(settings.redis_url, settings.redis_timeout, settings.redis_password_file)
         self.names = KeyNames(settings.redis_namespace)
         self.front = new_front_id()
         self.registry = FrontRegistry(self.client, self.names, self.front, describe)

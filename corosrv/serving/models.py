@@ -47,7 +47,7 @@ from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.accounts import KeyAccount
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import caller, current
-from corosrv.web.http.metrics import EngineCollector
+from corosrv.web.http.metrics import EngineCollector, GatewayCollector
 from corosrv.workers.dispatch.answers import CallRecords
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class ModelPart(Part):
         return self.pool.stats()
 
     def collectors(self) -> tuple[Collector, ...]:
-        collectors = (EngineCollector(self.pool), LlamaCollector(self.pool))
+        collectors = (EngineCollector(self.pool), GatewayCollector(self.pool), LlamaCollector(self.pool))
         return collectors if self._vision is None else (*collectors, self._vision.collector())
 
     def blueprints(self) -> tuple[Blueprint, ...]:

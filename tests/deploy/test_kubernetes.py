@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml  # type: ignore[import-untyped]
 
 from corosrv.contracts import settings
 from corosrv.gunicorn_app import options
+from tests.deploy.custom_resources import schema_of
 from tests.deploy.kubernetes_files import (
     FOLDER,
     KUSTOMIZATION,
@@ -36,14 +38,16 @@ from tests.support.redis_server import redis_server
 from tests.support.waiting import eventually
 
 VERSIONS = ("1.29", "1.37")
-OPTIONAL = {"autoscaling.yaml", "redis.yaml"}
+OPTIONAL = {"autoscaling.yaml", "gateway.yaml", "monitoring.yaml", "vllm.yaml"}
 SECRETS = {
     "api-keys": "first,second",
     "engine-key": "engine-secret",
     "management-token": "management-secret",
     "redis-password": "redis-secret",
+    "redis-conf": "requirepass redis-secret",
 }
 CONTAINERS = containers()
+OURS = [name for name in CONTAINERS if CONTAINERS[name]["image"] == "corosrv"]
 SERVERS = ["front", "engine"]
 
 
@@ -57,7 +61,18 @@ def name_of(found: dict[str, Any]) -> str:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("found", manifests(), ids=name_of)
 def test_an_object_is_valid(found: dict[str, Any], version: str) -> None:
-    kubernetes_validate.validate(found, version, strict=True)
+    if (schema := schema_of(found)) is not None:
+        jsonschema.validate(found, schema)
+    else:
+        kubernetes_validate.validate(found, version, strict=True)
+
+
+@pytest.mark.parametrize("found", [each for each in manifests() if schema_of(each)], ids=name_of)
+def test_a_wrong_custom_resource_is_found(found: dict[str, Any]) -> None:
+    wrong = found | {"spec": found["spec"] | {"sepc": 1}}
+
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema_of(found) or {})
 
 
 def test_a_wrong_object_is_found() -> None:
@@ -102,7 +117,7 @@ def test_a_container_may_do_nothing_but_its_work(name: str) -> None:
     assert context["readOnlyRootFilesystem"] is True
     assert context["allowPrivilegeEscalation"] is False
     assert context["capabilities"] == {"drop": ["ALL"]}
-    assert CONTAINERS[name]["resources"]["requests"].keys() == {"cpu", "memory"}
+    assert CONTAINERS[name]["resources"]["requests"].keys() >= {"cpu", "memory"}
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
@@ -125,7 +140,7 @@ def test_ports_are_those_of_the_command(name: str) -> None:
     assert given == expected
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("name", OURS)
 def test_every_variable_is_a_setting(name: str) -> None:
     environ = environment(CONTAINERS[name], SECRETS, {"metadata.name": "engine-0"})
 
@@ -167,6 +182,8 @@ class Cluster:
 
     def start(self, started: Servers, name: str, **changes: Any) -> Server:
         environ = environment(CONTAINERS[name], SECRETS, {})
+        for variable in [variable for variable in environ if "REDIS" in variable]:  # tried by another test
+            del environ[variable]
         return started.start(*here(arguments(CONTAINERS[name], environ), self.places), **(environ | changes))
 
     @contextmanager
@@ -223,15 +240,20 @@ def test_an_engine_joins_the_front_and_leaves_it_again(cluster: Cluster) -> None
 
 def test_the_front_shares_its_queue_through_redis_as_that_is_started(tmp_path: Path) -> None:
     environ = environment(CONTAINERS["redis"], SECRETS, {})
-    chosen = options_of(arguments(CONTAINERS["redis"], environ))
+    program, file, *words = arguments(CONTAINERS["redis"], environ)
+    assert file == "/secrets/redis.conf"
+    word, password = SECRETS["redis-conf"].split()
+    chosen = options_of([program, *words]) | {word: password}
     with redis_server(**chosen) as redis, servers(tmp_path, tmp_path / "cache") as started:
-        secrets = SECRETS | {"redis-url": redis.url}
-        assert f":{secrets['redis-password']}@" in redis.url
-        (tmp_path / "management-token").write_text(SECRETS["management-token"])
+        for name in ("management-token", "redis-password"):
+            (tmp_path / name).write_text(SECRETS[name])
+        variables = environment(CONTAINERS["front"], SECRETS, {})
+        variables["COROSRV_REDIS_URL"] = variables["COROSRV_REDIS_URL"].replace("redis:6379", f"127.0.0.1:{redis.port}")
+        variables["COROSRV_REDIS_PASSWORD_FILE"] = str(tmp_path / Path(variables["COROSRV_REDIS_PASSWORD_FILE"]).name)
 
         front = started.start(
             *here(CONTAINERS["front"]["args"], {"/secrets/": f"{tmp_path}/"}),
-            **environment(CONTAINERS["front"], secrets, {}),
+            **variables,
             COROSRV_MODEL="",
             COROSRV_RUN_DIR=tmp_path / "run",
         )
@@ -242,10 +264,68 @@ def test_the_front_shares_its_queue_through_redis_as_that_is_started(tmp_path: P
         assert "noeviction" not in front.log
 
 
-def test_the_metric_to_scale_by_is_one_of_the_front(cluster: Cluster) -> None:
-    autoscaler = manifest("HorizontalPodAutoscaler", "engine")
-    (metric,) = [each["external"]["metric"]["name"] for each in autoscaler["spec"]["metrics"]]
-    with cluster.front.connect() as connection:
-        text = connection.ask("GET", "/metrics", headers={"Authorization": "Bearer first"}).body.decode()
+def metrics_of(server: Server, key: str) -> str:
+    with server.connect() as connection:
+        return connection.ask("GET", "/metrics", headers={"Authorization": f"Bearer {key}"}).body.decode()
 
-    assert f"# TYPE {metric} gauge\n" in text
+
+def test_engines_are_scaled_by_what_runs_and_what_waits_at_fronts(cluster: Cluster) -> None:
+    (trigger,) = manifest("ScaledObject", "engine")["spec"]["triggers"]
+    names = re.findall(r"corosrv_\w+", trigger["metadata"]["query"].replace('"corosrv"', ""))
+    text = metrics_of(cluster.front, "first")
+
+    assert set(names) == {"corosrv_upstream_in_flight", "corosrv_upstreams_queue_depth"}
+    for name in names:
+        assert f"# TYPE {name} gauge\n" in text
+    slots = int(environment(CONTAINERS["engine"], SECRETS, {})["COROSRV_SLOTS"])
+    assert slots / 2 < int(trigger["metadata"]["threshold"]) < slots
+
+
+def test_the_gateways_picker_finds_its_gauges_at_an_engine(cluster: Cluster) -> None:
+    text = metrics_of(cluster.engine, SECRETS["engine-key"])
+
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert f'vllm:{name}{{model_name="small"}} 0.0\n' in text
+    pool = manifest("InferencePool", "engine")["spec"]
+    assert [port["number"] for port in pool["targetPorts"]] == [CONTAINERS["engine"]["ports"][0]["containerPort"]]
+    assert pool["selector"]["matchLabels"] == {"app": "engine"}
+
+
+def test_one_front_is_left_while_a_node_is_drained() -> None:
+    front, budget = manifest("Deployment", "front"), manifest("PodDisruptionBudget", "front")
+    joined = int(next(word for word in CONTAINERS["join"]["args"] if "--concurrency" in word).partition("=")[2])
+    slots = int(environment(CONTAINERS["engine"], SECRETS, {})["COROSRV_SLOTS"])
+
+    assert front["spec"]["replicas"] - budget["spec"]["maxUnavailable"] >= 1
+    assert joined * front["spec"]["replicas"] == slots
+    for name in SERVERS:
+        (constraint,) = pods()[name]["topologySpreadConstraints"]
+        assert constraint["labelSelector"]["matchLabels"] == {"app": name}
+
+
+def test_images_are_pinned() -> None:
+    kustomization = yaml.safe_load((FOLDER / KUSTOMIZATION).read_text())
+    tags = [image["newTag"] for image in kustomization["images"]]
+    tags += [container["image"].partition(":")[2] for name, container in CONTAINERS.items() if name not in OURS]
+
+    assert all(tag and tag != "latest" for tag in tags)
+
+
+def test_the_gpu_component_changes_what_is_there() -> None:
+    component = yaml.safe_load((FOLDER / "gpu" / KUSTOMIZATION).read_text())
+    engine = manifest("StatefulSet", "engine")
+    (patch,) = component["patches"]
+
+    assert (patch["target"]["kind"], patch["target"]["name"]) == ("StatefulSet", "engine")
+    for step in yaml.safe_load(patch["patch"]):
+        place, *names = [engine, *step["path"].strip("/").split("/")]
+        for name in names[:-1]:
+            place = place[int(name) if isinstance(place, list) else name]
+        if names[-1] == "-":
+            place.append(step["value"])
+        else:
+            assert step["op"] == "add" or names[-1] in place
+            place[names[-1]] = step["value"]
+    kubernetes_validate.validate(engine, VERSIONS[-1], strict=True)
+    environ = environment(engine["spec"]["template"]["spec"]["containers"][0], SECRETS, {})
+    assert settings.unknown_variables(environ) == []

@@ -40,6 +40,9 @@ class ClusterSettings:
         check=empty_or(_REDIS_URL),
         is_secret=True,
     )
+    redis_password_file: str = setting(
+        "", "path of a file with the password of Redis, in place of one in its URL; read again for each connection"
+    )
     redis_namespace: str = setting(
         "default",
         "which servers belong together among those that use one Redis: all with the same word",
@@ -56,6 +59,8 @@ class ClusterSettings:
 
     def __post_init__(self) -> None:
         sources.check(self)
+        if self.redis_password_file and "@" in self.redis_url:
+            raise SettingsError("COROSRV_REDIS_URL has a user or password: leave out COROSRV_REDIS_PASSWORD_FILE")
 
 
 REPLICA_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -51,7 +52,23 @@ def is_cooperative() -> bool:
     return bool(monkey.is_module_patched("socket"))
 
 
-def make_pool(url: str, n_connections: int, timeout: float, command_timeout: float) -> Any:
+class PasswordFile:
+    """A password that is read from a file for each new connection, so that it can be changed. For redis-py."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def get_credentials(self) -> tuple[str]:
+        """Returns the password alone. Raises redis-py's ConnectionError, after which it closes the connection."""
+        try:
+            return (Path(self._path).read_bytes().decode("utf-8", "replace").strip(),)
+        except OSError as error:
+            raise load_redis().ConnectionError(f"the file with its password cannot be read: {error}") from None
+
+
+def make_pool(
+    url: str, n_connections: int, timeout: float, command_timeout: float, password: PasswordFile | None = None
+) -> Any:
     """Makes a pool of connections, which waits `timeout / 2` seconds for a free one and as long to connect.
 
     Its connections wait `command_timeout` seconds for each answer, and send nothing a second time. Raises SettingsError
@@ -69,6 +86,7 @@ def make_pool(url: str, n_connections: int, timeout: float, command_timeout: flo
             socket_timeout=command_timeout,
             retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
             protocol=2,
+            **({} if password is None else {"credential_provider": password}),
         )
     except ValueError:  # whose words may hold the password
         raise SettingsError(
@@ -99,15 +117,17 @@ class RedisClient:
     otherwise within two and a half time-outs. Replies are as Redis sent them: bytes, int, None and lists of these.
     """
 
-    def __init__(self, url: str, timeout: float = 1.0) -> None:
+    def __init__(self, url: str, timeout: float = 1.0, password_file: str = "") -> None:
         """`timeout`: seconds for a command; as many for a free connection, and half as many for connecting.
+        `password_file`: see PasswordFile; empty: the URL has what is needed.
 
         Connects with the first command. Raises SettingsError where redis-py is missing or the URL is none.
         """
         self._redis = load_redis()
         self._url = url
         self._timeout = timeout
-        self._pool = make_pool(url, N_CONNECTIONS, timeout, timeout)
+        self._password = PasswordFile(password_file) if password_file else None
+        self._pool = make_pool(url, N_CONNECTIONS, timeout, timeout, self._password)
         self._free = BoundedSemaphore(N_CONNECTIONS) if is_cooperative() else threading.BoundedSemaphore(N_CONNECTIONS)
         self.address = public_address(url)
         self.health = LinkHealth(self.address)
@@ -218,7 +238,7 @@ class RedisClient:
 
     def make_connection(self, longest: float) -> Any:
         """Makes a connection of redis-py outside the pool, for BlockingConnection: reads wait `longest` seconds."""
-        return make_pool(self._url, 1, self._timeout, longest + self._timeout).make_connection()
+        return make_pool(self._url, 1, self._timeout, longest + self._timeout, self._password).make_connection()
 
 
 class BlockingConnection:

@@ -247,6 +247,12 @@ _HISTOGRAMS = {
     "ttft": "From submission to the first token",
     "itl": "Between two tokens of a task",
 }
+_GATEWAY_GAUGES: dict[str, tuple[str, Callable[[DecodeStats], float]]] = {
+    "num_requests_running": ("Tasks with a slot", lambda stats: stats.running),
+    "num_requests_waiting": ("Tasks that wait for a slot", lambda stats: stats.waiting),
+    # A slot has its part of the KV cache for as long as it is in use.
+    "kv_cache_usage_perc": ("Part of the KV cache that is in use, of 1", lambda stats: stats.running / stats.slots),
+}
 _OUTCOMES = ("stop", "length", "cancelled", "error", "refused")
 
 
@@ -281,6 +287,21 @@ class EngineCollector(OfEngines):
         yield states
         if by_model := self._worker.model_stats():
             yield from _of_loops(by_model)
+
+
+class GatewayCollector(OfEngines):
+    """Reads what the picker of an inference gateway chooses engines by, under the names that vLLM gave it."""
+
+    def __init__(self, worker: HasModelStats) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterable[Metric]:
+        by_model = self._worker.model_stats()
+        for name, (text, value) in _GATEWAY_GAUGES.items():
+            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            for model, stats in by_model.items():
+                gauge.add_metric([model], value(stats))
+            yield gauge
 
 
 def _of_loops(by_model: Mapping[str, DecodeStats]) -> Iterator[Metric]:

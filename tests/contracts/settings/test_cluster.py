@@ -29,6 +29,14 @@ def test_a_wrong_url_is_refused_without_being_shown():
     assert "s3cret" not in str(error.value)
 
 
+def test_a_password_stands_in_one_place():
+    assert ClusterSettings(redis_url="redis://h", redis_password_file="/secret").redis_password_file == "/secret"
+    with pytest.raises(SettingsError, match="COROSRV_REDIS_PASSWORD_FILE") as error:
+        ClusterSettings(redis_url="redis://:s3cret@h", redis_password_file="/secret")
+
+    assert "s3cret" not in str(error.value)
+
+
 @pytest.mark.parametrize("namespace", ["", "a b", "a:b", "{a}", "x" * 65, "é"])
 def test_a_namespace_is_a_plain_word(namespace: str):
     with pytest.raises(SettingsError, match="COROSRV_REDIS_NAMESPACE must be"):

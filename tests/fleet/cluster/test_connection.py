@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -53,6 +54,24 @@ def test_a_script_runs_by_its_hash_and_by_its_text_where_redis_has_forgotten_it(
 
 def test_a_unix_socket_serves_as_well(redis: RedisServer):
     assert RedisClient(redis.unix_url).execute("ECHO", "hi") == b"hi"
+
+
+def test_a_password_comes_from_a_file_and_may_change(tmp_path: Path):
+    file = tmp_path / "password"
+    with redis_server(requirepass="second") as server:
+        client = RedisClient(f"redis://127.0.0.1:{server.port}/0", 5, str(file))
+        with pytest.raises(RedisUnavailable, match="No such file"):
+            client.execute("PING")
+        file.write_text("first\n")
+        assert not client.ping()
+        file.write_text("second\n")
+        assert client.ping()
+        blocking = client.open_blocking(1)
+
+        assert client.execute("PING") == b"PONG"
+        assert blocking.execute("PING") == b"PONG"
+        blocking.close()
+        client.close()
 
 
 def test_a_blocking_read_waits_longer_than_a_command_may(client: RedisClient, redis: RedisServer):
