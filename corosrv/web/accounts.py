@@ -381,7 +381,7 @@ class KeyBill:
         self.charged = n_tokens + self._answer
 
     def add_end(self, chunk: Chunk) -> None:
-        self.compute_ms += chunk.prompt_ms + chunk.decode_ms
+        self.compute_ms += chunk.compute_ms
         prompt, answer = divmod(chunk.index, self._n)
         if answer:
             return
@@ -523,7 +523,7 @@ _METRICS: tuple[tuple[str, str, Callable[[UsageCounts], float]], ...] = (
     ("prompt_tokens", "Tokens of prompts by API key", lambda counts: counts.prompt_tokens),
     ("cached_tokens", "Tokens of prompts by API key that were not computed again", lambda counts: counts.cached_tokens),
     ("generated_tokens", "Generated tokens by API key", lambda counts: counts.generated_tokens),
-    ("compute_seconds", "Seconds of prompts and decoding by API key", lambda counts: counts.compute_ms / 1000),
+    ("compute_seconds", "Seconds of the machine by API key", lambda counts: counts.compute_ms / 1000),
 )
 
 

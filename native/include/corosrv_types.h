@@ -351,6 +351,7 @@ typedef struct corosrv_chunk {
   int32_t read_tokens;     /* of the prompt's, how many have been read; -1 where tells_progress does not want it told */
   double prompt_ms;        /* from the slot to the first token, or to now where there is none */
   double decode_ms;        /* from the first token to the last so far */
+  double compute_ms;       /* the task's part of the time of each step so far */
   const char* text;        /* whole UTF-8 characters; the message when finish is COROSRV_ERROR */
   size_t text_size;
   const float* vector;        /* of COROSRV_EMBED and COROSRV_RANK, in the terminal chunk */

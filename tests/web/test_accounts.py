@@ -53,7 +53,7 @@ def account(time: Time) -> Callable[..., KeyAccount]:
 
 
 def end(n_prompt: int, index: int = 0, finish: Finish = Finish.STOP, prompt_ms: float = 1.0, **more: Any) -> Chunk:
-    return Chunk(index, "", 0, finish, prompt_tokens=n_prompt, prompt_ms=prompt_ms, **more)
+    return Chunk(index, "", 0, finish, prompt_tokens=n_prompt, prompt_ms=prompt_ms, compute_ms=prompt_ms, **more)
 
 
 def run(account: KeyAccount, n_prompt: int, n_answer: int, max_tokens: int | None = 10) -> None:

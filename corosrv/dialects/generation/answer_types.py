@@ -103,7 +103,7 @@ class Tally:
     is_predicted: bool = False  # the job says what its answers are expected to be
     prompt_ms: float = 0.0
     decode_ms: float = 0.0
-    compute_ms: float = 0.0  # of all tasks, where those above are of the longest
+    compute_ms: float = 0.0  # of the machine, for all tasks together
 
     def add(self, chunk: Chunk) -> None:
         self.completion_tokens += chunk.n_tokens
@@ -111,7 +111,7 @@ class Tally:
             return
         self.prompt_ms = max(self.prompt_ms, chunk.prompt_ms)
         self.decode_ms = max(self.decode_ms, chunk.decode_ms)
-        self.compute_ms += chunk.prompt_ms + chunk.decode_ms
+        self.compute_ms += chunk.compute_ms
         self.drafted_tokens += chunk.drafted_tokens
         self.accepted_tokens += chunk.accepted_tokens
         if chunk.index % self.n == 0:

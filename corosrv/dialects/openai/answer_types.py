@@ -50,8 +50,8 @@ class CompletionTokensDetails(msgspec.Struct):
 class Usage(msgspec.Struct):
     """Prompt tokens count once, however many answers; those of all answers are summed.
 
-    `compute_ms` is there with `include_compute`: the milliseconds in which prompts were read and answers generated, of
-    all answers together. Others may have been served in the same time.
+    `compute_ms` is there with `include_compute`: the milliseconds of the machine that all answers together took, their
+    part of each step.
     """
 
     prompt_tokens: int

@@ -214,6 +214,7 @@ corosrv_chunk ChunkArray::convert(const Chunk& from) {
   chunk.read_tokens = from.read_tokens;
   chunk.prompt_ms = from.prompt_ms;
   chunk.decode_ms = from.decode_ms;
+  chunk.compute_ms = from.compute_ms;
   chunk.text = from.text.data();
   chunk.text_size = from.text.size();
   chunk.vector = from.vector.data();

@@ -125,6 +125,7 @@ void DecodeLoop::begin_anew() {
   idle_slots_ = IdleSlots(limits_.slots, limits_.idle_s);
   idle_slots_.use_all(now());
   waits_to_restore_ = is_out_of_room_ = false;
+  uncharged_s_ = 0;
 }
 
 void DecodeLoop::take(Inbox::Mail mail) {
@@ -223,7 +224,7 @@ void DecodeLoop::tape_ends(const Scheduler::Swept& swept) {
 void DecodeLoop::signal() { stats_.eventfd_writes += signals_.send(); }
 
 void DecodeLoop::step() {
-  const auto begin = now();
+  const auto begin = charged_ = now();
   note_paused();
   free_cells();
   lend_slots();
@@ -247,9 +248,10 @@ void DecodeLoop::step() {
   }
   if (std::exchange(is_out_of_room_, false)) make_room();
 
-  const double step_s = seconds(now() - begin);
+  const auto end = now();
+  const double step_s = seconds(end - begin);
+  uncharged_s_ += seconds(end - charged_);
   budget_.observe(plan.n_decode, plan.n_prompt, step_s, plan.n_drafted);
-  scheduler_.charge(plan, step_s, budget_.decode_row_s(), budget_.prompt_row_s());
   ++stats_.steps;
   stats_.slot_steps += scheduler_.n_running();
   stats_.step_s += step_s;
@@ -349,11 +351,21 @@ void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
 
   if (tape_ != nullptr) tape_batch();
   const Status status = run(items);
+  charge(items);
   if (status.is_ok()) {
     advance(items);
   } else {
     fail(items, status);
   }
+}
+
+// Before what was computed is sent, so that a last chunk can tell all that its task has cost; what the steps before did
+// after theirs is charged with it.
+void DecodeLoop::charge(const std::vector<Plan::Item>& items) {
+  const auto looked = now();
+  const double batch_s = seconds(looked - charged_) + std::exchange(uncharged_s_, 0);
+  scheduler_.charge(items, batch_s, budget_.decode_row_s(), budget_.prompt_row_s());
+  charged_ = looked;
 }
 
 Status DecodeLoop::run(const std::vector<Plan::Item>& items) {

@@ -76,6 +76,7 @@ class DecodeLoop {
   void lend_cells(int32_t n_cells);
   void shift_full(const Plan& plan);
   void compute(const std::vector<Plan::Item>& items);
+  void charge(const std::vector<Plan::Item>& items);
   Status run(const std::vector<Plan::Item>& items);
   void advance(const std::vector<Plan::Item>& items);
   void check_rows(const std::vector<Plan::Item>& items);
@@ -110,6 +111,8 @@ class DecodeLoop {
   TimeLimits time_limits_;
   IdleSlots idle_slots_;
   std::vector<Row> rows_;
+  Clock::time_point charged_;    // up to when this step is charged for
+  double uncharged_s_ = 0;       // of the steps before
   bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache
 
   Mutex mutex_;

@@ -73,6 +73,7 @@ Chunk Output::make_chunk() {
   if (request_.tells_progress) chunk.read_tokens = progress_.n_read();
   chunk.prompt_ms = progress_.prompt_ms();
   chunk.decode_ms = progress_.decode_ms();
+  chunk.compute_ms = progress_.compute_ms();
   if (TokenList tokens = text_.take_tokens(); !tokens.is_empty()) {
     chunk.tokens = std::make_unique<TokenList>(std::move(tokens));
   }

@@ -53,6 +53,9 @@ class Progress {
   double prompt_ms() const;
   // From the first token to the last so far.
   double decode_ms() const;
+  // Its part of the time of each step.
+  double compute_ms() const { return 1000 * charged_s_; }
+  void charge(double seconds) { charged_s_ += seconds; }
 
   // The slot holds these tokens already. Returns how many of them count as cached: none when it begins again.
   int32_t begin(int32_t n_held);
@@ -78,6 +81,7 @@ class Progress {
   int32_t n_dropped_ = 0;
   int32_t n_read_ = 0;
   int32_t n_cached_ = 0;
+  double charged_s_ = 0;
   int32_t n_drafted_ = 0;
   int32_t n_accepted_ = 0;
   Clock::time_point started_;

@@ -294,19 +294,23 @@ bool Scheduler::is_worse(const Sequence& a, const Sequence& b) const {
   return badness(a) > badness(b);
 }
 
-void Scheduler::charge(const Plan& plan, double step_s, double decode_row_s, double prompt_row_s) {
+void Scheduler::charge(const std::vector<Plan::Item>& items, double batch_s, double decode_row_s, double prompt_row_s) {
   const bool has_prices = decode_row_s > 0 && prompt_row_s > 0;
-  const auto price_of = [&](size_t item) {
-    const double row_s = static_cast<int32_t>(item) < plan.n_decode ? decode_row_s : prompt_row_s;
-    return plan.items[item].n_tokens * (has_prices ? row_s : 1);
+  const auto price_of = [&](const Plan::Item& item) {
+    const double row_s = is_in(*item.sequence, State::kDecoding) ? decode_row_s : prompt_row_s;
+    return item.n_tokens * (has_prices ? row_s : 1);
   };
   double all = 0;
-  for (size_t item = 0; item < plan.items.size(); ++item) all += price_of(item);
-  for (size_t item = 0; item < plan.items.size();) {
-    const uint64_t owner = plan.items[item].sequence->owner();
-    double own = 0;  // of items in a row: the queue is put in order once for them
-    for (; item < plan.items.size() && plan.items[item].sequence->owner() == owner; ++item) own += price_of(item);
-    ledger_->charge(owner, step_s * own / all);
+  for (const Plan::Item& item : items) all += price_of(item);
+  for (auto item = items.begin(); item != items.end();) {
+    const uint64_t owner = item->sequence->owner();
+    double own_s = 0;  // of items in a row: the queue is put in order once for them
+    for (; item != items.end() && item->sequence->owner() == owner; ++item) {
+      const double item_s = batch_s * price_of(*item) / all;
+      item->sequence->charge(item_s);
+      own_s += item_s;
+    }
+    ledger_->charge(owner, own_s);
     waiting_.reorder(owner);
   }
 }

@@ -48,9 +48,9 @@ class Scheduler {
   // that are not causal are planned whole, and may exceed both numbers: each such item is to be a batch of its own.
   Plan plan(int32_t prompt_tokens);
 
-  // A step of this plan has taken so long: its rows' owners are charged for it, by what a row costs that is decoded and
-  // one of a prompt; without these, all rows alike.
-  void charge(const Plan& plan, double step_s, double decode_row_s, double prompt_row_s);
+  // These items of a plan have taken so long: they and their owners are charged for it, by what a row costs that is
+  // decoded and one of a prompt; without these, all rows alike. Called before they are told that they were computed.
+  void charge(const std::vector<Plan::Item>& items, double batch_s, double decode_row_s, double prompt_row_s);
 
   // The running sequence that is to lose its slot to the next of those that wait, or null. There is none while slots
   // are free. It is whose tier is worse, or whose class is worse by kClassGap where both are one owner's, or whose

@@ -110,6 +110,9 @@ class Sequence {
   bool is_full() const { return state_ == State::kDecoding && may_shift() && progress_.n_tokens() >= context_; }
   Cut cut_of_full() const;
 
+  // The machine has worked so long for it.
+  void charge(double seconds) { progress_.charge(seconds); }
+
   // The reader is full: the sequence is left out of the steps.
   bool is_paused() const { return is_paused_; }
   void set_paused(bool is_paused, Clock::time_point now = Clock::now()) {

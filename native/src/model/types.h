@@ -191,6 +191,7 @@ struct Chunk {
   int32_t read_tokens = -1;     // of the prompt; -1: not told
   double prompt_ms = 0;
   double decode_ms = 0;
+  double compute_ms = 0;  // its part of the time of each step
   std::string text;
   std::vector<float> vector;
   std::string stopping_word;

@@ -7,10 +7,23 @@ import gevent
 import pytest
 
 from corosrv.base import errors
-from corosrv.contracts.jobs import Finish, Job, Messages, Sampling, State, Text, Tokens
+from corosrv.contracts.jobs import Finish, Job, Messages, Sampling, State, Terms, Text, Tokens
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine import Engine
-from tests.support.engines import FAST, GREEDY, SLOW, TIMEOUT, answer, endless, is_idle, job, opened, read_all, text_of
+from tests.support.engines import (
+    FAST,
+    GREEDY,
+    SLOW,
+    TIMEOUT,
+    answer,
+    endless,
+    is_idle,
+    job,
+    opened,
+    packaged_model,
+    read_all,
+    text_of,
+)
 from tests.support.waiting import wait_until
 
 
@@ -105,6 +118,29 @@ def test_a_job_knows_how_long_it_took(engine):
     assert last.prompt_tokens == 5
     assert last.prompt_ms > 0
     assert last.decode_ms > 0
+
+
+@pytest.mark.model
+def test_what_tasks_have_cost_is_together_the_time_of_all_steps():
+    """On an engine of its own, whose counters begin at zero; some tasks are cancelled, some wait for a slot."""
+    with opened(model=packaged_model(), slots=4, ctx=512, threads=1) as engine:
+        jobs = [
+            Job((Text(f"{'word ' * (30 * i)}{i}"),), max_tokens=12 + i, terms=Terms(caller=str(i % 3)))
+            for i in range(8)
+        ]
+        readers = [engine.submit(each) for each in jobs]
+        first = readers[0].take()
+        readers[0].cancel()
+        ends = [chunk for reader in readers for chunk in read_all(reader) if chunk.finish is not None]
+        wait_until(lambda: (stats := engine.stats()) is not None and stats.running == 0)
+        stats = engine.stats()
+
+    assert first
+    assert len(ends) == 8
+    assert all(end.compute_ms > 0 for end in ends)
+    assert ends[7].compute_ms > ends[1].compute_ms  # its prompt is seven times as long
+    assert stats is not None
+    assert sum(end.compute_ms for end in ends) == pytest.approx(1000 * stats.step_s, rel=0.02)
 
 
 def test_a_prompt_of_too_many_tokens_is_refused_with_both_numbers(engine):

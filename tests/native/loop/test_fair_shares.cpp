@@ -96,10 +96,10 @@ class SharedMachine {
     });
     const Plan plan = scheduler.plan(budget_.prompt_tokens(scheduler.n_decoding(), scheduler.n_prefilling()));
     const double step_s = 0.0018 + 0.00156 * plan.n_decode + 0.00059 * plan.n_prompt;
+    if (!plan.items.empty()) scheduler.charge(plan.items, step_s, budget_.decode_row_s(), budget_.prompt_row_s());
     for (const Plan::Item& item : plan.items) compute(item);
     now_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(step_s));
     budget_.observe(plan.n_decode, plan.n_prompt, step_s);
-    scheduler.charge(plan, step_s, budget_.decode_row_s(), budget_.prompt_row_s());
     ++n_steps;
     note();
     const Scheduler::Swept swept = scheduler.sweep();

@@ -451,7 +451,7 @@ TEST("of several owners, whoever has the fewest running is next, and each owner'
 void charge(Driven& driven, Sequence* sequence, double seconds) {
   Plan plan;
   plan.items.push_back({sequence, 1});
-  driven.scheduler.charge(plan, seconds, 0, 0);
+  driven.scheduler.charge(plan.items, seconds, 0, 0);
 }
 
 TEST("a step is charged to its rows by what they cost, and all of it is") {
@@ -462,11 +462,11 @@ TEST("a step is charged to its rows by what they cost, and all of it is") {
   const Plan plan = driven.scheduler.plan(30);
   REQUIRE(tokens_of(plan, decoding) == 1 && tokens_of(plan, reading) == 30);
 
-  driven.scheduler.charge(plan, 2.0, 0.010, 0.001);
+  driven.scheduler.charge(plan.items, 2.0, 0.010, 0.001);
   CHECK_EQ(driven.scheduler.ledger().rank(0).virtual_s, 0.5);
   CHECK_EQ(driven.scheduler.ledger().rank(7).virtual_s, 1.5);
 
-  driven.scheduler.charge(plan, 3.1, 0, 0);  // no prices yet
+  driven.scheduler.charge(plan.items, 3.1, 0, 0);  // no prices yet
   CHECK_EQ(driven.scheduler.ledger().rank(0).virtual_s, 0.6);
   CHECK_EQ(driven.scheduler.ledger().rank(7).virtual_s, 4.5);
 }

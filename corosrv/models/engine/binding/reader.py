@@ -102,6 +102,7 @@ def _chunk(chunk: Any) -> Chunk:
         text_of(chunk.code),
         chunk.slot,
         chunk.n_dropped,
+        chunk.compute_ms,
         drafted_tokens=chunk.drafted_tokens,
         accepted_tokens=chunk.accepted_tokens,
         tokens=tokens,
