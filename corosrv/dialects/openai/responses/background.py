@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -12,7 +13,7 @@ from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.openai.responses.answer_types import ResponseObject
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
-from corosrv.dialects.openai.responses.store import Shelf
+from corosrv.dialects.openai.responses.store import Item, Shelf
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import json_response
 from corosrv.web.kept.answer_log import AnswerLog
@@ -57,6 +58,11 @@ class BackgroundResponses:
         """Returns a response that runs as far as it has come; None if none of the caller's with this id does."""
         log = self._find(id)
         return None if log is None or log.is_ended else self._answers[log].snapshot()
+
+    def input_of(self, id: str) -> Sequence[Item]:
+        """Returns the input of a response that runs; nothing if none of the caller's with this id does."""
+        log = self._find(id)
+        return () if log is None or log.is_ended else self._answers[log].input_items
 
     def follow(self, id: str, shelf: Shelf) -> Response:
         """Answers with the events of a response behind `starting_after`, those of its stream that are yet to come too.

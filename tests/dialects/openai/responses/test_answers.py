@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import msgspec
 import openai
 import pytest
 from openai.lib.streaming.responses._responses import ResponseStreamState
@@ -17,7 +16,7 @@ from corosrv.dialects.chat.parts import Part
 from corosrv.dialects.generation.call import AnswerOptions
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
 from corosrv.dialects.openai.responses.store import Stored
-from tests.support.answers import complete_json
+from tests.support.answers import as_json, complete_json
 from tests.support.parsers import LAST_TICK, TICK, HandDrivenParser, call, end, text, thought
 
 ECHO = {
@@ -227,7 +226,7 @@ def test_what_was_answered_is_kept_with_its_conversation(stream):
 
     response = sent(answering.events(TICK))[-1]["response"] if stream else complete_json(answering, TICK)
 
-    assert [msgspec.to_builtins(stored.response) for stored in kept] == [response]
+    assert [as_json(stored.response) for stored in kept] == [response]
     assert kept[0].turns == (
         *ASKED,
         {
