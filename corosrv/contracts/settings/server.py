@@ -156,7 +156,7 @@ class LimitSettings:
     )
     response_store_bytes: int = setting(
         67_108_864,
-        "bytes of stored answers of the Responses API, an equal part for each API key; 0: none are stored",
+        "bytes of stored answers of the Responses API and of conversations, an equal part for each API key; 0: none are stored",
         check=of_bytes(0),
     )
     idempotency_bytes: int = setting(
