@@ -8,11 +8,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
-from werkzeug.datastructures import MultiDict
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.base.processor import Turns
@@ -30,6 +29,9 @@ class ReadsImages(Protocol):
     def expect(self, n_images: int, param: str) -> None: ...
     def from_url(self, url: str, param: str, detail: ImageDetail = ImageDetail.AUTO) -> Part: ...
 
+
+if TYPE_CHECKING:
+    from werkzeug.datastructures import MultiDict
 
 # OpenAI's own servers run these, and agents offer them whether their user wants it or not. A model that may choose
 # chooses among the functions beside them; where there are none, a search is what was asked for, and is refused.
