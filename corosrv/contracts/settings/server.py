@@ -15,6 +15,7 @@ from corosrv.contracts.settings.sources import (
     DAY,
     FOLDER,
     HOSTS,
+    URL,
     WEBHOOK_SECRETS,
     Check,
     at_least,
@@ -255,6 +256,12 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
         is_secret=True,
     )
     webhook_secret_file: str = setting("", "path of a file with more such secrets, one a line")
+    response_webhook_url: str = setting(
+        "",
+        "URL that is told when a response in the background ends, by a webhook as OpenAI sends it; needs "
+        "webhook_secret or webhook_secret_file; empty: nobody is told",
+        check=empty_or(URL),
+    )
     drain_s: float = setting(
         25.0, "seconds that running streams get to finish after a stop signal", check=between(0, DAY)
     )
@@ -262,7 +269,10 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
     def __post_init__(self) -> None:
         sources.check(self)
         # Read here as well, so that bad files stop the start.
-        self.keys, self.limited_keys, self.webhook_secrets  # noqa: B018
+        self.keys, self.limited_keys  # noqa: B018
+        if not self.webhook_secrets and self.response_webhook_url:
+            words = "needs COROSRV_WEBHOOK_SECRET or COROSRV_WEBHOOK_SECRET_FILE, with which its webhooks are signed"
+            raise SettingsError(f"COROSRV_RESPONSE_WEBHOOK_URL {words}")
         if self.bodies_bytes < self.max_body_bytes:
             words = f"must be at least COROSRV_MAX_BODY_BYTES, which is {self.max_body_bytes}"
             raise sources.bad_value("bodies_bytes", words, str(self.bodies_bytes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 
@@ -286,6 +286,44 @@ class Webhooks:
             self._senders.add(sender)
             sender.rawlink(self._senders.discard)
 
+    def send(self, url: str, body: bytes, name: str) -> None:
+        """Posts one message, and tries again as for the end of a prediction. Returns at once. `name`: for the log."""
+        sender = gevent.spawn(self._send, url, body, name)
+        self._senders.add(sender)
+        sender.rawlink(self._senders.discard)
+
+    def _send(self, url: str, body: bytes, name: str) -> None:
+        id = message_id()
+        self.count(self.insist(lambda: self.poster.post(url, [body], {}, id=id, to_loopback=True)), name)
+
+    def insist(self, post: Callable[[], Outcome]) -> Outcome:
+        """Posts, and tries again as long as `delay` allows it; returns the last outcome. Waits."""
+        outcome, n_tries = post(), 1
+        while not outcome.is_delivered and (wait := delay(n_tries, outcome, self.first_delay)) is not None:
+            if not self._may_go_on_after(wait):
+                break
+            self.counts.retried += 1
+            outcome = post()
+            n_tries += 1
+        return outcome
+
+    def _may_go_on_after(self, seconds: float) -> bool:
+        if self.n_waiting >= MAX_WAITING:
+            return False
+        self.n_waiting += 1
+        try:
+            return not self.is_hurried.wait(seconds)
+        finally:
+            self.n_waiting -= 1
+
+    def count(self, outcome: Outcome, name: str) -> None:
+        """Counts a message that was delivered or given up; the log tells of the latter."""
+        if outcome.is_delivered:
+            self.counts.delivered += 1
+            return
+        self.counts.failed += 1
+        log.warning("%s was not delivered: %s", name, outcome.reason)
+
     def flush(self, timeout: float) -> bool:
         """Waits until every event was delivered or given up; returns False if that takes longer."""
         senders = list(self._senders)
@@ -332,42 +370,13 @@ class _Sender:
     def _send(self, change: Change) -> None:
         body, self._start = self._start, None
         id = message_id()
-        outcome = self._post(id, body)
         if change is Change.COMPLETED:
-            outcome = self._insist(id, outcome)
-        self._count(change, outcome)
+            outcome = self._webhooks.insist(lambda: self._post(id, body))
+        else:
+            outcome = self._post(id, body)
+        self._webhooks.count(outcome, f"prediction {self._prediction.id}: webhook {change.value}")
 
-    def _post(self, id: str, body: list[bytes] | None = None) -> Outcome:
+    def _post(self, id: str, body: list[bytes] | None) -> Outcome:
         body = self._prediction.encoded(with_input=True) if body is None else body
         receiver = self._receiver
         return self._webhooks.poster.post(receiver.url, body, receiver.headers, id=id, to_loopback=receiver.to_loopback)
-
-    def _insist(self, id: str, outcome: Outcome) -> Outcome:
-        """Retries as long as `delay` allows it, and returns the last outcome."""
-        n_tries = 1
-        while not outcome.is_delivered and (wait := delay(n_tries, outcome, self._webhooks.first_delay)) is not None:
-            if not self._may_go_on_after(wait):
-                break
-            self._webhooks.counts.retried += 1
-            outcome = self._post(id)
-            n_tries += 1
-        return outcome
-
-    def _may_go_on_after(self, seconds: float) -> bool:
-        webhooks = self._webhooks
-        if webhooks.n_waiting >= MAX_WAITING:
-            return False
-        webhooks.n_waiting += 1
-        try:
-            return not webhooks.is_hurried.wait(seconds)
-        finally:
-            webhooks.n_waiting -= 1
-
-    def _count(self, change: Change, outcome: Outcome) -> None:
-        if outcome.is_delivered:
-            self._webhooks.counts.delivered += 1
-            return
-        self._webhooks.counts.failed += 1
-        log.warning(
-            "prediction %s: webhook %s was not delivered: %s", self._prediction.id, change.value, outcome.reason
-        )

@@ -62,3 +62,10 @@ def test_a_file_without_secrets_of_webhooks_stops_the_start(tmp_path: Path, cont
 
     with pytest.raises(SettingsError, match=f"COROSRV_WEBHOOK_SECRET_FILE {words}"):
         ServerSettings(webhook_secret_file=str(file))
+
+
+def test_a_url_of_webhooks_needs_a_secret():
+    with pytest.raises(SettingsError, match="COROSRV_RESPONSE_WEBHOOK_URL needs COROSRV_WEBHOOK_SECRET"):
+        ServerSettings(response_webhook_url="https://example.com")
+    with pytest.raises(SettingsError, match="COROSRV_RESPONSE_WEBHOOK_URL must be an http"):
+        ServerSettings(response_webhook_url="example.com", webhook_secret=KEY)

@@ -81,6 +81,7 @@ class ResponseAnswer(BlockAnswer):
         self._sequence_number = 0
         self.is_background: bool = echo["background"]
         self.is_cancelled = False  # by its own route
+        self.final_status: ResponseStatus = "failed"  # what it is if nothing else comes
 
     def snapshot(self) -> ResponseObject:
         """Makes the response as far as it has come."""
@@ -133,11 +134,13 @@ class ResponseAnswer(BlockAnswer):
 
     def answer_end(self) -> bytes:
         response = self.complete_answer()
+        self.final_status = response.status
         return self._send("response." + response.status, response=response, timings=self.tally.timings())
 
     def failure(self, error: CorosrvError) -> bytes:
         status: ResponseStatus = "cancelled" if self.is_cancelled else "failed"
         response = self._response(status)
+        self.final_status = status
         if not self.is_cancelled:
             response.error = ResponseError(getattr(error, "code", None) or "server_error", str(error))
         if self.is_background and self._keep is not None:  # its client learns of it by asking

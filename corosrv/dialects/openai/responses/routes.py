@@ -13,17 +13,17 @@ from corosrv.dialects.openai import events
 from corosrv.dialects.openai.responses import api_docs, conversations, items, parse, schema
 from corosrv.dialects.openai.responses.answer_types import DeletedResponse
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
-from corosrv.dialects.openai.responses.background import BackgroundResponses
+from corosrv.dialects.openai.responses.background import BackgroundResponses, PostEvent
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf
 from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.reply import json_response, register_errors
 
 
-def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
+def blueprint(flow: RequestFlow, store: ResponseStore, post_event: PostEvent | None = None) -> Blueprint:
     """Responses: asked for, read again, deleted, and counted; and conversations."""
     routes = Blueprint("responses", __name__)
-    background = BackgroundResponses(flow)
+    background = BackgroundResponses(flow, post_event)
 
     @routes.post("/v1/responses")
     @routes.post("/responses", endpoint="short")
