@@ -11,7 +11,13 @@ from flask import Blueprint, Response, request
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.openai.responses import api_docs, items, schema
 from corosrv.dialects.openai.responses.answer_types import ConversationObject, DeletedConversation
-from corosrv.dialects.openai.responses.store import Item, Shelf, StoredConversation, item_not_found
+from corosrv.dialects.openai.responses.store import (
+    MAX_CONVERSATION_BYTES,
+    Item,
+    Shelf,
+    StoredConversation,
+    item_not_found,
+)
 from corosrv.web.http.reply import json_response
 
 _conversation = msgspec.json.Decoder(schema.ConversationBody)
@@ -26,7 +32,7 @@ def add_routes(routes: Blueprint, flow: RequestFlow, shelf: Callable[[], Shelf])
     @flow.once
     @api_docs.begin
     def begin() -> Response:
-        body = flow.receive(_conversation)
+        body = flow.receive(_conversation, MAX_CONVERSATION_BYTES)
         return _show(shelf().begin(body.metadata or {}, _valid(body.items or [], [], shelf())))
 
     @routes.get("/v1/conversations/<id>")
@@ -37,7 +43,7 @@ def add_routes(routes: Blueprint, flow: RequestFlow, shelf: Callable[[], Shelf])
     @routes.post("/v1/conversations/<id>")
     @api_docs.label
     def label(id: str) -> Response:
-        return _show(shelf().label(id, flow.receive(_metadata).metadata or {}))
+        return _show(shelf().label(id, flow.receive(_metadata, MAX_CONVERSATION_BYTES).metadata or {}))
 
     @routes.delete("/v1/conversations/<id>")
     @api_docs.end
@@ -50,7 +56,7 @@ def add_routes(routes: Blueprint, flow: RequestFlow, shelf: Callable[[], Shelf])
     @api_docs.extend
     def extend(id: str) -> Response:
         include = items.read_include(request.args, items.IMAGE_URLS)
-        body = flow.receive(_items)
+        body = flow.receive(_items, MAX_CONVERSATION_BYTES)
         kept = items.decode_all(shelf().conversation(id).items.values())
         added = shelf().extend(id, _valid(body.items, kept, shelf()))
         return json_response(items.page_of(_view(added, include)))

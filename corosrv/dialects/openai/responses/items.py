@@ -103,7 +103,8 @@ def add(
 ) -> None:
     """Adds a request's input to the conversation; `shelf` has the items that others refer to.
 
-    Waits for images; `images` is None where the model takes none. Raises Refused, which names the place in `param`.
+    Waits for images, and lets others run; `images` is None where the model takes none. Raises Refused, which names the
+    place in `param`.
     """
     if isinstance(request_input, str):
         to.say("user", request_input)
@@ -112,7 +113,7 @@ def add(
         raise Refused(f"{param} must not be an empty list", param)
     if images is not None:
         images.expect(sum(map(_n_images, request_input)) + conversation.n_images(to.all), param)
-    for i, item in enumerate(request_input):
+    for i, item in enumerate(Turns().among(request_input)):
         place = f"{param}[{i}]"
         if item.get("type") == _REFERENCE:
             item = shelf.item(convert(item, schema.Reference, place).id, f"{place}.id")

@@ -65,7 +65,7 @@ def call(
         room = ContextRoom(card.meta.get("n_ctx", 0), body.max_output_tokens, find_vocabulary().count)
         kept = newest_turns(turns, lambda turns: room.holds(translate(turns)[0].prompts[0]))
     job, parser = translate(kept)
-    options = AnswerOptions.from_fields(body, logprobs=job.sampling.n_probs >= 0 and bool(body.include))
+    options = AnswerOptions.from_fields(body, logprobs=items.LOGPROBS in (body.include or ()))
     is_stored = body.store is not False
     echo = _echo(body, tools, job, card, is_stored)
     new_items = items.list_items(body.input, shelf) if is_stored or earlier.conversation else ()

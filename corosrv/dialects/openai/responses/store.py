@@ -20,6 +20,7 @@ from msgspec import UNSET
 from msgspec.structs import replace as replace_member
 
 from corosrv.base.errors import NotFound, NotSupported, Refused
+from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import Image
 from corosrv.dialects.chat.conversation import Part, Turn
 from corosrv.dialects.openai.responses.answer_types import ResponseObject
@@ -201,6 +202,8 @@ def output_items(response: ResponseObject) -> Iterator[Item]:
 CONVERSATION_COST = 1024  # bytes that a conversation takes besides its items, about
 ITEM_COST = 256  # bytes that an item of a conversation takes besides its text, about
 MAX_CONVERSATION_ITEMS = 8192
+_FEW_BYTES = "bytes here (see COROSRV_RESPONSE_STORE_BYTES)"
+MAX_CONVERSATION_BYTES = 16 << 20  # decoding as many takes some 50 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +230,12 @@ class StoredConversation:
     n_bytes: int = CONVERSATION_COST
     n_values: int = 0
 
-    def add(self, item: Item) -> Item:
-        """Adds an item, and returns it; one whose id another item has gets a new one."""
+    def add(self, item: Item, data: bytes) -> Item:
+        """Adds an item, with its JSON, and returns it; one whose id another item has gets a new one."""
         if item["id"] in self.items:
             item = {**item, "id": f"{item['id'].partition('_')[0]}_{secrets.token_hex(24)}"}
-        data = self.items[item["id"]] = msgspec.json.encode(item)
+            data = msgspec.json.encode(item)
+        self.items[item["id"]] = data
         self.count((data,))
         return item
 
@@ -325,13 +329,14 @@ class Shelf:
             self._forget(id)
 
     def begin(self, metadata: dict[str, str], items: Sequence[Item]) -> StoredConversation:
-        """Stores a new conversation with these items. Raises Refused if there is no room for it."""
+        """Stores a new conversation with these items. May wait. Raises Refused if there is no room for it."""
         conversation = StoredConversation(f"conv_{secrets.token_hex(24)}", int(time.time()), {})
+        data = _encode(items)
         with self._lock:
-            self._check_room(conversation, items, "items")
+            self._check_room(conversation, data, "items")
             self._entries[conversation.id] = conversation
             self._n_bytes += conversation.n_bytes
-            self._add(conversation, items)
+            self._add(conversation, items, data)
             self._set_metadata(conversation, metadata)
             return _copy(conversation)
 
@@ -356,47 +361,53 @@ class Shelf:
         self._make_room()
 
     def check_room(self, id: str, items: Sequence[Item], param: str) -> None:
-        """Raises Refused if a conversation has no room for more items, and NotFound."""
+        """Raises Refused if a conversation has no room for more items, and NotFound. May wait."""
+        data = _encode(items)
         with self._lock:
-            self._check_room(self._find(id, StoredConversation, param), items, param)
+            self._check_room(self._find(id, StoredConversation, param), data, param)
 
-    def _check_room(self, conversation: StoredConversation, items: Sequence[Item], param: str) -> None:
-        grown = _with(conversation, items)
-        most = self._max_bytes // 2  # so that answers fit in as well
+    def _check_room(self, conversation: StoredConversation, data: Sequence[bytes], param: str) -> None:
+        grown = _with(conversation, data)
+        most = min(self._max_bytes // 2, MAX_CONVERSATION_BYTES)  # so that answers fit in as well
         for n, limit, words in (
-            (len(conversation.items) + len(items), MAX_CONVERSATION_ITEMS, "items"),
+            (len(conversation.items) + len(data), MAX_CONVERSATION_ITEMS, "items"),
             (grown.n_values, bodies.LIMITS.values, "values, as a body"),
-            (grown.n_bytes, most, "bytes here (see COROSRV_RESPONSE_STORE_BYTES)"),
+            (grown.n_bytes, most, "bytes" if most == MAX_CONVERSATION_BYTES else _FEW_BYTES),
         ):
             if n > limit:
                 words = f"{param}: a conversation has at most {limit} {words}, and would have {n}"
                 raise Refused(words, param, "conversation_too_large")
 
     def extend(self, id: str, items: Sequence[Item]) -> list[Item]:
-        """Adds items to a conversation, and returns them as they are kept. Raises NotFound; Refused without room."""
+        """Adds items to a conversation, and returns them as they are kept. May wait.
+
+        Raises NotFound, and Refused if there is no room for them.
+        """
+        data = _encode(items)
         with self._lock:
             conversation = self._find(id, StoredConversation, None)
-            self._check_room(conversation, items, "items")
-            return self._add(conversation, items)
+            self._check_room(conversation, data, "items")
+            return self._add(conversation, items, data)
 
     def add_turn(self, id: str, items: Sequence[Item]) -> None:
         """Adds a response's items to its conversation, in a row, unless that was deleted meanwhile.
 
-        An answer that takes more than all the room is left out: the conversation stays as it was.
+        An answer that takes more than all the room is left out: the conversation stays as it was. May wait.
         """
+        data = _encode(items)
         with self._lock:
             conversation = self._entries.get(id)
             if not isinstance(conversation, StoredConversation):
                 return
-            if _with(conversation, items).n_bytes > self._max_bytes:
+            if _with(conversation, data).n_bytes > self._max_bytes:
                 log.warning("a response is too large for its conversation, which stays without it")
                 return
             self._entries.move_to_end(id)
-            self._add(conversation, items)
+            self._add(conversation, items, data)
 
-    def _add(self, conversation: StoredConversation, items: Sequence[Item]) -> list[Item]:
+    def _add(self, conversation: StoredConversation, items: Sequence[Item], data: Sequence[bytes]) -> list[Item]:
         n_before = conversation.n_bytes
-        added = list(map(conversation.add, items))
+        added = list(map(conversation.add, items, data))
         self._n_bytes += conversation.n_bytes - n_before
         self._make_room()
         return added
@@ -419,10 +430,15 @@ class Shelf:
             self._forget(id)
 
 
-def _with(conversation: StoredConversation, items: Sequence[Item]) -> StoredConversation:
+def _encode(items: Sequence[Item]) -> list[bytes]:
+    """Lets others run meanwhile."""
+    return list(map(msgspec.json.encode, Turns().among(items)))
+
+
+def _with(conversation: StoredConversation, data: Iterable[bytes]) -> StoredConversation:
     """Counts a conversation with more items, which are not added."""
     grown = replace(conversation, items={})
-    grown.count(map(msgspec.json.encode, items))
+    grown.count(data)
     return grown
 
 
