@@ -318,7 +318,7 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
         return sources.split_words(self.allowed_hosts)
 
 
-def _lines(name: str, file: str, what: str) -> tuple[str, ...]:
+def _lines(name: str, file: str, content: str) -> tuple[str, ...]:
     """Returns the lines of a setting's file, without the empty ones. Raises SettingsError."""
     if not file:
         return ()
@@ -328,5 +328,5 @@ def _lines(name: str, file: str, what: str) -> tuple[str, ...]:
         raise SettingsError(f"{sources.PREFIX}{name.upper()} cannot be read: {error}") from error
     in_file = tuple(line.strip() for line in lines if line.strip())
     if not in_file:
-        raise SettingsError(f"{sources.PREFIX}{name.upper()} has no {what} in it")
+        raise SettingsError(f"{sources.PREFIX}{name.upper()} has no {content} in it")
     return in_file
