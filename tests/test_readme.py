@@ -248,6 +248,17 @@ def test_the_snippet_of_forks_prints_a_line(port: int) -> None:
     assert answer.stdout.strip()
 
 
+def test_the_snippet_of_conversations_prints_all_its_items(port: int) -> None:
+    begin = f"from openai import OpenAI\nclient = OpenAI(base_url='http://127.0.0.1:{port}/v1', api_key='none')\n"
+    program = begin + block("python", "conversations.create")
+
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True
+    )
+
+    assert answer.stdout.startswith("user My name is Ann.\nuser What is my name?\nassistant ")
+
+
 def test_the_snippet_of_rows_prints_an_answer(port: int) -> None:
     program = block("python", "prompt_embeds").replace(":8080", f":{port}")
 

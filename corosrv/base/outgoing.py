@@ -3,14 +3,19 @@
 A URL may be a client's choice, and nobody is to reach through this server what the client could not reach alone. So
 names are looked up first, and the request goes to the address that was checked: a name whose address changes meanwhile
 (DNS rebinding) leads nowhere else. Addresses are sorted by a list of its own, since Python's differs between its
-versions (CVE-2024-4032). `Redirects` follows one request to where it ends.
+versions (CVE-2024-4032). `Redirects` follows one request to where it ends. `WebhookSigner` signs what is posted.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
 import ipaddress
+import re
 import socket
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import IntEnum
 from urllib.parse import urljoin, urlsplit
 
@@ -253,3 +258,47 @@ class Redirects:
         self._n_followed += 1
         self.url = target
         return True
+
+
+_SECRET_PREFIX = "whsec_"
+_SECRET_BYTES = range(24, 65)
+
+
+class WebhookSigner:
+    """Signs webhooks with each of some secrets, as Standard Webhooks has it; the first one signs first.
+
+    Receivers accept any signature that they know, so that secrets can be replaced without a gap.
+    """
+
+    def __init__(self, secrets: str) -> None:
+        """`secrets`: one or several, separated by spaces or commas. Raises ValueError, which shows none of them."""
+        self._keys = tuple(map(_signing_key, filter(None, re.split(r"[\s,]+", secrets))))
+
+    def headers(self, id: str, time: int, body: Sequence[bytes]) -> dict[str, str]:
+        """Makes the headers of a body, which is in pieces; none where there is no secret.
+
+        `id` is the message's own, at each of its tries. A MiB takes about 1 ms, without the GIL.
+        """
+        if not self._keys:
+            return {}
+        signatures = self._sign(id, time, body)
+        return {"webhook-id": id, "webhook-timestamp": str(time), "webhook-signature": signatures}
+
+    def _sign(self, id: str, time: int, body: Sequence[bytes]) -> str:
+        signatures = []
+        for key in self._keys:
+            mac = hmac.new(key, f"{id}.{time}.".encode(), hashlib.sha256)
+            for piece in body:
+                mac.update(piece)
+            signatures.append("v1," + base64.b64encode(mac.digest()).decode())
+        return " ".join(signatures)
+
+
+def _signing_key(secret: str) -> bytes:
+    try:
+        key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not secret.startswith(_SECRET_PREFIX) or len(key) not in _SECRET_BYTES:
+        raise ValueError("no secret of webhooks")
+    return key

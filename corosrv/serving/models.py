@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -12,10 +13,11 @@ from flask import Blueprint, g, has_app_context, has_request_context, request
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, Refused, SettingsError
+from corosrv.base.outgoing import WebhookSigner
 from corosrv.base.waits import call_later
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.worker import DecodeStats
-from corosrv.contracts.settings import ModelSettings, Settings
+from corosrv.contracts.settings import ModelSettings, ServerSettings, Settings
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.exchange import Limits, RequestFlow
 from corosrv.dialects.generation.fields import Defaults
@@ -51,12 +53,15 @@ from corosrv.web.http.metrics import EngineCollector, GatewayCollector
 from corosrv.workers.dispatch.answers import CallRecords
 
 if TYPE_CHECKING:
+    from corosrv.dialects.predictions.webhooks import Webhooks
     from corosrv.images.vision.encoder import EncoderStats
     from corosrv.images.vision.engine import LanguageEngine
     from corosrv.images.vision.models import VisionModels
     from corosrv.models.engine.process.remote import RemoteEngine
 
 log = logging.getLogger("corosrv")
+
+_LAST_POSTS_S = 2.0  # that webhooks get to be delivered when everything ends
 
 
 class ModelPart(Part):
@@ -81,6 +86,7 @@ class ModelPart(Part):
         self._remote: WeakSet[RemoteEngine] = WeakSet()
         self._images = ImageReader(settings.images, find_caller=_caller)
         self._vision = _vision(settings)
+        self._webhooks = _webhooks(self._settings)
         self.pool = ModelPool(
             settings,
             self._make,
@@ -162,6 +168,10 @@ class ModelPart(Part):
 
     def close(self) -> None:
         self.pool.close()
+        if self._webhooks is not None:
+            self._webhooks.hurry()
+            self._webhooks.flush(_LAST_POSTS_S)
+            self._webhooks.close()
         self._images.close()
 
     def has_path(self, path: str) -> bool:
@@ -198,7 +208,11 @@ class ModelPart(Part):
         )
         return (
             routes.blueprint(flow),
-            responses.blueprint(flow, ResponseStore(settings.response_store_bytes, settings.n_shares)),
+            responses.blueprint(
+                flow,
+                ResponseStore(settings.response_store_bytes, settings.n_shares),
+                None if self._webhooks is None else partial(self._webhooks.send, settings.response_webhook_url),
+            ),
             anthropic.blueprint(flow),
             embedding_routes.blueprint(flow, settings.embeddings),
             rerank_routes.blueprint(flow),
@@ -262,6 +276,15 @@ def _vision(settings: Settings) -> VisionModels | None:
     from corosrv.images.vision.models import VisionModels
 
     return VisionModels(_watch)
+
+
+def _webhooks(settings: ServerSettings) -> Webhooks | None:
+    """Returns what tells of responses that have ended; None, with nothing of it imported, where nobody is told."""
+    if not settings.response_webhook_url:
+        return None
+    from corosrv.dialects.predictions.webhooks import Webhooks
+
+    return Webhooks(0.0, signer=WebhookSigner(settings.webhook_secrets))
 
 
 def _caller() -> str | None:

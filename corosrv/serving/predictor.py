@@ -12,6 +12,7 @@ from flask import Blueprint
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError
+from corosrv.base.outgoing import WebhookSigner
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import PredictionSettings, child_environment
@@ -46,7 +47,11 @@ class PredictorPart(Part):
         self.worker = PredictorWorker(_maker(predictor), is_wanted=predictor.restart_worker)
         server = context.settings.server
         self.service = PredictionService(
-            self.worker, predictor, logs_json=server.log_format == "json", resume_s=server.resume_s
+            self.worker,
+            predictor,
+            logs_json=server.log_format == "json",
+            resume_s=server.resume_s,
+            signer=WebhookSigner(server.webhook_secrets),
         )
 
     @property

@@ -20,6 +20,7 @@ from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.responses import parse as response_parse
 from corosrv.dialects.openai.responses import schema as response_schema
 from corosrv.dialects.openai.responses.answer_types import ResponseObject
+from corosrv.dialects.openai.responses.items import list_items
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf, Stored, read_images
 from corosrv.images.decoding import ImageFormat, decode
 from corosrv.images.reader import ImageReader
@@ -353,3 +354,16 @@ def test_the_pixels_of_stored_images_count_towards_the_shelfs_room():
 
     with pytest.raises(Refused, match="no response"):
         shelf.get(entry.response.id)
+
+
+def test_images_of_a_conversations_items_are_read_with_it_and_refused_where_the_model_reads_none():
+    shelf = ResponseStore(100_000).shelf("")
+    image = {"role": "user", "content": [{"type": "input_image", "image_url": RED_URL}]}
+    id = shelf.begin({}, list_items([image], shelf)).id
+
+    turn, *_ = respond({"role": "user", "content": "What is it?"}, shelf=shelf, conversation=id)
+
+    assert turn["content"] == (RED_IMAGE,)
+    with pytest.raises(NotSupported) as refused:
+        respond({"role": "user", "content": "What is it?"}, shelf=shelf, conversation=id, takes=False)
+    assert refused.value.param == "conversation[0].content[0].type"

@@ -15,7 +15,12 @@ from corosrv.dialects.openai.responses.answer_types import ResponseObject
 
 def complete_json(answer: Answer, chunks: list[Chunk]) -> Any:
     """Returns the answer that is not streamed, decoded from its JSON."""
-    return json.loads(msgspec.json.encode(answer.complete(chunks)))
+    return as_json(answer.complete(chunks))
+
+
+def as_json(value: Any) -> Any:
+    """Returns a value decoded from its JSON."""
+    return json.loads(msgspec.json.encode(value))
 
 
 def empty_response(id: str) -> ResponseObject:

@@ -23,6 +23,7 @@ class Got:
     path: str
     headers: dict[str, str]
     body: Any
+    raw: bytes = b""  # the body as it came
     at: float = field(default_factory=time.monotonic)
 
 
@@ -67,7 +68,7 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                receiver._take(Got(self.command, self.path, headers, json.loads(body) if body else None))
+                receiver._take(Got(self.command, self.path, headers, json.loads(body) if body else None, body))
                 receiver._held.wait(TIMEOUT)
                 status, fields = receiver._says.popleft() if receiver._says else (200, {})
                 self.send_response(status)

@@ -15,6 +15,8 @@ from corosrv.contracts.settings.sources import (
     DAY,
     FOLDER,
     HOSTS,
+    URL,
+    WEBHOOK_SECRETS,
     Check,
     at_least,
     between,
@@ -156,7 +158,8 @@ class LimitSettings:
     )
     response_store_bytes: int = setting(
         67_108_864,
-        "bytes of stored answers of the Responses API, an equal part for each API key; 0: none are stored",
+        "bytes of stored answers of the Responses API and of conversations, an equal part for each API key; 0: none "
+        "are stored",
         check=of_bytes(0),
     )
     idempotency_bytes: int = setting(
@@ -245,13 +248,31 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
         "it again; -1: it goes on and says so",
         check=or_else(-1, between(0, DAY)),
     )
+    webhook_secret: str = setting(
+        "",
+        "secrets that webhooks are signed with, as whsec_... of Standard Webhooks, separated by spaces or commas: each "
+        "adds a signature, the first one first; empty: none are signed",
+        check=WEBHOOK_SECRETS,
+        is_secret=True,
+    )
+    webhook_secret_file: str = setting("", "path of a file with more such secrets, one a line")
+    response_webhook_url: str = setting(
+        "",
+        "URL that is told when a response in the background ends, by a webhook as OpenAI sends it; needs "
+        "webhook_secret or webhook_secret_file; empty: nobody is told",
+        check=empty_or(URL),
+    )
     drain_s: float = setting(
         25.0, "seconds that running streams get to finish after a stop signal", check=between(0, DAY)
     )
 
     def __post_init__(self) -> None:
         sources.check(self)
-        self.keys, self.limited_keys  # noqa: B018 - read here as well, so that bad files stop the start
+        # Read here as well, so that bad files stop the start.
+        self.keys, self.limited_keys  # noqa: B018
+        if not self.webhook_secrets and self.response_webhook_url:
+            words = "needs COROSRV_WEBHOOK_SECRET or COROSRV_WEBHOOK_SECRET_FILE, with which its webhooks are signed"
+            raise SettingsError(f"COROSRV_RESPONSE_WEBHOOK_URL {words}")
         if self.bodies_bytes < self.max_body_bytes:
             words = f"must be at least COROSRV_MAX_BODY_BYTES, which is {self.max_body_bytes}"
             raise sources.bad_value("bodies_bytes", words, str(self.bodies_bytes))
@@ -259,16 +280,15 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
     @property
     def keys(self) -> tuple[str, ...]:
         """The API keys of both settings. Reads the file; raises SettingsError where it cannot or has none."""
-        if not self.api_key_file:
-            return sources.split_words(self.api_keys)
-        try:
-            lines = Path(self.api_key_file).read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"COROSRV_API_KEY_FILE cannot be read: {error}") from error
-        in_file = tuple(line.strip() for line in lines if line.strip())
-        if not in_file:
-            raise SettingsError("COROSRV_API_KEY_FILE has no API key in it")
-        return sources.split_words(self.api_keys) + in_file
+        return sources.split_words(self.api_keys) + _lines("api_key_file", self.api_key_file, "API key")
+
+    @property
+    def webhook_secrets(self) -> str:
+        """The secrets of both settings. Reads the file; raises SettingsError where it cannot or has none."""
+        in_file = " ".join(_lines("webhook_secret_file", self.webhook_secret_file, "secret"))
+        if not WEBHOOK_SECRETS.is_good(in_file):
+            raise sources.bad_value("webhook_secret_file", WEBHOOK_SECRETS.words, "what is in it")
+        return f"{self.webhook_secret} {in_file}".strip()
 
     @property
     def limited_keys(self) -> tuple[KeyEntry, ...]:
@@ -296,3 +316,17 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
     @property
     def hosts(self) -> tuple[str, ...]:
         return sources.split_words(self.allowed_hosts)
+
+
+def _lines(name: str, file: str, content: str) -> tuple[str, ...]:
+    """Returns the lines of a setting's file, without the empty ones. Raises SettingsError."""
+    if not file:
+        return ()
+    try:
+        lines = Path(file).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{sources.PREFIX}{name.upper()} cannot be read: {error}") from error
+    in_file = tuple(line.strip() for line in lines if line.strip())
+    if not in_file:
+        raise SettingsError(f"{sources.PREFIX}{name.upper()} has no {content} in it")
+    return in_file

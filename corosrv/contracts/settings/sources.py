@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from corosrv.base.errors import SettingsError
-from corosrv.base.outgoing import Destinations
+from corosrv.base.outgoing import Destinations, WebhookSigner
 
 MAX_INT32 = 2**31 - 1
 DAY = 86_400  # seconds
@@ -74,9 +74,20 @@ def _are_destinations(text: str) -> bool:
     return True
 
 
+def _are_webhook_secrets(text: str) -> bool:
+    try:
+        WebhookSigner(text)
+    except ValueError:
+        return False
+    return True
+
+
 FOLDER = Check(os.path.isdir, "must be a folder")
 URL = Check(lambda text: text.startswith(("http://", "https://")), "must be an http or https URL")
 HOSTS = Check(_are_destinations, "must be host names, addresses and networks, separated by commas")
+WEBHOOK_SECRETS = Check(
+    _are_webhook_secrets, "must be whsec_ and base64 of 24 to 64 bytes, or several such, separated by spaces or commas"
+)
 PLAIN = Check(lambda text: text.isascii() and text.isprintable(), "must be printable ASCII")
 
 

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.jobs import Chunk
+from corosrv.contracts.jobs import Chunk, TokenInfo
 from corosrv.dialects.chat.parser import Parser
 from corosrv.dialects.chat.parts import AnswerText, CallArguments, CallBegin, End, Part
 from corosrv.dialects.generation.answer_types import Tally
@@ -30,6 +30,7 @@ class AnswerBlock:
     id: str = ""  # of a call
     name: str = ""  # of the tool that is called
     pieces: list[str] = field(default_factory=list)
+    tokens: list[TokenInfo] = field(default_factory=list)  # of a text, where the answer shows them
 
     @property
     def text(self) -> str:
@@ -57,9 +58,13 @@ Step = BlockStart | BlockDelta | BlockEnd
 
 
 class Blocks:
-    """The blocks of one choice in their order; the last one is open until the choice ends."""
+    """The blocks of one choice in their order; the last one is open until the choice ends.
+
+    With `keeps_tokens` texts have their tokens; a token that adds no text is an empty piece then.
+    """
 
     def __init__(self) -> None:
+        self.keeps_tokens = False
         self.row: list[AnswerBlock] = []
         self.end: End | None = None
         self.open: AnswerBlock | None = None
@@ -76,22 +81,27 @@ class Blocks:
             yield self._begin(BlockKind.CALL, part.id, part.name)
         elif isinstance(part, CallArguments):
             yield from self._grow(BlockKind.CALL, part.piece)
+        elif isinstance(part, AnswerText):
+            yield from self._grow(BlockKind.TEXT, part.text, part.tokens if self.keeps_tokens else ())
         else:
-            yield from self._grow(BlockKind.TEXT if isinstance(part, AnswerText) else BlockKind.REASONING, part.text)
+            yield from self._grow(BlockKind.REASONING, part.text)
 
     def _begin(self, kind: BlockKind, id: str = "", name: str = "") -> BlockStart:
         self.open = AnswerBlock(len(self.row), kind, id, name)
         self.row.append(self.open)
         return BlockStart(self.open)
 
-    def _grow(self, kind: BlockKind, piece: str) -> Iterator[Step]:
-        if not piece:
+    def _grow(self, kind: BlockKind, piece: str, tokens: tuple[TokenInfo, ...] = ()) -> Iterator[Step]:
+        # Tokens without a text go with the one that is open, or are all that the answer has.
+        if not piece and not (tokens and (not self.row or (self.open is not None and self.open.kind is kind))):
             return
         if self.open is None or self.open.kind is not kind:
             yield from self._close()
             yield self._begin(kind)
         assert self.open is not None
         self.open.pieces.append(piece)
+        if tokens:
+            self.open.tokens += tokens
         yield BlockDelta(self.open, piece)
 
     def _close(self) -> Iterator[Step]:

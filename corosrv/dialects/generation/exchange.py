@@ -165,13 +165,15 @@ class RequestFlow:
         """Wraps a view so that it answers a request once, however often it is repeated with its Idempotency-Key."""
         return self.answers.once(self.limits.max_body_bytes)(view)
 
-    def receive(self, decoder: msgspec.json.Decoder[T]) -> T:
+    def receive(self, decoder: msgspec.json.Decoder[T], most: int | None = None) -> T:
         """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault.
 
-        Members that the decoder's type does not know are ignored, and told by a header of the answer.
+        `most`: bytes that it may have, where these are fewer than elsewhere. Members that the decoder's type does not
+        know are ignored, and told by a header of the answer.
         """
         incoming = current(request)
-        text = self.limits.bodies.read(incoming, self.limits.max_body_bytes)
+        limit = self.limits.max_body_bytes if most is None else min(most, self.limits.max_body_bytes)
+        text = self.limits.bodies.read(incoming, limit)
         decoded = body_reader.decode(incoming, text, decoder)
         self.ignored.note(text, decoder.type)
         return decoded

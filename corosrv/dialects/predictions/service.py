@@ -14,7 +14,7 @@ import gevent
 from gevent.hub import get_hub
 
 from corosrv.base.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
-from corosrv.base.outgoing import Destinations
+from corosrv.base.outgoing import Destinations, WebhookSigner
 from corosrv.contracts.jobs import PredictJob
 from corosrv.contracts.jobs.setup import Done, Setup, Terminal, WorkerState
 from corosrv.contracts.settings import PredictionSettings
@@ -85,17 +85,24 @@ class PredictionService:
     """
 
     def __init__(
-        self, worker: WorkerLike, settings: PredictionSettings, logs_json: bool = False, resume_s: float = 0.0
+        self,
+        worker: WorkerLike,
+        settings: PredictionSettings,
+        logs_json: bool = False,
+        resume_s: float = 0.0,
+        signer: WebhookSigner | None = None,
     ) -> None:
         """`logs_json`: whether the lines of ended predictions are JSON. `resume_s`: seconds for which a prediction runs
-        on when the last client of its stream has left."""
+        on when the last client of its stream has left. `signer`: of webhooks."""
         self.worker = worker
         self.settings = settings
         self._logs_json = logs_json
         self._resume_s = resume_s
         self._left: dict[str, float] = {}  # when the last client of a stream left, by the prediction's id
         destinations = Destinations(settings.webhook_destinations)
-        self.webhooks = Webhooks(settings.webhook_interval, settings.webhook_token, destinations=destinations)
+        self.webhooks = Webhooks(
+            settings.webhook_interval, settings.webhook_token, destinations=destinations, signer=signer
+        )
         self._files = Files(settings.upload_url or None)
         self._folder = ServerFolder()
         self._supervisor = Supervisor(settings.result_ttl)

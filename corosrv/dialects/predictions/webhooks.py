@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 
@@ -16,8 +17,9 @@ from gevent.threadpool import ThreadPool
 
 from corosrv.base import __version__
 from corosrv.base.errors import DestinationRefused, RedirectRefused
-from corosrv.base.outgoing import KEEPING_METHOD, Destinations, Redirects, origin
+from corosrv.base.outgoing import KEEPING_METHOD, Destinations, Redirects, WebhookSigner, origin
 from corosrv.base.retry_after import retry_after
+from corosrv.base.waits import call_in_thread
 from corosrv.dialects.predictions.files import encode
 from corosrv.dialects.predictions.prediction import Change, Prediction
 
@@ -27,6 +29,7 @@ TRY_SECONDS = 30.0
 # At once, to one receiver; the next ones wait within their own time, so that a dead receiver keeps others' way free.
 CONNECTIONS = 64
 _THREADS = 32  # where posts need some
+_LONG = 1 << 20  # bytes of a body that is signed in a thread
 _LAST_SECONDS = 1.0  # that threads get to end
 _REPEATED = frozenset({429, 500, 502, 503, 504})
 
@@ -52,8 +55,11 @@ class Outcome:
 class Poster:
     """Posts JSON; other greenlets run meanwhile, also where sockets are not monkey-patched. Owns its connections."""
 
-    def __init__(self, token: str = "", destinations: Destinations | None = None) -> None:
+    def __init__(
+        self, token: str = "", destinations: Destinations | None = None, signer: WebhookSigner | None = None
+    ) -> None:
         self._token = token
+        self._signer = signer or WebhookSigner("")
         self.destinations = destinations or Destinations()
         self._http = urllib3.PoolManager(num_pools=256, maxsize=CONNECTIONS, block=True, retries=False)
         self._threads: ThreadPool | None = None
@@ -64,10 +70,17 @@ class Poster:
         body: Sequence[bytes],
         headers: Mapping[str, str],
         *,
+        id: str = "",
         to_loopback: bool = False,
         seconds: float = TRY_SECONDS,
     ) -> Outcome:
-        """Posts a body that is in pieces. Waits, `seconds` at most. `to_loopback`: the URL may name this machine."""
+        """Posts a body that is in pieces. Waits, `seconds` at most.
+
+        `id`: of the message, the same at each of its tries; `to_loopback`: the URL may name this machine.
+        """
+        now, is_long = int(time.time()), sum(map(len, body)) > _LONG
+        sign = self._signer.headers
+        headers = {**headers, **(call_in_thread(sign, id, now, body) if is_long else sign(id, now, body))}
         if is_module_patched("socket"):
             with gevent.Timeout(seconds, False):
                 return self._post(url, body, headers, to_loopback, seconds)
@@ -162,6 +175,11 @@ class Poster:
                 threads.kill()  # each ends with the post that it is at
 
 
+def message_id() -> str:
+    """Makes the id of a message, by which its receiver knows it when it is sent again."""
+    return f"msg_{secrets.token_hex(16)}"
+
+
 RETRIES = 12
 FIRST_DELAY = 0.2  # seconds; doubled each time
 _MAX_DOUBLINGS = 9
@@ -250,6 +268,7 @@ class Webhooks:
         token: str = "",
         first_delay: float = FIRST_DELAY,
         destinations: Destinations | None = None,
+        signer: WebhookSigner | None = None,
     ) -> None:
         self.counts = Deliveries()
         self.is_hurried = Event()  # nothing is tried again any more
@@ -257,7 +276,7 @@ class Webhooks:
         self.interval = interval
         self.first_delay = first_delay
         self.destinations = destinations or Destinations()
-        self.poster = Poster(token, self.destinations)
+        self.poster = Poster(token, self.destinations, signer)
         self._senders: set[gevent.Greenlet] = set()
 
     def attach(self, prediction: Prediction, receiver: Receiver) -> None:
@@ -266,6 +285,44 @@ class Webhooks:
             sender = gevent.spawn(_Sender(self, prediction, receiver).run)
             self._senders.add(sender)
             sender.rawlink(self._senders.discard)
+
+    def send(self, url: str, body: bytes, name: str) -> None:
+        """Posts one message, and tries again as for the end of a prediction. Returns at once. `name`: for the log."""
+        sender = gevent.spawn(self._send, url, body, name)
+        self._senders.add(sender)
+        sender.rawlink(self._senders.discard)
+
+    def _send(self, url: str, body: bytes, name: str) -> None:
+        id = message_id()
+        self.count(self.insist(lambda: self.poster.post(url, [body], {}, id=id, to_loopback=True)), name)
+
+    def insist(self, post: Callable[[], Outcome]) -> Outcome:
+        """Posts, and tries again as long as `delay` allows it; returns the last outcome. Waits."""
+        outcome, n_tries = post(), 1
+        while not outcome.is_delivered and (wait := delay(n_tries, outcome, self.first_delay)) is not None:
+            if not self._may_go_on_after(wait):
+                break
+            self.counts.retried += 1
+            outcome = post()
+            n_tries += 1
+        return outcome
+
+    def _may_go_on_after(self, seconds: float) -> bool:
+        if self.n_waiting >= MAX_WAITING:
+            return False
+        self.n_waiting += 1
+        try:
+            return not self.is_hurried.wait(seconds)
+        finally:
+            self.n_waiting -= 1
+
+    def count(self, outcome: Outcome, name: str) -> None:
+        """Counts a message that was delivered or given up; the log tells of the latter."""
+        if outcome.is_delivered:
+            self.counts.delivered += 1
+            return
+        self.counts.failed += 1
+        log.warning("%s was not delivered: %s", name, outcome.reason)
 
     def flush(self, timeout: float) -> bool:
         """Waits until every event was delivered or given up; returns False if that takes longer."""
@@ -312,42 +369,14 @@ class _Sender:
 
     def _send(self, change: Change) -> None:
         body, self._start = self._start, None
-        outcome = self._post(body)
+        id = message_id()
         if change is Change.COMPLETED:
-            outcome = self._insist(outcome)
-        self._count(change, outcome)
+            outcome = self._webhooks.insist(lambda: self._post(id, body))
+        else:
+            outcome = self._post(id, body)
+        self._webhooks.count(outcome, f"prediction {self._prediction.id}: webhook {change.value}")
 
-    def _post(self, body: list[bytes] | None = None) -> Outcome:
+    def _post(self, id: str, body: list[bytes] | None) -> Outcome:
         body = self._prediction.encoded(with_input=True) if body is None else body
         receiver = self._receiver
-        return self._webhooks.poster.post(receiver.url, body, receiver.headers, to_loopback=receiver.to_loopback)
-
-    def _insist(self, outcome: Outcome) -> Outcome:
-        """Retries as long as `delay` allows it, and returns the last outcome."""
-        n_tries = 1
-        while not outcome.is_delivered and (wait := delay(n_tries, outcome, self._webhooks.first_delay)) is not None:
-            if not self._may_go_on_after(wait):
-                break
-            self._webhooks.counts.retried += 1
-            outcome = self._post()
-            n_tries += 1
-        return outcome
-
-    def _may_go_on_after(self, seconds: float) -> bool:
-        webhooks = self._webhooks
-        if webhooks.n_waiting >= MAX_WAITING:
-            return False
-        webhooks.n_waiting += 1
-        try:
-            return not webhooks.is_hurried.wait(seconds)
-        finally:
-            webhooks.n_waiting -= 1
-
-    def _count(self, change: Change, outcome: Outcome) -> None:
-        if outcome.is_delivered:
-            self._webhooks.counts.delivered += 1
-            return
-        self._webhooks.counts.failed += 1
-        log.warning(
-            "prediction %s: webhook %s was not delivered: %s", self._prediction.id, change.value, outcome.reason
-        )
+        return self._webhooks.poster.post(receiver.url, body, receiver.headers, id=id, to_loopback=receiver.to_loopback)

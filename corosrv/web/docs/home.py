@@ -36,6 +36,7 @@ TAGS = {
     "Chat": "Conversations, rendered with the model's chat template.",
     "Text": "Prompts without a chat template.",
     "Responses": "OpenAI's newer form of conversations, which the server can store.",
+    "Conversations": "OpenAI's stored conversations, which responses go on from and are added to.",
     "Messages": "Anthropic's form of conversations.",
     "Ollama": "Ollama's API, for its clients.",
     "Inference": "KServe's v2 protocol, the Open Inference Protocol: models and capabilities that take tensors.",

@@ -1,9 +1,9 @@
 """Passes connections between the worker processes of one server, so that each caller's state is in one of them.
 
-Stored responses, answers under idempotency keys, streams that may be resumed, groups, and what an API key with limits
-has left are kept in memory. A request that makes or needs some goes to the process that its caller's credentials
-choose: the whole connection does, with what was read of it, over a Unix socket. No byte of the answer is copied. Other
-requests stay where they arrived.
+Stored responses, conversations, answers under idempotency keys, streams that may be resumed, groups, and what an API
+key with limits has left are kept in memory. A request that makes or needs some goes to the process that its caller's
+credentials choose: the whole connection does, with what was read of it, over a Unix socket. No byte of the answer is
+copied. Other requests stay where they arrived.
 
 What all of them have to hear or to tell, as counters, is asked of each: it is passed one end of a pair of sockets, as
 the connection of a client that sends the same request.
@@ -38,7 +38,7 @@ from corosrv.web.keys import key_of
 
 log = logging.getLogger("corosrv.http")
 
-_NEEDS_STATE = re.compile(r"/(?:responses|groups|stream)(?:/|$)")
+_NEEDS_STATE = re.compile(r"/(?:responses|conversations|groups|stream)(?:/|$)")
 _STATE_FIELDS = frozenset(("IDEMPOTENCY-KEY", "X-CONVERSATION-ID", "X-GROUP-ID"))
 _SUFFIX = ".front"
 _MAX_PASSED = 160 << 10  # bytes that were read: a datagram holds some 200 KiB

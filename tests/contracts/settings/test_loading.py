@@ -194,7 +194,7 @@ def test_variables_that_are_no_settings_are_reported():
 def test_a_child_gets_no_secrets_and_all_else(file):
     config = str(file('upstream = "http://b?weight=2&api_key_env=IN_FILE"\n'))
     secrets = ("COROSRV_API_KEYS", "COROSRV_REDIS_URL", "COROSRV_PEER_TOKEN", "COROSRV_HF_TOKEN", "WEBHOOK_AUTH_TOKEN")
-    secrets += ("COROSRV_MGMT_TOKEN_FILE", "COROSRV_UPSTREAM_KEY_A")
+    secrets += ("COROSRV_WEBHOOK_SECRET", "COROSRV_MGMT_TOKEN_FILE", "COROSRV_UPSTREAM_KEY_A")
     kept = {"HF_TOKEN": "t", "HOME": "/", "COROSRV_SLOTS": "2"}
 
     assert settings.child_environment(dict.fromkeys(secrets, "s") | kept) == kept

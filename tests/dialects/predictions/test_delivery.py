@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ from urllib.parse import urlsplit
 
 import gevent
 import pytest
+from standardwebhooks import Webhook, WebhookVerificationError
 
-from corosrv.base.outgoing import MAX_REDIRECTS
+from corosrv.base.outgoing import MAX_REDIRECTS, WebhookSigner
 from corosrv.dialects.predictions import webhooks
 from corosrv.dialects.predictions.webhooks import Outcome, Poster, retry_after
 from tests.support.receiver import Receiver, closed_url, receiving
@@ -205,3 +207,28 @@ def test_a_receiver_is_posted_to_again_and_again(receiver: Receiver, monkeypatch
     poster.close()
 
     assert all(outcome.is_delivered for outcome in outcomes)
+
+
+KEYS = [f"whsec_{base64.b64encode(bytes([n]) * 32).decode()}" for n in (1, 2)]
+
+
+@pytest.mark.parametrize("body", [[b'{"a"', b":1}"], [b'"', b"x" * (2 << 20), b'"']], ids=["short", "long"])
+def test_a_signed_post_is_what_standard_webhooks_verifies_with_each_secret(receiver: Receiver, body: list[bytes]):
+    poster = Poster(signer=WebhookSigner(", ".join(KEYS)))
+    poster.post(receiver.url, body, {}, id="msg_1", to_loopback=True)
+    poster.close()
+
+    (got,) = receiver.got
+    assert got.headers["webhook-id"] == "msg_1"
+    for key in KEYS:
+        assert Webhook(key).verify(got.raw, got.headers) == got.body
+    with pytest.raises(WebhookVerificationError):
+        Webhook(f"whsec_{base64.b64encode(bytes(32)).decode()}").verify(got.raw, got.headers)
+    first = {**got.headers, "webhook-signature": got.headers["webhook-signature"].split()[0]}
+    assert Webhook(KEYS[0]).verify(got.raw, first) == got.body
+
+
+def test_without_a_secret_nothing_is_signed(poster: Poster, receiver: Receiver):
+    poster.post(receiver.url, [b"{}"], {}, id="msg_1", to_loopback=True)
+
+    assert not [name for name in receiver.got[0].headers if name.startswith("webhook-")]

@@ -8,7 +8,9 @@ from datetime import datetime, timezone
 
 import gevent
 import pytest
+from standardwebhooks import Webhook
 
+from corosrv.base.outgoing import WebhookSigner
 from corosrv.dialects.predictions import webhooks
 from corosrv.dialects.predictions.prediction import Change, Prediction, Status
 from corosrv.dialects.predictions.webhooks import Outcome, WebhookPlan, Webhooks, delay
@@ -154,6 +156,25 @@ def test_events_leave_in_order_each_a_later_state(sending: Webhooks, receiver: R
     assert [got.body.get("output") for got in receiver.got] == [None, "a", "a"]
     assert receiver.got[0].body["input"] == {"x": "**"}
     assert sending.counts.delivered == 3
+
+
+def test_an_event_keeps_its_id_when_it_is_sent_again_and_shares_it_with_no_other(receiver: Receiver):
+    secret = "whsec_" + "QUJD" * 8
+    sending = Webhooks(INTERVAL, first_delay=0.01, signer=WebhookSigner(secret))
+    prediction = attached(sending, receiver.url, frozenset({START, COMPLETED}))
+    prediction.begin(NOW)
+    until(lambda: len(receiver.got) == 1)
+    receiver.say(503)
+
+    prediction.end(Status.SUCCEEDED, NOW)
+    is_done = sending.flush(TIMEOUT)
+    sending.close()
+
+    assert is_done
+    start, first, second = (got.headers["webhook-id"] for got in receiver.got)
+    assert start != first == second
+    for got in receiver.got:
+        assert Webhook(secret).verify(got.raw, got.headers) == got.body
 
 
 def test_a_start_is_never_sent_as_an_end(sending: Webhooks, receiver: Receiver):

@@ -88,6 +88,7 @@ def request(path: str = "/v1/responses", body: bytes = b"", method: str = "POST"
         (request("/v1/chat/completions", X_Group_Id="a"), True),
         (request("/v1/responses"), True),
         (request("/llm/v1/responses/resp_1", method="GET"), True),
+        (request("/llm/v1/conversations/conv_1/items", method="GET"), True),
         (request("/v1/groups/a", method="DELETE"), True),
         (request("/v1/stream?conv_id=a", method="GET"), True),
     ],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from corosrv.dialects.generation.answer_types import PromptProgress, Timings
 from corosrv.dialects.openai.responses import schema
@@ -13,13 +14,30 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
+_TOKEN = {"token": {"type": "string"}, "bytes": {"type": "array", "items": {"type": "integer"}},
+          "logprob": {"type": "number"}}  # fmt: skip
+_TOKEN_LIST = {"type": "array", "items": {"type": "object", "properties": _TOKEN}}
+# JSON text, which is not read again where it is stored: an answer may have 100,000 likely tokens.
+Logprobs = Annotated[
+    msgspec.Raw,
+    Meta(
+        description="The tokens of the text with `include: ['message.output_text.logprobs']`; otherwise none",
+        extra_json_schema={
+            "type": "array",
+            "items": {"type": "object", "properties": {**_TOKEN, "top_logprobs": _TOKEN_LIST}},
+        },
+    ),
+]
+NO_LOGPROBS = msgspec.Raw(b"[]")
+
+
 class OutputPart(msgspec.Struct):
     """A piece of an item's content."""
 
     type: Literal["output_text", "reasoning_text"]
     text: str
     annotations: list[Any] | msgspec.UnsetType = msgspec.UNSET
-    logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    logprobs: Logprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class ResponseItem(msgspec.Struct):
@@ -96,6 +114,8 @@ class ResponseObject(msgspec.Struct):
     tools: list[schema.Tool]
     top_p: float
     truncation: Literal["auto", "disabled"]
+    conversation: schema.Reference | msgspec.UnsetType = msgspec.UNSET
+    top_logprobs: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ResponseEvent(msgspec.Struct):
@@ -109,7 +129,7 @@ class ResponseEvent(msgspec.Struct):
     content_index: int | msgspec.UnsetType = msgspec.UNSET
     item: ResponseItem | msgspec.UnsetType = msgspec.UNSET
     part: OutputPart | msgspec.UnsetType = msgspec.UNSET
-    logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    logprobs: Logprobs | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
     prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
     delta: str | msgspec.UnsetType = msgspec.UNSET
@@ -129,4 +149,17 @@ class ReadQuery(msgspec.Struct):
 class DeletedResponse(msgspec.Struct):
     id: str
     object: Literal["response"]
+    deleted: bool
+
+
+class ConversationObject(msgspec.Struct):
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(msgspec.Struct):
+    id: str
+    object: Literal["conversation.deleted"]
     deleted: bool

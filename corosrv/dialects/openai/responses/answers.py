@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import Chunk
 from corosrv.dialects.chat.answer import AnswerBlock, BlockAnswer, BlockKind
 from corosrv.dialects.chat.conversation import Turn, TurnList, arguments
 from corosrv.dialects.chat.parser import Parser
+from corosrv.dialects.generation import native
 from corosrv.dialects.generation.call import AnswerOptions, Telemetry, named_event, split_tokens
 from corosrv.dialects.openai.responses.answer_types import (
+    NO_LOGPROBS,
     CutReason,
     IncompleteDetails,
     InputTokensDetails,
@@ -60,6 +65,9 @@ class ResponseAnswer(BlockAnswer):
         `origins` has namespace and name of the functions that are called by another name.
         """
         super().__init__(parser)
+        self.blocks.keeps_tokens = options.logprobs
+        self._described: dict[int, list[bytes]] = defaultdict(list)  # JSON of the tokens of each text
+        self._n_described: dict[int, int] = defaultdict(int)
         self._telemetry = Telemetry(1, options)
         self._timings: dict[str, Any] = {}  # of the chunk whose events are made
         self._key = secrets.token_hex(20)
@@ -69,10 +77,11 @@ class ResponseAnswer(BlockAnswer):
         self._turns = turns
         self._keep = keep
         self._origins = origins
-        self._input_items = input_items
+        self.input_items = input_items
         self._sequence_number = 0
         self.is_background: bool = echo["background"]
         self.is_cancelled = False  # by its own route
+        self.final_status: ResponseStatus = "failed"  # what it is if nothing else comes
 
     def snapshot(self) -> ResponseObject:
         """Makes the response as far as it has come."""
@@ -81,7 +90,7 @@ class ResponseAnswer(BlockAnswer):
     def complete_answer(self) -> ResponseObject:
         response = self._response("incomplete" if self._is_cut else "completed")
         if self._keep is not None:
-            self._keep(Stored(response, self._turns + self._answer_turns(), self._input_items))
+            self._keep(Stored(response, self._turns + self._answer_turns(), self.input_items))
         return response
 
     def first(self) -> bytes:
@@ -106,10 +115,10 @@ class ResponseAnswer(BlockAnswer):
         )
         if block.kind is BlockKind.CALL:
             return events
-        return events + self._send("response.content_part.added", **self._place(block), part=_part(block))
+        return events + self._send("response.content_part.added", **self._place(block), part=self._part(block))
 
     def block_delta(self, block: AnswerBlock, piece: str) -> bytes:
-        extras = _logprobs(block) | self._timings
+        extras = self._logprobs(block, is_new=True) | self._timings
         return self._send(_EVENT[block.kind] + ".delta", **self._place(block), **extras, delta=piece)
 
     def block_end(self, block: AnswerBlock) -> bytes:
@@ -117,23 +126,25 @@ class ResponseAnswer(BlockAnswer):
         if block.kind is BlockKind.CALL:
             events = self._send(done, **place, **self._called(block), arguments=block.text)
         else:
-            events = self._send(done, **place, **_logprobs(block), text=block.text)
-            events += self._send("response.content_part.done", **place, part=_part(block))
+            events = self._send(done, **place, **self._logprobs(block), text=block.text)
+            events += self._send("response.content_part.done", **place, part=self._part(block))
         return events + self._send(
             "response.output_item.done", output_index=block.number, item=self._item(block, self._status(block))
         )
 
     def answer_end(self) -> bytes:
         response = self.complete_answer()
+        self.final_status = response.status
         return self._send("response." + response.status, response=response, timings=self.tally.timings())
 
     def failure(self, error: CorosrvError) -> bytes:
         status: ResponseStatus = "cancelled" if self.is_cancelled else "failed"
         response = self._response(status)
+        self.final_status = status
         if not self.is_cancelled:
             response.error = ResponseError(getattr(error, "code", None) or "server_error", str(error))
         if self.is_background and self._keep is not None:  # its client learns of it by asking
-            self._keep(Stored(response, self._turns, self._input_items))
+            self._keep(Stored(response, self._turns, self.input_items))
         return self._send(f"response.{status}", response=response)
 
     def _send(self, type: str, **members: Any) -> bytes:
@@ -163,7 +174,7 @@ class ResponseAnswer(BlockAnswer):
         return item_id(_ID[block.kind], self._key, block.number)
 
     def _item(self, block: AnswerBlock, status: ItemStatus, has_part: bool = True) -> ResponseItem:
-        id, parts = self._id(block), [_part(block)] if has_part else []
+        id, parts = self._id(block), [self._part(block)] if has_part else []
         if block.kind is BlockKind.TEXT:
             return ResponseItem(id, status, "message", role="assistant", content=parts)
         if block.kind is BlockKind.REASONING:
@@ -213,12 +224,33 @@ class ResponseAnswer(BlockAnswer):
                 turns.call(block.id, block.name, arguments(block.text, "arguments"))
         return turns.all
 
+    def _part(self, block: AnswerBlock) -> OutputPart:
+        if block.kind is BlockKind.REASONING:
+            return OutputPart("reasoning_text", block.text)
+        logprobs = self._all_logprobs(block) if block.tokens else NO_LOGPROBS
+        return OutputPart("output_text", block.text, annotations=[], logprobs=logprobs)
 
-def _part(block: AnswerBlock) -> OutputPart:
-    if block.kind is BlockKind.REASONING:
-        return OutputPart("reasoning_text", block.text)
-    return OutputPart("output_text", block.text, annotations=[], logprobs=[])
+    def _logprobs(self, block: AnswerBlock, is_new: bool = False) -> dict[str, Any]:
+        """Makes the member of an event for the tokens of a text; `is_new`: only those that have come since."""
+        if block.kind is not BlockKind.TEXT:
+            return {}
+        if not block.tokens:
+            return {"logprobs": NO_LOGPROBS}
+        return {"logprobs": _json_list([self._describe(block)]) if is_new else self._all_logprobs(block)}
+
+    def _all_logprobs(self, block: AnswerBlock) -> msgspec.Raw:
+        self._describe(block)
+        return _json_list(self._described[block.number])
+
+    def _describe(self, block: AnswerBlock) -> bytes:
+        """Describes the tokens that have come since the last time. Lets others run, who may look at the answer."""
+        begin, self._n_described[block.number] = self._n_described[block.number], len(block.tokens)
+        if begin == len(block.tokens):
+            return b""
+        described = bytes(cast(msgspec.Raw, native.describe_all(block.tokens[begin:], post_sampling=False)))[1:-1]
+        self._described[block.number].append(described)
+        return described
 
 
-def _logprobs(block: AnswerBlock) -> dict[str, Any]:
-    return {"logprobs": []} if block.kind is BlockKind.TEXT else {}
+def _json_list(pieces: Iterable[bytes]) -> msgspec.Raw:
+    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")

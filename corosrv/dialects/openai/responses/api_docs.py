@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from corosrv.dialects.openai.answer_types import InputTokens
 from corosrv.dialects.openai.responses import schema
-from corosrv.dialects.openai.responses.answer_types import DeletedResponse, ReadQuery, ResponseEvent, ResponseObject
-from corosrv.dialects.openai.responses.items import InputItems, InputQuery
+from corosrv.dialects.openai.responses.answer_types import (
+    ConversationObject,
+    DeletedConversation,
+    DeletedResponse,
+    ReadQuery,
+    ResponseEvent,
+    ResponseObject,
+)
+from corosrv.dialects.openai.responses.items import InputItems, InputQuery, ItemQuery, ItemsQuery
 from corosrv.images.intake import images_in
 from corosrv.web.groups.routes import GenerateHeaders
-from corosrv.web.http.openapi import GENERATES, operation
+from corosrv.web.http.openapi import GENERATES, READS, operation
 
 _TAG = "Responses"
 _ID = {"id": "a response's id"}
@@ -17,6 +26,7 @@ respond = operation(
     _TAG,
     "Answer an input",
     "Kept on the server, within bounds, unless `store` is false: `previous_response_id` goes on from it. "
+    "With `conversation` it goes on from that, and input and output are added to it when the response has ended. "
     + images_in("parts of type `input_image` of a user's message and of a `function_call_output`"),
     body=schema.ResponseBody,
     answer=ResponseObject,
@@ -63,3 +73,68 @@ input_items = operation(
     query=InputQuery,
 )
 delete = operation(_TAG, "Delete a stored response", answer=DeletedResponse, statuses=(404,), parameters=_ID)
+
+_CONVERSATIONS = "Conversations"
+_CONVERSATION = {"id": "a conversation's id"}
+_ITEM = {**_CONVERSATION, "item_id": "an item's id"}
+
+begin = operation(
+    _CONVERSATIONS,
+    "Begin a conversation",
+    "Kept on the server, in memory and within bounds, together with stored responses.",
+    body=schema.ConversationBody,
+    answer=ConversationObject,
+    statuses=READS,
+    examples={"A question": {"items": [{"role": "user", "content": "Name three colours."}]}},
+)
+show = operation(
+    _CONVERSATIONS, "Show a conversation", answer=ConversationObject, statuses=(404,), parameters=_CONVERSATION
+)
+label = operation(
+    _CONVERSATIONS,
+    "Replace a conversation's metadata",
+    body=schema.MetadataBody,
+    answer=ConversationObject,
+    statuses=(*READS, 404),
+    parameters=_CONVERSATION,
+)
+end = operation(
+    _CONVERSATIONS,
+    "Delete a conversation with its items",
+    "Responses that were given in it stay.",
+    answer=DeletedConversation,
+    statuses=(404,),
+    parameters=_CONVERSATION,
+)
+extend = operation(
+    _CONVERSATIONS,
+    "Add items to a conversation",
+    body=schema.ItemsBody,
+    answer=InputItems,
+    statuses=(*READS, 404),
+    parameters=_CONVERSATION,
+    query=ItemQuery,
+)
+conversation_items = operation(
+    _CONVERSATIONS,
+    "List the items of a conversation",
+    answer=InputItems,
+    statuses=(400, 404),
+    parameters=_CONVERSATION,
+    query=ItemsQuery,
+)
+item = operation(
+    _CONVERSATIONS,
+    "Show an item of a conversation",
+    answer=dict[str, Any],
+    statuses=(400, 404),
+    parameters=_ITEM,
+    query=ItemQuery,
+)
+take_out = operation(
+    _CONVERSATIONS,
+    "Delete an item of a conversation",
+    answer=ConversationObject,
+    statuses=(404,),
+    parameters=_ITEM,
+)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
+import time
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
+import gevent
 import msgspec
 from flask import Response, request
 
@@ -12,13 +16,32 @@ from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.openai.responses.answer_types import ResponseObject
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
-from corosrv.dialects.openai.responses.store import Shelf
+from corosrv.dialects.openai.responses.store import Item, Shelf
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import json_response
 from corosrv.web.kept.answer_log import AnswerLog
 from corosrv.web.kept.streams import LAST_EVENT, ResumableStreams, last_event, parse_number
 
 END_S = 10.0  # in which a response that is cancelled has ended
+_LOOK_S = 60.0  # between two looks at a response whose end is told
+
+
+PostEvent = Callable[[bytes, str], None]  # an event as JSON, and its name for the log
+
+
+def _tell(post_event: PostEvent, log: AnswerLog, answer: ResponseAnswer) -> None:
+    """Sends the event of a response when it has ended. Waits for that, which the response's own limits bound."""
+    while not log.wait_for_end(_LOOK_S):
+        continue
+    type = f"response.{answer.final_status}"
+    event = {
+        "id": f"evt_{secrets.token_hex(24)}",
+        "object": "event",
+        "created_at": int(time.time()),
+        "type": type,
+        "data": {"id": answer.id},
+    }
+    post_event(msgspec.json.encode(event), f"{answer.id}: webhook {type}")
 
 
 class BackgroundResponses:
@@ -27,8 +50,10 @@ class BackgroundResponses:
     One runs to its end, whether or not somebody reads it; then it is stored like others, also if it failed.
     """
 
-    def __init__(self, flow: RequestFlow) -> None:
+    def __init__(self, flow: RequestFlow, post_event: PostEvent | None) -> None:
+        """`post_event`: sends the event of a response that has ended to whoever the operator has named."""
         self._flow = flow
+        self._post_event = post_event
         self._answers: WeakKeyDictionary[AnswerLog, ResponseAnswer] = WeakKeyDictionary()
 
     def start(self, call: Call, answer: ResponseAnswer) -> Response:
@@ -41,6 +66,8 @@ class BackgroundResponses:
         response = streams.call(lambda: self._flow.answer(streamed))
         log = streams.keep(response, [("response", answer.id)], needs_client=False)
         self._answers[log] = answer
+        if self._post_event is not None:
+            gevent.spawn(_tell, self._post_event, log, answer)
         if call.stream:
             return response
         response.response.close()  # type: ignore[union-attr]  # its stream, which nobody reads
@@ -57,6 +84,11 @@ class BackgroundResponses:
         """Returns a response that runs as far as it has come; None if none of the caller's with this id does."""
         log = self._find(id)
         return None if log is None or log.is_ended else self._answers[log].snapshot()
+
+    def input_of(self, id: str) -> Sequence[Item]:
+        """Returns the input of a response that runs; nothing if none of the caller's with this id does."""
+        log = self._find(id)
+        return () if log is None or log.is_ended else self._answers[log].input_items
 
     def follow(self, id: str, shelf: Shelf) -> Response:
         """Answers with the events of a response behind `starting_after`, those of its stream that are yet to come too.

@@ -6,20 +6,32 @@ Tools are functions, those of namespaces under names of their own, and what clie
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from corosrv.base.errors import NotSupported, Refused
+from corosrv.base.processor import Turns
 from corosrv.dialects.chat import conversation
 from corosrv.dialects.chat.conversation import Content, Part, TurnList, check_count, join, misplaced_image
 from corosrv.dialects.openai.responses import schema
-from corosrv.dialects.openai.responses.store import Shelf
-from corosrv.formats.bodies import convert
-from corosrv.images.intake import ImageIntake, read_detail
+from corosrv.dialects.openai.responses.store import Item, Shelf
+from corosrv.formats.bodies import check_text, convert
+from corosrv.images.intake import ImageDetail, read_detail
+
+
+class ReadsImages(Protocol):
+    """Reads the images of items; see ImageIntake."""
+
+    def expect(self, n_images: int, param: str) -> None: ...
+    def from_url(self, url: str, param: str, detail: ImageDetail = ImageDetail.AUTO) -> Part: ...
+
+
+if TYPE_CHECKING:
+    from werkzeug.datastructures import MultiDict
 
 # OpenAI's own servers run these, and agents offer them whether their user wants it or not. A model that may choose
 # chooses among the functions beside them; where there are none, a search is what was asked for, and is refused.
@@ -87,29 +99,31 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
 def add(
-    request_input: str | list[dict[str, Any]], to: TurnList, shelf: Shelf, images: ImageIntake | None = None
+    request_input: str | list[Item], to: TurnList, shelf: Shelf, images: ReadsImages | None = None, param: str = "input"
 ) -> None:
     """Adds a request's input to the conversation; `shelf` has the items that others refer to.
 
-    Waits for images; `images` is None where the model takes none. Raises Refused, which names the place.
+    Waits for images, and lets others run; `images` is None where the model takes none. Raises Refused, which names the
+    place in `param`.
     """
     if isinstance(request_input, str):
         to.say("user", request_input)
         return
     if not request_input:
-        raise Refused("input must not be an empty list", "input")
+        raise Refused(f"{param} must not be an empty list", param)
     if images is not None:
-        images.expect(sum(map(_n_images, request_input)) + conversation.n_images(to.all), "input")
-    for i, item in enumerate(request_input):
+        images.expect(sum(map(_n_images, request_input)) + conversation.n_images(to.all), param)
+    for i, item in enumerate(Turns().among(request_input)):
+        place = f"{param}[{i}]"
         if item.get("type") == _REFERENCE:
-            item = shelf.item(convert(item, schema.Reference, f"input[{i}]").id, f"input[{i}].id")
+            item = shelf.item(convert(item, schema.Reference, place).id, f"{place}.id")
         kind = item.get("type") or "message"
         if not isinstance(kind, str) or kind not in _ITEMS:
             raise NotSupported(
-                f"input[{i}].type must be one of {', '.join((*_ITEMS, _REFERENCE))}, not {str(kind)[:40]!r}",
-                f"input[{i}].type",
+                f"{place}.type must be one of {', '.join((*_ITEMS, _REFERENCE))}, not {str(kind)[:40]!r}",
+                f"{place}.type",
             )
-        _ITEMS[kind](item, f"input[{i}]", to, images)
+        _ITEMS[kind](item, place, to, images)
 
 
 def _n_images(item: dict[str, Any]) -> int:
@@ -118,7 +132,7 @@ def _n_images(item: dict[str, Any]) -> int:
     return sum(isinstance(part, dict) and part.get("type") == _IMAGE for part in parts)
 
 
-def _message(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake | None) -> None:
+def _message(item: dict[str, Any], param: str, to: TurnList, images: ReadsImages | None) -> None:
     message = convert(item, schema.MessageItem, param)
     place = f"{param}.content"
     if message.role == "user":
@@ -129,25 +143,25 @@ def _message(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake
         to.say("system", _text(message.content, place, images))
 
 
-def _call(item: dict[str, Any], param: str, to: TurnList, _: ImageIntake | None) -> None:
+def _call(item: dict[str, Any], param: str, to: TurnList, _: ReadsImages | None) -> None:
     call = convert(item, schema.CallItem, param)
     to.call(
         call.call_id, called(call.namespace, call.name), conversation.arguments(call.arguments, f"{param}.arguments")
     )
 
 
-def _output(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake | None) -> None:
+def _output(item: dict[str, Any], param: str, to: TurnList, images: ReadsImages | None) -> None:
     output = convert(item, schema.OutputItem, param)
     to.result(output.call_id, _content(output.output, f"{param}.output", images), f"{param}.call_id")
 
 
-def _reasoning(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake | None) -> None:
+def _reasoning(item: dict[str, Any], param: str, to: TurnList, images: ReadsImages | None) -> None:
     reasoning = convert(item, schema.ReasoningItem, param)
     to.close()
     to.think(_text(reasoning.content or reasoning.summary, f"{param}.content", images))
 
 
-_ITEMS: dict[str, Callable[[dict[str, Any], str, TurnList, ImageIntake | None], None]] = {
+_ITEMS: dict[str, Callable[[dict[str, Any], str, TurnList, ReadsImages | None], None]] = {
     "message": _message,
     "function_call": _call,
     "function_call_output": _output,
@@ -155,13 +169,13 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, TurnList, ImageIntake | None], 
 }
 
 
-def _content(content: schema.Content, param: str, images: ImageIntake | None) -> Content:
+def _content(content: schema.Content, param: str, images: ReadsImages | None) -> Content:
     if isinstance(content, str):
         return content
     return join(_part(part, f"{param}[{i}]", images) for i, part in enumerate(content))
 
 
-def _text(content: schema.Content, param: str, images: ImageIntake | None) -> str:
+def _text(content: schema.Content, param: str, images: ReadsImages | None) -> str:
     """Returns a content that has no place for images."""
     if isinstance(content, str):
         return content
@@ -171,7 +185,7 @@ def _text(content: schema.Content, param: str, images: ImageIntake | None) -> st
     return str(_content(content, param, None))
 
 
-def _part(part: schema.ContentPart, param: str, images: ImageIntake | None) -> Part:
+def _part(part: schema.ContentPart, param: str, images: ReadsImages | None) -> Part:
     if part.type == _IMAGE and images is not None:
         return _image(part, param, images)
     if part.type == "refusal" and part.refusal is not None:
@@ -184,7 +198,7 @@ def _part(part: schema.ContentPart, param: str, images: ImageIntake | None) -> P
     return part.text
 
 
-def _image(part: schema.ContentPart, param: str, images: ImageIntake) -> Part:
+def _image(part: schema.ContentPart, param: str, images: ReadsImages) -> Part:
     """Reads an image, with the detail that is asked for."""
     if part.file_id is not None:
         raise NotSupported(f"{param}.file_id: no files are kept here: send an image_url", f"{param}.file_id")
@@ -193,9 +207,14 @@ def _image(part: schema.ContentPart, param: str, images: ImageIntake) -> Part:
     return images.from_url(part.image_url, f"{param}.image_url", read_detail(part.detail, f"{param}.detail"))
 
 
+LOGPROBS = "message.output_text.logprobs"
+IMAGE_URLS = "message.input_image.image_url"
+_NOTHING_TO_INCLUDE = frozenset(
+    ("reasoning.encrypted_content", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+     "file_search_call.results", "web_search_call.action.sources", "web_search_call.results")
+)  # fmt: skip
+_MAX_ID = 512  # characters
 _PREFIX = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
-
-Item = dict[str, Any]
 
 
 class InputItems(msgspec.Struct):
@@ -216,19 +235,56 @@ class InputQuery(msgspec.Struct):
     order: Annotated[Literal["asc", "desc"], Meta(description="`desc`: the newest item first")] = "desc"
 
 
-def list_items(request_input: str | Sequence[Item], shelf: Shelf) -> tuple[Item, ...]:
-    """Returns a request's input, which was found to be valid, as it is listed: each item with an id, a type, a status
-    and parts. URLs of images are left out, which may be whole files."""
+Included = Annotated[list[str], Meta(description=f"`{IMAGE_URLS}`: with the URLs of images, as they were sent")]
+
+
+class ItemQuery(msgspec.Struct):
+    """Members of the query of a conversation's items."""
+
+    include: Included = []
+
+
+class ItemsQuery(InputQuery):
+    """Members of the query of a page of a conversation's items."""
+
+    include: Included = []
+
+
+def check_include(names: Iterable[str], *choices: str) -> None:
+    """Raises NotSupported for what cannot be included.
+
+    What tools would bring that do not exist here asks for nothing. Nor do encrypted thoughts: thoughts come as they
+    are, and may be sent back so.
+    """
+    for i, name in enumerate(names):
+        if name not in _NOTHING_TO_INCLUDE and name not in choices:
+            raise NotSupported(f"include[{i}]: {name[:60]!r} is not offered here", "include", "unsupported_parameter")
+
+
+def read_include(arguments: MultiDict[str, str], *choices: str) -> frozenset[str]:
+    """Returns what a query asks to include. Raises NotSupported."""
+    names = [*arguments.getlist("include"), *arguments.getlist("include[]")]  # as OpenAI's clients write lists
+    check_include(names, *choices)
+    return frozenset(names)
+
+
+def list_items(request_input: str | Sequence[Item], shelf: Shelf, param: str = "input") -> tuple[Item, ...]:
+    """Returns a request's input, which was found to be valid, as it is kept: each item with an id, a type, a status and
+    parts. Raises Refused for an id that is none."""
     if isinstance(request_input, str):
         request_input = ({"role": "user", "content": request_input},)
-    return tuple(_item(item, shelf) for item in request_input)
+    return tuple(_item(item, shelf, f"{param}[{i}]") for i, item in enumerate(request_input))
 
 
-def _item(item: Item, shelf: Shelf) -> Item:
+def _item(item: Item, shelf: Shelf, param: str) -> Item:
     if item.get("type") == _REFERENCE:
-        return shelf.item(item["id"], "input")
+        return shelf.item(item["id"], f"{param}.id")
     kind = item.get("type") or "message"
-    id = item.get("id") or _PREFIX[kind] + secrets.token_hex(24)
+    id = item.get("id")
+    if not id:
+        id = _PREFIX[kind] + secrets.token_hex(24)
+    elif not isinstance(id, str) or len(check_text(id, f"{param}.id")) > _MAX_ID:
+        raise Refused(f"{param}.id must be a string of up to {_MAX_ID} characters", f"{param}.id")
     told = {"status": "completed", **item, "id": id, "type": kind}
     if kind == "message":
         told["content"] = _parts(item["content"], "output_text" if item["role"] == "assistant" else "input_text")
@@ -237,16 +293,48 @@ def _item(item: Item, shelf: Shelf) -> Item:
     return told
 
 
-def _parts(content: str | Sequence[Item], kind: str) -> list[Item]:
-    if isinstance(content, str):
-        return [{"type": kind, "text": content}]
-    return [{name: value for name, value in part.items() if name != "image_url"} for part in content]
+def _parts(content: str | list[Item], kind: str) -> list[Item]:
+    return [{"type": kind, "text": content}] if isinstance(content, str) else content
+
+
+def without_urls(item: Item) -> Item:
+    """Returns an item without the URLs of its images, which may be whole files."""
+    place = "output" if item["type"] == "function_call_output" else "content"
+    parts = item.get(place)
+    if not isinstance(parts, list) or not any("image_url" in part for part in parts):
+        return item
+    return {**item, place: [{key: value for key, value in part.items() if key != "image_url"} for part in parts]}
+
+
+def decode_all(data: Iterable[bytes]) -> list[Item]:
+    """Decodes the items of a conversation. Lets others run meanwhile."""
+    return [msgspec.json.decode(item) for item in Turns().among(data)]
+
+
+class _UnreadImages:
+    """Takes the images of items that are kept for a model which is not known yet."""
+
+    def expect(self, n_images: int, param: str) -> None:
+        """Does nothing: each model has limits of its own."""
+
+    def from_url(self, url: str, param: str, detail: ImageDetail = ImageDetail.AUTO) -> str:
+        check_text(url, param)
+        return ""
+
+
+def check_items(new_items: list[Item], history: list[Item], shelf: Shelf) -> None:
+    """Raises Refused for items that no response could go on from, behind those before."""
+    turns, images = TurnList(), _UnreadImages()
+    if history:
+        add(history, turns, shelf, images, "conversation")
+    add(new_items, turns, shelf, images, "items")
 
 
 def page(items: Sequence[Item], arguments: Mapping[str, str]) -> InputItems:
     """Returns the page that a query asks for. Raises Refused, which names the parameter."""
+    asked = {name: arguments[name] for name in ("after", "limit", "order") if name in arguments}
     try:
-        query = msgspec.convert(dict(arguments), InputQuery, strict=False)
+        query = msgspec.convert(asked, InputQuery, strict=False)
     except msgspec.ValidationError as error:
         words, _, place = str(error).partition(" - at `$.")
         param = place.rstrip("`")
@@ -254,13 +342,16 @@ def page(items: Sequence[Item], arguments: Mapping[str, str]) -> InputItems:
     rows = list(items) if query.order == "asc" else list(reversed(items))
     if query.after is not None:
         rows = rows[_place(rows, query.after) + 1 :]
-    data = rows[: query.limit]
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return InputItems("list", data, first, last, len(rows) > len(data))
+    return page_of(rows[: query.limit], has_more=len(rows) > query.limit)
+
+
+def page_of(items: list[Item], *, has_more: bool = False) -> InputItems:
+    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return InputItems("list", items, first, last, has_more)
 
 
 def _place(rows: Sequence[Item], id: str) -> int:
     for place, item in enumerate(rows):
         if item["id"] == id:
             return place
-    raise Refused(f"after: no item '{id[:80]}' is in the input of this response", "after")
+    raise Refused(f"after: no item '{id[:80]}' is in this list", "after")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,16 +30,11 @@ from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
 from corosrv.dialects.openai.responses import items, schema
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
 from corosrv.dialects.openai.responses.items import FunctionTools, read_tools
-from corosrv.dialects.openai.responses.store import Shelf, read_images
+from corosrv.dialects.openai.responses.store import Item, Shelf, Stored, output_items, read_images
 from corosrv.dialects.openai.structured_fields import RequestedFormat, format_of_outputs, with_grammar
 from corosrv.images.intake import ImageIntake
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].parameters")
-_NOTHING_TO_INCLUDE = frozenset(
-    ("reasoning.encrypted_content", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
-     "file_search_call.results", "message.input_image.image_url", "web_search_call.action.sources",
-     "web_search_call.results")
-)  # fmt: skip
 
 
 def call(
@@ -53,10 +49,13 @@ def call(
 
     Waits for images, and while a conversation that may be truncated is counted. Raises Refused.
     """
-    _check_include(body.include or ())
+    items.check_include(body.include or (), items.LOGPROBS, items.IMAGE_URLS)
     if body.background and body.store is False:
         raise Refused("background: a response that is not stored cannot be read when it is ready", "background")
-    turns, tools = _turns(body, shelf, images), read_tools(body.tools or [])
+    earlier = Earlier()
+    if body.conversation is not None or body.previous_response_id is not None:
+        earlier = _earlier(body, shelf, images)
+    turns, tools = _turns(body, earlier, shelf, images), read_tools(body.tools or [])
 
     def translate(turns: tuple[Turn, ...]) -> tuple[Job, Parser]:
         return prepare(_conversation(body, turns, tools, defaults, card), card)
@@ -66,41 +65,63 @@ def call(
         room = ContextRoom(card.meta.get("n_ctx", 0), body.max_output_tokens, find_vocabulary().count)
         kept = newest_turns(turns, lambda turns: room.holds(translate(turns)[0].prompts[0]))
     job, parser = translate(kept)
-    options = AnswerOptions.from_fields(body)
+    options = AnswerOptions.from_fields(body, logprobs=items.LOGPROBS in (body.include or ()))
     is_stored = body.store is not False
     echo = _echo(body, tools, job, card, is_stored)
+    new_items = items.list_items(body.input, shelf) if is_stored or earlier.conversation else ()
     keep = shelf.put if is_stored else None
-    listed = _items(body, shelf) if is_stored else ()
+    if earlier.conversation:
+        shelf.check_room(earlier.conversation, new_items, "conversation")
+        keep = partial(_keep, shelf, is_stored, earlier.conversation, new_items)
+    listed = (*earlier.items, *new_items) if is_stored else ()
+    if images is not None:
+        listed = tuple(map(items.without_urls, listed))
     answer = ResponseAnswer(echo, parser, turns, keep, options, tools.origins, listed)
     return Call(job, options.stream, answer, body.priority)
 
 
-def _check_include(names: Iterable[str]) -> None:
-    """Refuses what cannot be included. What tools and inputs would bring that do not exist here asks for nothing; nor
-    do encrypted thoughts: thoughts come as they are, and may be sent back so."""
-    for i, name in enumerate(names):
-        if name not in _NOTHING_TO_INCLUDE:
-            raise NotSupported(f"include[{i}]: {name[:60]!r} is not offered here", "include", "unsupported_parameter")
+def _keep(shelf: Shelf, is_stored: bool, conversation: str, new_items: tuple[Item, ...], stored: Stored) -> None:
+    """Stores a response, and adds its input and output to its conversation, both or neither."""
+    if is_stored:
+        shelf.put(stored)
+    if stored.response.status in ("completed", "incomplete"):
+        shelf.add_turn(conversation, (*new_items, *output_items(stored.response)))
 
 
-def _turns(body: schema.ResponseBody, shelf: Shelf, images: ImageIntake | None) -> tuple[Turn, ...]:
-    """Returns the conversation so far, without instructions: they hold for one response only."""
-    earlier: tuple[Turn, ...] = ()
+class Earlier(msgspec.Struct, frozen=True):
+    """The conversation before a response's input, as turns and as items; `conversation`: the id of a stored one."""
+
+    turns: tuple[Turn, ...] = ()
+    items: tuple[Item, ...] = ()
+    conversation: str = ""
+
+
+def _earlier(body: schema.ResponseBody, shelf: Shelf, images: ImageIntake | None) -> Earlier:
+    if body.conversation is not None:
+        return _of_conversation(body, body.conversation, shelf, images)
+    stored = shelf.get(str(body.previous_response_id), "previous_response_id")
+    turns = read_images(stored.turns, images, "previous_response_id")
+    return Earlier(turns, (*stored.input, *output_items(stored.response)))
+
+
+def _of_conversation(
+    body: schema.ResponseBody, conversation: str | schema.Reference, shelf: Shelf, images: ImageIntake | None
+) -> Earlier:
     if body.previous_response_id is not None:
-        earlier = shelf.get(body.previous_response_id, "previous_response_id").turns
-        earlier = read_images(earlier, images, "previous_response_id")
-    turns = TurnList(earlier)
+        words = "conversation and previous_response_id contradict each other: send one of them"
+        raise Refused(words, "conversation", "mutually_exclusive_parameters")
+    id = conversation if isinstance(conversation, str) else conversation.id
+    kept, turns = items.decode_all(shelf.conversation(id, "conversation").items.values()), TurnList()
+    if kept:
+        items.add(kept, turns, shelf, images, "conversation")
+    return Earlier(turns.all, tuple(kept), id)
+
+
+def _turns(body: schema.ResponseBody, earlier: Earlier, shelf: Shelf, images: ImageIntake | None) -> tuple[Turn, ...]:
+    """Returns the conversation so far, without instructions: they hold for one response only."""
+    turns = TurnList(earlier.turns)
     items.add(body.input, turns, shelf, images)
     return turns.all
-
-
-def _items(body: schema.ResponseBody, shelf: Shelf) -> tuple[dict[str, Any], ...]:
-    """Returns the items of the conversation so far, as they can be listed."""
-    earlier: tuple[dict[str, Any], ...] = ()
-    if body.previous_response_id is not None:
-        stored = shelf.get(body.previous_response_id, "previous_response_id")
-        earlier = (*stored.input, *map(msgspec.to_builtins, stored.response.output))
-    return earlier + items.list_items(body.input, shelf)
 
 
 def _conversation(
@@ -120,7 +141,7 @@ def _conversation(
         param="input",
         template_arguments={} if effort is None else {"reasoning_effort": effort},
     )
-    job = fields.job(body, (prompt,), defaults)
+    job = fields.job(body, (prompt,), defaults, n_probs=_n_probs(body) if body.include or body.top_logprobs else -1)
     if body.max_output_tokens is not None:
         job = replace(job, max_tokens=body.max_output_tokens)
     job, form = with_grammar(job, _format(body), card)
@@ -134,6 +155,15 @@ def _conversation(
         thought_tokens=thought_tokens(body),
         thought_message=thought_message(body),
     )
+
+
+def _n_probs(body: schema.ResponseBody) -> int:
+    """Returns how many likely tokens are listed for each; -1 where none are asked for, not even the one that came."""
+    if body.include is not None and items.LOGPROBS in body.include:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise Refused(f"top_logprobs is only allowed with include: ['{items.LOGPROBS}']", "top_logprobs")
+    return -1
 
 
 def _tool_choice(choice: str | schema.NamedTool | None) -> CallPolicy:
@@ -174,7 +204,7 @@ def _echo(
     body: schema.ResponseBody, tools: FunctionTools, job: Job, card: ModelCard, is_stored: bool
 ) -> dict[str, Any]:
     """Returns what a response repeats of its request."""
-    return {
+    echo = {
         "model": card.id,
         "background": bool(body.background),
         "instructions": body.instructions,
@@ -191,3 +221,9 @@ def _echo(
         "top_p": job.sampling.top_p,
         "truncation": body.truncation or "disabled",
     }
+    if body.conversation is not None:
+        id = body.conversation if isinstance(body.conversation, str) else body.conversation.id
+        echo["conversation"] = schema.Reference(id)
+    if body.top_logprobs is not None:
+        echo["top_logprobs"] = body.top_logprobs
+    return echo

@@ -10,20 +10,20 @@ from corosrv.base.errors import NotSupported
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.openai import events
-from corosrv.dialects.openai.responses import api_docs, items, parse, schema
+from corosrv.dialects.openai.responses import api_docs, conversations, items, parse, schema
 from corosrv.dialects.openai.responses.answer_types import DeletedResponse
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
-from corosrv.dialects.openai.responses.background import BackgroundResponses
+from corosrv.dialects.openai.responses.background import BackgroundResponses, PostEvent
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf
 from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.reply import json_response, register_errors
 
 
-def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
-    """Responses: asked for, read again, deleted, and counted."""
+def blueprint(flow: RequestFlow, store: ResponseStore, post_event: PostEvent | None = None) -> Blueprint:
+    """Responses: asked for, read again, deleted, and counted; and conversations."""
     routes = Blueprint("responses", __name__)
-    background = BackgroundResponses(flow)
+    background = BackgroundResponses(flow, post_event)
 
     @routes.post("/v1/responses")
     @routes.post("/responses", endpoint="short")
@@ -46,7 +46,7 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     def read(id: str) -> Response:
         is_stream = request.args.get("stream", "false") != "false"
         for name in ("include",) if is_stream else ("starting_after", "include"):
-            if name in request.args:
+            if name in request.args or f"{name}[]" in request.args:
                 words = f"{name} is not offered for a stored response" + (" without stream" * (name != "include"))
                 raise NotSupported(words, name, "unsupported_parameter")
         if is_stream:
@@ -61,7 +61,8 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     @routes.get("/v1/responses/<id>/input_items")
     @api_docs.input_items
     def read_input(id: str) -> Response:
-        return json_response(items.page(shelf().get(id).input, request.args))
+        items.read_include(request.args)
+        return json_response(items.page(background.input_of(id) or shelf().get(id).input, request.args))
 
     @routes.delete("/v1/responses/<id>")
     @api_docs.delete
@@ -79,5 +80,6 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     def shelf() -> Shelf:
         return store.shelf(caller())
 
+    conversations.add_routes(routes, flow, shelf)
     register_errors(routes, events.body)
     return routes

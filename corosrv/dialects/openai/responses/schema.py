@@ -17,13 +17,18 @@ UNSUPPORTED: fields.Neutral = {
     **fields.EVERYWHERE,
     **fields.NO_FORKS,
     "context_management": ([],),
-    "conversation": (),
     "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "top_logprobs": (0,),
 }
+
+
+# As OpenAI's reference bounds them.
+AddedItems = Annotated[list[dict[str, Any]], Meta(max_length=20)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
 
 
 class ContentPart(msgspec.Struct):
@@ -104,6 +109,7 @@ class NamedTool(msgspec.Struct, omit_defaults=True):
 class ResponseBody(ThoughtFields, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS)]
     background: bool | None = None
+    conversation: str | Reference | None = None
     include: list[str] | None = None
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -116,7 +122,21 @@ class ResponseBody(ThoughtFields, kw_only=True):
     text: TextOptions | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     tools: list[Tool] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
+
+
+class MetadataBody(msgspec.Struct):
+    metadata: Metadata | None
+
+
+class ItemsBody(msgspec.Struct):
+    items: AddedItems
+
+
+class ConversationBody(msgspec.Struct):
+    items: AddedItems | None = None
+    metadata: Metadata | None = None
 
 
 decoder = fields.decoder(ResponseBody, UNSUPPORTED)

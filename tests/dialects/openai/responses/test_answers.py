@@ -3,21 +3,20 @@
 import json
 from typing import Any
 
-import msgspec
 import openai
 import pytest
 from openai.lib.streaming.responses._responses import ResponseStreamState
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseOutputText, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from corosrv.base.errors import JobFailed
-from corosrv.contracts.jobs import Chunk, Finish, TokenInfo
+from corosrv.contracts.jobs import Candidate, Chunk, Finish, TokenInfo
 from corosrv.dialects.chat.parser import TextParser
-from corosrv.dialects.chat.parts import Part
+from corosrv.dialects.chat.parts import AnswerText, Part
 from corosrv.dialects.generation.call import AnswerOptions
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
 from corosrv.dialects.openai.responses.store import Stored
-from tests.support.answers import complete_json
+from tests.support.answers import as_json, complete_json
 from tests.support.parsers import LAST_TICK, TICK, HandDrivenParser, call, end, text, thought
 
 ECHO = {
@@ -227,7 +226,7 @@ def test_what_was_answered_is_kept_with_its_conversation(stream):
 
     response = sent(answering.events(TICK))[-1]["response"] if stream else complete_json(answering, TICK)
 
-    assert [msgspec.to_builtins(stored.response) for stored in kept] == [response]
+    assert [as_json(stored.response) for stored in kept] == [response]
     assert kept[0].turns == (
         *ASKED,
         {
@@ -297,3 +296,73 @@ def test_a_call_of_a_function_in_a_namespace_names_both():
 
     named = [event.get("item", event) for event in events if event["type"].endswith(("item.done", "arguments.done"))]
     assert [(one["namespace"], one["name"]) for one in named] == 2 * [("room", "look")]
+
+
+def tokens(*words: str) -> tuple[TokenInfo, ...]:
+    return tuple(
+        TokenInfo(i, word.encode(), -0.5 * (i + 1), (Candidate(i, word.encode(), -0.5), Candidate(99, b"\xf0", -3.0)))
+        for i, word in enumerate(words)
+    )
+
+
+def with_logprobs(*rows: list[Part]) -> ResponseAnswer:
+    return ResponseAnswer(ECHO, HandDrivenParser(*rows), ASKED, None, AnswerOptions(logprobs=True))
+
+
+def token_words(part: dict[str, Any]) -> list[str]:
+    return [token["token"] for token in part["logprobs"]]
+
+
+LIKELY: list[list[Part]] = [
+    [thought("hm"), AnswerText(0, "Hello", tokens("Hel", "lo"))],
+    [AnswerText(0, " you", tokens(" you")), AnswerText(0, "", tokens("</s>")), end()],
+]
+
+
+def test_logprobs_are_shown_with_the_text_that_they_belong_to():
+    whole = with_logprobs([part for row in LIKELY for part in row])
+
+    thoughts, message = complete_json(whole, TICK)["output"]
+
+    assert "logprobs" not in thoughts["content"][0]
+    (part,) = message["content"]
+    assert token_words(part) == ["Hel", "lo", " you", "</s>"]
+    assert part["logprobs"][1] == {
+        "id": 1, "token": "lo", "bytes": [108, 111], "logprob": -1.0,
+        "top_logprobs": [
+            {"id": 1, "token": "lo", "bytes": [108, 111], "logprob": -0.5},
+            {"id": 99, "token": "\ufffd", "bytes": [240], "logprob": -3.0},
+        ],
+    }  # fmt: skip
+    ResponseOutputText.model_validate(part)
+
+
+def test_each_event_of_a_text_shows_the_logprobs_of_its_own_tokens():
+    streamed = with_logprobs(*LIKELY)
+
+    events = sent(streamed.events(TICK) + streamed.events(TICK))
+
+    shown = {name: [event for event in events if event["type"] == f"response.output_text.{name}"] for name in
+             ("delta", "done")}  # fmt: skip
+    assert [token_words(event) for event in shown["delta"]] == [["Hel", "lo"], [" you"], ["</s>"]]
+    (done,) = shown["done"]
+    assert token_words(done) == ["Hel", "lo", " you", "</s>"]
+    assert events[-1]["response"]["output"][1]["content"][0]["logprobs"] == done["logprobs"]
+    for event in (*shown["delta"], done):
+        TypeAdapter(ResponseStreamEvent).validate_python(event)
+
+
+def test_tokens_of_answers_without_logprobs_change_nothing():
+    plain = ResponseAnswer(ECHO, HandDrivenParser(*LIKELY), ASKED, None)
+
+    events = sent(plain.events(TICK) + plain.events(TICK))
+
+    assert [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"] == [[], []]
+
+
+def test_thoughts_alone_get_no_text_for_their_last_token():
+    thinking = with_logprobs([thought("hm"), AnswerText(0, "", tokens("</s>")), end()])
+    empty = with_logprobs([AnswerText(0, "", tokens("</s>")), end()])
+
+    assert [item["type"] for item in complete_json(thinking, TICK)["output"]] == ["reasoning"]
+    assert token_words(complete_json(empty, TICK)["output"][0]["content"][0]) == ["</s>"]

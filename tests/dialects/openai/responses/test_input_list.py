@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from werkzeug.datastructures import MultiDict
 
-from corosrv.base.errors import Refused
-from corosrv.dialects.openai.responses.items import list_items, page
+from corosrv.base.errors import NotSupported, Refused
+from corosrv.dialects.openai.responses.items import list_items, page, read_include, without_urls
 from corosrv.dialects.openai.responses.store import Shelf
 
 ITEMS = [{"id": f"msg_{i}"} for i in range(25)]
@@ -38,7 +39,7 @@ def test_items_keep_what_was_sent_but_urls_of_images():
         {"type": "function_call_output", "call_id": "c1", "output": [image]},
     ]
 
-    listed = list_items(sent, Shelf(1000))
+    listed = list(map(without_urls, list_items(sent, Shelf(1000))))
 
     assert listed[0]["content"] == [{"type": "input_image", "detail": "low"}]
     assert (listed[1]["id"], listed[1]["content"]) == ("msg_7", [{"type": "output_text", "text": "Red."}])
@@ -65,3 +66,22 @@ def test_a_query_that_cannot_be_is_refused_by_name(query: dict[str, str], param:
         page(ITEMS, query)
 
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("name", ["include", "include[]"])
+def test_what_cannot_be_included_is_refused_by_name(name: str):
+    nothing, urls = "reasoning.encrypted_content", "message.input_image.image_url"
+
+    assert read_include(MultiDict([(name, nothing)])) == {nothing}
+    assert read_include(MultiDict([(name, urls)]), urls) == {urls}
+    with pytest.raises(NotSupported) as refused:
+        read_include(MultiDict([(name, nothing), (name, urls)]))
+    assert refused.value.param == "include"
+
+
+@pytest.mark.parametrize("id", [7, {"a": 1}, "x" * 513])
+def test_an_id_that_is_none_is_refused(id: Any):
+    with pytest.raises(Refused) as refused:
+        list_items([{"role": "user", "content": "a"}, {"role": "user", "content": "b", "id": id}], Shelf(1000))
+
+    assert refused.value.param == "input[1].id"

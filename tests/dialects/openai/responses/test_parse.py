@@ -3,20 +3,19 @@
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from flask import Request
 from werkzeug.test import EnvironBuilder
 
-from corosrv.base.errors import NotFound, NotSupported, Refused
+from corosrv.base.errors import CorosrvError, NotFound, NotSupported, Refused
 from corosrv.contracts.jobs import Chunk, Finish, Job, Messages, ModelCard
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
 from corosrv.dialects.chat.parser import TextParser
 from corosrv.dialects.generation.fields import Defaults
-from corosrv.dialects.openai.responses import parse, schema
+from corosrv.dialects.openai.responses import items, parse, schema
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf, Stored
 from corosrv.web.http import body_reader
-from tests.support.answers import complete_json, empty_response
+from tests.support.answers import as_json, complete_json, empty_response
 from tests.support.vocabularies import ByteVocabulary
 
 DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
@@ -151,12 +150,10 @@ def test_an_item_that_cannot_be_read_is_refused_with_its_place(asked, sent, para
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("conversation", "conv_1"),
-        ("include", ["reasoning.encrypted_content", "message.output_text.logprobs"]),
+        ("include", ["reasoning.encrypted_content", "message.output_text.likelihoods"]),
         ("max_tool_calls", 3),
         ("prompt", {"id": "pmpt_1"}),
         ("stream_options", {"include_obfuscation": True}),
-        ("top_logprobs", 3),
         ("context_management", [{"type": "compaction"}]),
     ],
 )
@@ -360,7 +357,7 @@ def test_a_response_is_stored_unless_told_otherwise(store, is_kept):
 
     assert response["store"] is is_kept
     if is_kept:
-        assert msgspec.to_builtins(shelf.get(response["id"]).response) == response
+        assert as_json(shelf.get(response["id"]).response) == response
     else:
         with pytest.raises(NotFound):
             shelf.get(response["id"])
@@ -422,3 +419,115 @@ def test_a_budget_of_thoughts_has_the_names_of_chats(asked):
 
     assert (conversation.thought_tokens, conversation.thought_message) == (7, "So.")
     assert (asked().thought_tokens, asked(reasoning_budget=-1).thought_message) == (None, None)
+
+
+LOGPROBS = ["message.output_text.logprobs"]
+
+
+def test_logprobs_are_asked_of_the_job_where_they_are_included():
+    assert call({"input": "Hi", "include": LOGPROBS}).job.sampling.n_probs == 0
+    assert call({"input": "Hi", "include": LOGPROBS, "top_logprobs": 20}).job.sampling.n_probs == 20
+    assert call({"input": "Hi", "top_logprobs": 0}).job.sampling.n_probs == -1
+    assert call({"input": "Hi", "include": ["reasoning.encrypted_content"]}).job.sampling.n_probs == -1
+
+
+@pytest.mark.parametrize("fields", [{"top_logprobs": 3}, {"top_logprobs": 21, "include": LOGPROBS}])
+def test_likely_tokens_that_cannot_be_shown_are_refused(fields):
+    with pytest.raises(Refused) as refused:
+        call({"input": "Hi", **fields})
+
+    assert refused.value.param == "top_logprobs"
+
+
+def begun(shelf: Shelf, *sent: dict[str, Any]) -> str:
+    return shelf.begin({}, items.list_items(sent, shelf)).id
+
+
+def texts(shelf: Shelf, conversation: str) -> list[str]:
+    kept = items.decode_all(shelf.conversation(conversation).items.values())
+    return [item["content"][0]["text"] for item in kept]
+
+
+def test_a_conversation_stands_before_the_input_and_gets_it_with_the_output(asked):
+    shelf = ResponseStore(100_000).shelf("me")
+    id = begun(shelf, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"})
+    sent = {"input": "How?", "conversation": {"id": id}, "store": False}
+
+    response = complete_json(call(sent, shelf).answer, HELLO)
+
+    assert response["conversation"] == {"id": id}
+    assert texts(shelf, id) == ["Hi", "Yes?", "How?", "Hello"]
+    assert [turn["content"] for turn in turns(asked("And?", shelf, conversation=id))] == [
+        "Hi", "Yes?", "How?", "Hello", "And?",
+    ]  # fmt: skip
+
+
+def test_responses_at_the_same_time_add_their_turns_one_after_the_other():
+    shelf = ResponseStore(100_000).shelf("me")
+    id = begun(shelf)
+    first, second = (call({"input": words, "conversation": id}, shelf).answer for words in ("one", "two"))
+
+    complete_json(second, HELLO)
+    complete_json(first, HELLO)
+
+    assert texts(shelf, id) == ["two", "Hello", "one", "Hello"]
+
+
+def test_a_response_that_failed_leaves_its_conversation_as_it_was():
+    shelf = ResponseStore(100_000).shelf("me")
+    id = begun(shelf, {"role": "user", "content": "Hi"})
+    answer = call({"input": "How?", "conversation": id, "background": True, "stream": True}, shelf).answer
+
+    answer.events(HELLO[:1])
+    answer.failure(CorosrvError("it broke"))
+
+    assert texts(shelf, id) == ["Hi"]
+
+
+def test_a_conversation_that_was_deleted_meanwhile_does_not_come_back():
+    shelf = ResponseStore(100_000).shelf("me")
+    id = begun(shelf)
+    answer = call({"input": "How?", "conversation": id}, shelf).answer
+    shelf.end(id)
+
+    assert complete_json(answer, HELLO)["status"] == "completed"
+
+    with pytest.raises(NotFound):
+        shelf.conversation(id)
+
+
+def test_a_response_can_go_on_from_one_of_a_conversation(asked):
+    shelf = ResponseStore(100_000).shelf("me")
+    id = begun(shelf, {"role": "user", "content": "Hi"})
+    response = complete_json(call({"input": "How?", "conversation": id}, shelf).answer, HELLO)
+
+    conversation = asked("And?", shelf, previous_response_id=response["id"])
+
+    assert [turn["content"] for turn in turns(conversation)] == ["Hi", "How?", "Hello", "And?"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "code"),
+    [
+        ({"conversation": "conv_1"}, NotFound, "conversation_not_found"),
+        ({"conversation": "", "previous_response_id": "resp_1"}, Refused, "mutually_exclusive_parameters"),
+        ({"conversation": {"name": "x"}}, Refused, "missing_required_parameter"),
+    ],
+)
+def test_a_conversation_that_cannot_be_gone_on_from_is_refused(fields, kind, code):
+    with pytest.raises(kind) as refused:
+        call({"input": "Hi", **fields})
+
+    assert refused.value.param.startswith("conversation")
+    assert refused.value.code == code
+
+
+def test_input_beyond_the_room_of_a_conversation_is_refused_before_the_answer():
+    shelf = ResponseStore(20_000).shelf("me")
+    id = begun(shelf)
+
+    with pytest.raises(Refused) as refused:
+        call({"input": "x" * 10_000, "conversation": id}, shelf)
+
+    assert (refused.value.param, refused.value.code) == ("conversation", "conversation_too_large")
+    assert texts(shelf, id) == []

@@ -5,9 +5,17 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from corosrv.base.errors import NotFound
+from corosrv.base.errors import NotFound, Refused
 from corosrv.contracts.jobs import Image
-from corosrv.dialects.openai.responses.store import ResponseStore, Stored, StoredImage, take_images
+from corosrv.dialects.openai.responses.store import (
+    MAX_CONVERSATION_ITEMS,
+    Item,
+    ResponseStore,
+    Shelf,
+    Stored,
+    StoredImage,
+    take_images,
+)
 from tests.support.answers import empty_response
 
 
@@ -175,3 +183,92 @@ def test_a_response_that_is_put_again_holds_its_images_once():
     shelf.drop("a")
 
     assert shelf.n_image_bytes == 0
+
+
+def message(id: str, words: str = "") -> Item:
+    return {"type": "message", "id": id, "role": "user", "content": [{"type": "input_text", "text": words}]}
+
+
+def ids(shelf: Shelf, conversation: str) -> list[str]:
+    return list(shelf.conversation(conversation).items)
+
+
+def test_a_conversation_keeps_its_items_in_their_order_and_its_metadata():
+    shelf = ResponseStore(100_000).shelf("me")
+    id = shelf.begin({"a": "b"}, [message("msg_1")]).id
+
+    shelf.extend(id, [message("msg_3"), message("msg_2")])
+    shelf.take_out(id, "msg_1")
+
+    assert ids(shelf, id) == ["msg_3", "msg_2"]
+    assert shelf.conversation(id).metadata == {"a": "b"}
+    assert shelf.label(id, {}).metadata == {}
+
+
+def test_an_item_whose_id_is_taken_gets_another():
+    shelf = ResponseStore(100_000).shelf("me")
+    id = shelf.begin({}, [message("msg_1", "first")]).id
+
+    (added,) = shelf.extend(id, [message("msg_1", "second")])
+
+    assert added["id"] != "msg_1"
+    assert ids(shelf, id) == ["msg_1", added["id"]]
+
+
+def test_a_conversation_is_its_owners_and_no_response():
+    store = ResponseStore(100_000)
+    id = store.shelf("me").begin({}, []).id
+
+    for shelf, find in ((store.shelf("other"), Shelf.conversation), (store.shelf("me"), Shelf.get)):
+        with pytest.raises(NotFound):
+            find(shelf, id)
+    with pytest.raises(NotFound):
+        store.shelf("other").end(id)
+    assert ids(store.shelf("me"), id) == []
+
+
+def test_conversations_and_responses_share_one_room_and_leave_it_whole():
+    shelf = ResponseStore(6000).shelf("me")
+    old = shelf.begin({}, [message("msg_1", "x" * 900)]).id
+    for i in range(20):
+        id = shelf.begin({"i": str(i)}, [message("msg_1", "x" * 500)]).id
+        shelf.take_out(id, "msg_1")
+        shelf.label(id, {})
+        shelf.end(id)
+    assert ids(shelf, old) == ["msg_1"], "what was deleted has left its room"
+
+    for id in "abcdefghijklmnopqrstuvwxyz":
+        shelf.put(stored(id, "x" * 100))
+
+    with pytest.raises(NotFound):
+        shelf.conversation(old)
+    assert shelf.get("z")
+
+
+@pytest.mark.parametrize(
+    ("room", "items", "words"),
+    [
+        (0, [], "RESPONSE_STORE_BYTES"),
+        (10_000, [message("msg_1", "x" * 5000)], "bytes"),
+        (10**9, [message(f"msg_{i}") for i in range(MAX_CONVERSATION_ITEMS + 1)], "items"),
+        (10**9, [message("msg_1", ",") | {"a": [1] * 2**19}], "values"),
+    ],
+)
+def test_a_conversation_that_would_be_too_large_is_refused_and_nothing_of_it_stays(room, items, words):
+    shelf = ResponseStore(room).shelf("me")
+
+    with pytest.raises(Refused, match=words) as refused:
+        shelf.begin({}, items)
+
+    assert (refused.value.param, refused.value.code) == ("items", "conversation_too_large")
+
+
+def test_an_answer_that_is_larger_than_all_the_room_leaves_its_conversation_as_it_was(caplog):
+    shelf = ResponseStore(10_000).shelf("me")
+    id = shelf.begin({}, [message("msg_1")]).id
+
+    shelf.add_turn(id, [message("msg_2", "x" * 6000)])  # more than a request may add
+    shelf.add_turn(id, [message("msg_3"), message("msg_4", "x" * 10_000)])
+
+    assert ids(shelf, id) == ["msg_1", "msg_2"]
+    assert "too large" in caplog.text
