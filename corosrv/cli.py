@@ -272,10 +272,13 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
 @main.command(cls=SectionedHelp)
 @click.argument("source", metavar="IN", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--url", help="address of a server that answers the lines, with its prefix  [this process does]")
-@click.option("--api-key", envvar="COROSRV_API_KEY", default="", help="sent to --url; also COROSRV_API_KEY")
+@click.option(
+    "--url",
+    help="address of a server that answers the lines, with its prefix; --api-key and COROSRV_API_KEY are sent to it  "
+    "[this process answers]",
+)
 @setting_options(ModelSettings, HubSettings, ServerSettings)
-def batch(source: Path, target: Path, url: str | None, api_key: str, config: Path | None, **overrides: Any) -> None:
+def batch(source: Path, target: Path, url: str | None, config: Path | None, **overrides: Any) -> None:
     """Answer the requests in IN, a file of a batch of OpenAI's API, and add the answers to OUT.
 
     Lines that OUT has are not run again. The status is 1 if answers in OUT are errors.
@@ -293,6 +296,7 @@ def batch(source: Path, target: Path, url: str | None, api_key: str, config: Pat
             caller, gate = stack.enter_context(batches.own_caller(chosen))
         else:
             address = ServerAddress(url)
+            api_key = overrides["api_keys"] or os.environ.get("COROSRV_API_KEY", "")
             connect = functools.partial(blocking_connection, address, batches.ANSWER_S)
             caller, gate = batches.url_caller(connect, address.prefix, api_key, chosen.server.batch_lines)
         bar = stack.enter_context(click.progressbar(length=1, label=str(target), file=sys.stderr))

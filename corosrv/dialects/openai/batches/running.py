@@ -30,6 +30,7 @@ from corosrv.dialects.openai.batches.lines import LineReader, LineResponse, Requ
 from corosrv.web.http.terms import FROM_BATCH
 
 _LOOK_S = 0.05  # between two looks for room
+_BEGINS_S = 0.2  # in which a line has its slot, if there is one
 _N_LOOKS, _FEW_LOOKS = 10, 3  # that tell whether others run, and that do not yet
 _FULL = (429, 503)
 _CLOSE_S = 10.0  # in which a line that is stopped has ended
@@ -137,6 +138,7 @@ class Gate:
         # that one look right after a line's end would take the line itself for somebody else.
         self._n_others: deque[int] = deque(maxlen=_N_LOOKS)
         self._watcher: Any = None
+        self._began: deque[float] = deque(maxlen=n)  # when lines began lately, which may wait for the next step
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -145,6 +147,7 @@ class Gate:
             while not self._has_room():
                 gevent.sleep(_LOOK_S)
             self.n_running += 1
+            self._began.append(time.monotonic())
         if self._find_stats is not None and self._watcher is None:
             self._watcher = gevent.spawn(self._watch, self._find_stats)
         try:
@@ -170,7 +173,8 @@ class Gate:
         stats = self._find_stats()
         if stats is None:  # no model is loaded yet, or it runs elsewhere
             return self.n_running < few
-        if stats.waiting:
+        now = time.monotonic()
+        if stats.waiting > sum(now - began < _BEGINS_S for began in self._began):
             return False
         if self._has_others(stats.running):
             return self.n_running < few and stats.running < stats.slots - 1
