@@ -287,13 +287,16 @@ def batch(source: Path, target: Path, url: str | None, config: Path | None, **ov
 
     monkey.patch_all()
     from corosrv.serving import batches
+    from corosrv.serving.server import Server
 
     chosen = _load(config, overrides)
     with contextlib.ExitStack() as stack:
         if url is None:
             for model in chosen.models:
                 _check_files(model)
-            caller, gate = stack.enter_context(batches.own_caller(chosen))
+            own = dataclasses.replace(chosen.server, api_keys="", api_key_file="", api_keys_file="", files_path="")
+            server = Server(dataclasses.replace(chosen, server=own))
+            caller, gate = stack.enter_context(batches.own_caller(server))
         else:
             address = ServerAddress(url)
             api_key = overrides["api_keys"] or os.environ.get("COROSRV_API_KEY", "")

@@ -7,8 +7,9 @@ import http.client
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import gevent
 from flask import Flask
@@ -16,13 +17,13 @@ from flask import Flask
 from corosrv.base.errors import Refused, SettingsError
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.worker import DecodeStats
-from corosrv.contracts.settings import ServerSettings, Settings
+from corosrv.contracts.settings import ServerSettings
 from corosrv.dialects.openai.batches import lines
 from corosrv.dialects.openai.batches.folder import FileFolder
 from corosrv.dialects.openai.batches.lines import LineReader, RequestLine, ResultFile
 from corosrv.dialects.openai.batches.runner import BatchRunner
 from corosrv.dialects.openai.batches.running import AppCaller, CallsLines, Gate, LineReply, LineRun, reply_of
-from corosrv.serving.part import why_not_served
+from corosrv.serving.part import ServerContext, why_not_served
 
 ANSWER_S = 600.0  # without a byte of an answer, after which its line is sent again
 _LOOK_S = 0.2
@@ -62,17 +63,25 @@ class Batches:
         gevent.spawn(self.runner.close)
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Stops the lines that run, and gives the folder to another process. Waits; twice is harmless."""
         self.runner.close()
 
 
-@contextmanager
-def own_caller(settings: Settings) -> Iterator[tuple[CallsLines, Gate]]:
-    """Starts what the settings ask for, without HTTP, and waits until it is ready. Raises CorosrvError."""
-    from corosrv.serving.server import Server
+class ServerParts(Protocol):
+    """The parts of a server, which answer requests of this process."""
 
-    own = replace(settings.server, api_keys="", api_key_file="", api_keys_file="", files_path="")
-    server = Server(replace(settings, server=own))
+    context: ServerContext
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def inner_app(self) -> Flask: ...
+
+
+@contextmanager
+def own_caller(server: ServerParts) -> Iterator[tuple[CallsLines, Gate]]:
+    """Starts a server's parts, and waits until they are ready. Raises CorosrvError."""
     server.start()
     try:
         while server.context.state is State.STARTING:

@@ -418,7 +418,7 @@ class Server:
         if owner is None:
             notes.corosrv_caller, account = self._access.check(http_request)
         else:
-            notes.corosrv_caller, account = owner, self.accounts.of(owner)
+            notes.corosrv_caller, account = owner, self.accounts.account_of(owner)
         if account is not None:
             notes.corosrv_account = account
             account.admit(http_request.method)

@@ -452,7 +452,7 @@ class Accounts:
         caller = digest(key).hex()
         return caller, self._by_caller.get(caller)
 
-    def of(self, caller: str) -> KeyAccount | None:
+    def account_of(self, caller: str) -> KeyAccount | None:
         """Returns the account of a caller who was let in before; None where no keys are needed.
 
         Raises Unauthorized where the key is let in no longer.

@@ -176,7 +176,7 @@ class OwnerFolder:
 
     def files(self, query: FilesQuery) -> FileList:
         """Returns a page. Raises Refused."""
-        ids = _behind(self.ids("file-"), query.after, query.order)
+        ids = _rest_behind(self.ids("file-"), query.after, query.order)
         found = (file for id in ids if (file := self._read(id, "file-", _file_record)) is not None)
         data, has_more = _first((file for file in found if query.purpose in (None, file.purpose)), query.limit)
         return FileList(data, *_ends([file.id for file in data]), has_more)
@@ -210,9 +210,9 @@ class OwnerFolder:
         stored = self.stored(id)
         if stored is None:
             raise NotFound(f"there is no batch '{id[:80]}' here", "id", "batch_not_found")
-        return self._seen(stored.batch)
+        return self._as_shown(stored.batch)
 
-    def _seen(self, batch: BatchObject) -> BatchObject:
+    def _as_shown(self, batch: BatchObject) -> BatchObject:
         """Returns a batch as clients see it: cancelling, from when they ask for it until it is."""
         if not batch.is_ended and batch.status != "finalizing":
             batch.cancelling_at = self.cancelled_at(batch.id)
@@ -236,8 +236,8 @@ class OwnerFolder:
 
     def batches(self, query: BatchesQuery) -> BatchList:
         """Returns a page, the newest first. Raises Refused."""
-        ids = _behind(self.ids("batch_"), query.after, "desc")
-        found = (self._seen(stored.batch) for id in ids if (stored := self.stored(id)) is not None)
+        ids = _rest_behind(self.ids("batch_"), query.after, "desc")
+        found = (self._as_shown(stored.batch) for id in ids if (stored := self.stored(id)) is not None)
         data, has_more = _first(found, query.limit)
         return BatchList(data, *_ends([batch.id for batch in data]), has_more)
 
@@ -313,7 +313,7 @@ class Upload:
         self._path.unlink(missing_ok=True)
 
 
-def _behind(ids: list[str], after: str | None, order: str) -> list[str]:
+def _rest_behind(ids: list[str], after: str | None, order: str) -> list[str]:
     """Returns the ids of a page and those that follow it. Raises Refused."""
     if order == "desc":
         ids.reverse()

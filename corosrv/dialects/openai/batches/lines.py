@@ -174,13 +174,13 @@ class LineResult(msgspec.Struct):
     error: LineError | None
 
 
-class _Status(msgspec.Struct):
+class _ResultStatus(msgspec.Struct):
     status_code: int
 
 
 class _KnownResult(msgspec.Struct):
     custom_id: str
-    response: _Status | None
+    response: _ResultStatus | None
 
 
 _known_result = msgspec.json.Decoder(_KnownResult)
@@ -254,7 +254,7 @@ class ResultFile:
         self.n_failed += is_failed
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Closes the file. Twice is harmless."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -15,24 +15,30 @@ from corosrv.base.errors import NotOffered, NotSupported, Refused, Unavailable, 
 from corosrv.base.processor import Turns
 from corosrv.base.waits import call_in_thread
 from corosrv.dialects.openai import events
-from corosrv.dialects.openai.batches import api_docs
 from corosrv.dialects.openai.batches.answer_types import (
     MOST_TEXT,
     BatchBody,
     BatchesQuery,
+    BatchList,
     BatchObject,
     DeletedFile,
+    FileForm,
+    FileList,
     FileObject,
     FilesQuery,
 )
 from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
+from corosrv.web.http.openapi import READS, operation
 from corosrv.web.http.reply import json_response, long_json_response, register_errors
 
 if TYPE_CHECKING:  # most servers need none of it
     from corosrv.dialects.openai.batches.folder import FileFolder, OwnerFolder, Upload
 
+_FILE = {"id": "a file's id"}
+_BATCH = {"id": "a batch's id"}
+_OFF = " Needs a folder for files (`COROSRV_FILES_PATH`)."
 _PIECE = 256 << 10  # bytes of a file that are read or written at once
 _FORM_MARGIN = 65_536  # bytes of a form beside its file
 _HELD = 1 << 20  # bytes of a form's heads and fields
@@ -60,22 +66,35 @@ def blueprint(
         return folder.owned_by(caller())
 
     @routes.post("/v1/files")
-    @api_docs.upload
+    @operation(
+        "Files",
+        "Upload a file",
+        "The lines of a batch: JSON with `custom_id`, `method`, `url` and `body` each." + _OFF,
+        form=FileForm,
+        answer=FileObject,
+        statuses=(*READS, 501, 503),
+    )
     def upload() -> Response:
         return json_response(receive(current(request), own(), bodies, file_bytes))
 
     @routes.get("/v1/files")
-    @api_docs.files
+    @operation("Files", "List files", answer=FileList, statuses=(400, 501), query=FilesQuery)
     def files() -> Response:
         return long_json_response(msgspec.to_builtins(call_in_thread(own().files, _query(FilesQuery))))
 
     @routes.get("/v1/files/<id>")
-    @api_docs.file
+    @operation("Files", "Show a file", answer=FileObject, statuses=(404, 501), parameters=_FILE)
     def file(id: str) -> Response:
         return json_response(call_in_thread(own().file, id))
 
     @routes.get("/v1/files/<id>/content")
-    @api_docs.content
+    @operation(
+        "Files",
+        "Read a file's content",
+        media_type="application/octet-stream",
+        statuses=(404, 501),
+        parameters=_FILE,
+    )
     def content(id: str) -> Response:
         pieces = FilePieces(call_in_thread(own().open_content, id))
         response = Response(pieces, content_type="application/octet-stream")
@@ -83,13 +102,21 @@ def blueprint(
         return response
 
     @routes.delete("/v1/files/<id>")
-    @api_docs.delete
+    @operation("Files", "Delete a file", answer=DeletedFile, statuses=(404, 409, 501), parameters=_FILE)
     def delete(id: str) -> Response:
         call_in_thread(own().delete, id)
         return json_response(DeletedFile(id))
 
     @routes.post("/v1/batches")
-    @api_docs.create
+    @operation(
+        "Batches",
+        "Make a batch",
+        "Runs each line of a file as a request to one endpoint, behind all other requests. The answers are a file, in "
+        "the order in which they are ready; failed lines are another one." + _OFF,
+        body=BatchBody,
+        answer=BatchObject,
+        statuses=(*READS, 404, 501, 503),
+    )
     def create() -> Response:
         own_folder, incoming = own(), current(request)
         body = body_reader.decode(incoming, bodies.read(incoming, max_body_bytes), _batch_body)
@@ -98,17 +125,24 @@ def blueprint(
         return json_response(batch)
 
     @routes.get("/v1/batches")
-    @api_docs.batches
+    @operation("Batches", "List batches", answer=BatchList, statuses=(400, 501), query=BatchesQuery)
     def batches() -> Response:
         return long_json_response(msgspec.to_builtins(call_in_thread(own().batches, _query(BatchesQuery))))
 
     @routes.get("/v1/batches/<id>")
-    @api_docs.batch
+    @operation("Batches", "Show a batch", answer=BatchObject, statuses=(404, 501), parameters=_BATCH)
     def batch(id: str) -> Response:
         return json_response(call_in_thread(own().batch, id))
 
     @routes.post("/v1/batches/<id>/cancel")
-    @api_docs.cancel
+    @operation(
+        "Batches",
+        "Cancel a batch",
+        "The lines that run are stopped; the answers of those that have ended stay.",
+        answer=BatchObject,
+        statuses=(400, 404, 501),
+        parameters=_BATCH,
+    )
     def cancel(id: str) -> Response:
         return json_response(call_in_thread(own().cancel, id))
 

@@ -260,13 +260,16 @@ class BatchRunner(Collector):
             elif len(self._runs) < MOST_RUNNING and time.monotonic() >= self._later.get(id, 0):
                 self._runs[id] = gevent.spawn(self._run, folder, stored)
 
-    def _open_batches(self, ended: frozenset[str], running: frozenset[str]) -> list[tuple[OwnerFolder, StoredBatch]]:
+    def _open_batches(
+        self, ended_ids: frozenset[str], running_ids: frozenset[str]
+    ) -> list[tuple[OwnerFolder, StoredBatch]]:
         """Lists the batches that are not known to have ended, in turn one of each owner; those of most running last."""
         owners = [
-            (folder, ids := folder.ids("batch_"), sum(id in running for id in ids)) for folder in self._folder.owners()
+            (folder, ids := folder.ids("batch_"), sum(id in running_ids for id in ids))
+            for folder in self._folder.owners()
         ]
         queues = [
-            (folder, [id for id in ids if id not in ended and id not in running])
+            (folder, [id for id in ids if id not in ended_ids and id not in running_ids])
             for folder, ids, _ in sorted(owners, key=lambda owner: owner[2])
         ]
         found = []
