@@ -171,6 +171,7 @@ def run_file(
         stack.callback(run.close)
         run.start()
         while not run.is_ended.wait(_LOOK_S):
+            run.check()
             tell(counts())
         run.check()
         return counts()

@@ -127,6 +127,8 @@ class Server:
         """Makes what runs batches and keeps files; None, with nothing of it imported, where there is no folder."""
         if not self.settings.files_path:
             return None
+        if self.parts.models is None and self.parts.upstreams is None:
+            raise SettingsError("COROSRV_FILES_PATH is for batches of models, and this server has none")
         from corosrv.serving.batches import Batches
 
         batches = Batches(self.settings, self.context.stats, self.inner_app)

@@ -151,7 +151,7 @@ class BatchesQuery(msgspec.Struct):
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
 
 
-class BatchBody(msgspec.Struct):
+class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body by which a batch is made."""
 
     input_file_id: str

@@ -38,7 +38,7 @@ MOST_OPEN = 100  # batches of one owner that have not ended
 _LOOK_AGAIN = 16 << 20  # bytes of an upload between two looks at the room
 _FORGET_S = 3600.0  # after which an upload that got nothing is over: its server was killed
 _ID = re.compile(r"(?:file-|batch_)[0-9a-f]{32}")
-_RECORD, _CONTENT, _PART, _CANCEL = ".json", ".data", ".part", ".cancel"
+_RECORD, _CONTENT, _PART, _CANCEL, _NEW = ".json", ".data", ".part", ".cancel", ".new"
 
 T = TypeVar("T")
 
@@ -129,10 +129,13 @@ class OwnerFolder:
         return Upload(self, new_name("file-"), self._file_bytes)
 
     def _forget_uploads(self) -> None:
-        for path in self.path.glob(f"*{_PART}"):
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime < time.time() - _FORGET_S:
-                    path.unlink()
+        """Removes content without a record that nobody has written to for long."""
+        paths = [path for kind in (_PART, _CONTENT, _NEW) for path in self.path.glob(f"*{kind}")]
+        if paths := [path for path in paths if not path.with_suffix(_RECORD).exists() and _is_old(path)]:
+            needed = {id for stored in self._batches() for id in (stored.output, stored.errors)}
+            for path in paths:
+                if path.stem not in needed:
+                    path.unlink(missing_ok=True)
 
     def place(self, id: str, suffix: str) -> Path:
         """Returns the path of what belongs to an id. Raises NotFound for what is none."""
@@ -197,9 +200,9 @@ class OwnerFolder:
             self.place(id, _RECORD).unlink(missing_ok=True)
         self.save(stored)
 
-    def save(self, stored: StoredBatch, *, is_durable: bool = True) -> None:
-        """Writes a batch's record; `is_durable`: the disk has it before this returns."""
-        self._write(self.place(stored.batch.id, _RECORD), stored, is_durable)
+    def save(self, stored: StoredBatch) -> None:
+        """Writes a batch's record."""
+        self._write(self.place(stored.batch.id, _RECORD), stored)
 
     def stored(self, id: str) -> StoredBatch | None:
         """Returns a batch as whoever runs it has left it."""
@@ -256,24 +259,23 @@ class OwnerFolder:
         except FileNotFoundError:
             return None
 
-    def _write(self, path: Path, record: msgspec.Struct, is_durable: bool = True) -> None:
-        beside = path.with_suffix(f".{secrets.token_hex(4)}.new")
+    def _write(self, path: Path, record: msgspec.Struct) -> None:
+        """Replaces a record. The disk has it before this returns."""
+        beside = path.with_suffix(f".{secrets.token_hex(4)}{_NEW}")
         try:
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(msgspec.json.encode(record))
                 file.flush()
-                if is_durable:
-                    os.fsync(file.fileno())
+                os.fsync(file.fileno())
             beside.replace(path)
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
-        if is_durable:
-            folder = os.open(self.path, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 class Upload:
@@ -311,6 +313,13 @@ class Upload:
         """Removes what was not finished. Twice is harmless."""
         self._file.close()
         self._path.unlink(missing_ok=True)
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return path.stat().st_mtime < time.time() - _FORGET_S
+    except FileNotFoundError:
+        return False
 
 
 def _rest_behind(ids: list[str], after: str | None, order: str) -> list[str]:

@@ -41,7 +41,8 @@ _BATCH = {"id": "a batch's id"}
 _OFF = " Needs a folder for files (`COROSRV_FILES_PATH`)."
 _PIECE = 256 << 10  # bytes of a file that are read or written at once
 _FORM_MARGIN = 65_536  # bytes of a form beside its file
-_HELD = 1 << 20  # bytes of a form's heads and fields
+_HELD = 65_536  # bytes of a part's head: reading a long one takes its time
+_FED = 16_384  # bytes of a form that are read at once
 _MOST_PARTS = 16
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 _MOST_WINDOW_S = 30 * 86_400
@@ -195,8 +196,9 @@ def receive(incoming: Request, folder: OwnerFolder, bodies: BodyReader, file_byt
         decoder = MultipartDecoder(boundary.encode(), _HELD, max_parts=_MOST_PARTS)
         try:
             for piece in Turns().among(bodies.pieces(incoming, file_bytes + _FORM_MARGIN)):
-                decoder.receive_data(piece)
-                form.take(decoder)
+                for begin in range(0, len(piece), _FED):
+                    decoder.receive_data(piece[begin : begin + _FED])
+                    form.take(decoder)
             decoder.receive_data(None)
             form.take(decoder)
         except RequestEntityTooLarge:
@@ -234,7 +236,7 @@ class _Form:
 
     def _begin_file(self, part: File) -> None:
         if part.name != "file" or self._upload is not None:
-            raise Refused(f"{part.name}: a form has one file, in the part 'file'", part.name)
+            raise Refused(f"{str(part.name)[:80]}: a form has one file, in the part 'file'", str(part.name)[:80])
         self._part = part.name
         self._filename = part.filename[:255] or "file"
         self._upload = call_in_thread(self._folder.upload, self._n_bytes)

@@ -31,6 +31,7 @@ log = logging.getLogger("corosrv.batches")
 MOST_RUNNING = 8  # batches; others wait
 _LOOK_S = 1.0  # between two looks for new batches, for the lock, and for what ends a batch
 _ROOM_LOOKS = 10  # of those, between two looks at the owner's room
+_MOST_ENDED = 100_000  # batches that are known to have ended: their records are not read again
 _TRY_AGAIN_S = 10.0  # after a fault of the disk
 
 
@@ -47,6 +48,7 @@ class BatchRun:
         self._line_bytes = line_bytes
         self._output: ResultFile
         self._errors: ResultFile
+        self._saving: Any = None  # a greenlet
         self.n_done = {"completed": 0, "failed": 0}  # by this run
 
     def run(self) -> None:
@@ -100,8 +102,18 @@ class BatchRun:
         if status == "cancelled":
             self._batch.cancelling_at = self._folder.cancelled_at(self._batch.id)
         self._batch.enter(status, time.time())
-        call_in_thread(self._folder.save, self._stored)
+        self._save()
         log.info("batch %s: %s", self._batch.id, status)
+
+    def _save(self) -> None:
+        """Writes the record, also where this greenlet is killed meanwhile; see close()."""
+        self._saving = gevent.spawn(call_in_thread, self._folder.save, self._stored)
+        self._saving.get()
+
+    def close(self) -> None:
+        """Waits until nothing of this run is written any more: another process may go on then."""
+        if self._saving is not None:
+            self._saving.join(_TRY_AGAIN_S)
 
     def _why_over(self) -> BatchStatus | None:
         """Returns how a batch ends that may not go on; None while it may."""
@@ -124,6 +136,7 @@ class BatchRun:
                 return outcome
             run.start()
             while not run.is_ended.wait(_LOOK_S):
+                run.check()
                 if (outcome := self._why_over()) is not None:
                     return outcome
                 n_looks += 1
@@ -162,7 +175,7 @@ class BatchRun:
 
     def _tell_progress(self) -> None:
         if self._count():
-            call_in_thread(self._folder.save, self._stored, is_durable=False)
+            self._save()
 
     def _finish(self, outcome: BatchStatus) -> None:
         """Makes files of the results, and ends the batch."""
@@ -252,6 +265,8 @@ class BatchRunner(Collector):
             self._lock = self._folder.lock()
         if self._lock is None:
             return
+        if len(self._ended) > _MOST_ENDED:
+            self._ended.clear()
         found = call_in_thread(self._open_batches, frozenset(self._ended), frozenset(self._runs))
         for folder, stored in found:
             id = stored.batch.id
@@ -290,6 +305,7 @@ class BatchRunner(Collector):
             log.exception("batch %s goes on in %g s", id, _TRY_AGAIN_S)
             self._later[id] = time.monotonic() + _TRY_AGAIN_S
         finally:
+            run.close()
             for outcome, n in run.n_done.items():
                 self._n_done[outcome] += n
             self._runs.pop(id, None)
