@@ -38,10 +38,13 @@ class Batches:
     def __init__(
         self,
         settings: ServerSettings,
-        find_stats: Callable[[], DecodeStats | None],
+        find_stats: Callable[[], DecodeStats | None] | None,
         make_app: Callable[[], Flask],
     ) -> None:
-        """`make_app`: makes what answers the lines, once, when it is needed. Raises SettingsError."""
+        """`find_stats`: of the decode loop; None: there is none. `make_app`: makes what answers the lines, once.
+
+        Raises SettingsError.
+        """
         if problem := why_not_served("batches (COROSRV_FILES_PATH)"):
             raise SettingsError(problem)
         if not os.access(settings.files_path, os.R_OK | os.W_OK | os.X_OK):

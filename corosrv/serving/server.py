@@ -131,7 +131,8 @@ class Server:
             raise SettingsError("COROSRV_FILES_PATH is for batches of models, and this server has none")
         from corosrv.serving.batches import Batches
 
-        batches = Batches(self.settings, self.context.stats, self.inner_app)
+        find_stats = None if self.parts.models is None else self.context.stats
+        batches = Batches(self.settings, find_stats, self.inner_app)
         self._stats.registry.register(batches.runner)
         return batches
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings
 from corosrv.dialects.openai.batches.lines import LineResponse, result
 from corosrv.serving.server import Server as OwnServer
-from tests.serve.server import APP, BIN, Process, Server, Servers
+from tests.serve.server import APP, BIN, REPOSITORY, Process, Server, Servers
 from tests.serve.wire import request
 from tests.support.waiting import eventually
 
@@ -395,3 +397,20 @@ def test_the_command_refuses_a_file_that_is_no_batch(tmp_path: Path) -> None:
     assert "line 3: " in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not target.exists()
+
+
+def block(language: str, holds: str) -> str:
+    page = (REPOSITORY / "docs" / "guide" / "batches.md").read_text()
+    (found,) = [text for text in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) if holds in text]
+    return str(found)
+
+
+def test_the_program_of_the_guide_prints_the_answers_of_its_line(filing: Server, tmp_path: Path) -> None:
+    (tmp_path / "requests.jsonl").write_text(block("json", "custom_id"))
+    program = block("python", "batches.create").replace(":8080", f":{filing.port}").replace('"none"', '"mine"')
+
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["custom_id"] == "one"
