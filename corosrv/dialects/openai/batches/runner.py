@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from io import FileIO
 from typing import Any
 
@@ -18,7 +18,7 @@ from gevent.event import Event
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.base.errors import NotFound, Refused
+from corosrv.base.errors import NotFound, Refused, SettingsError
 from corosrv.base.waits import call_in_thread
 from corosrv.dialects.openai.batches import lines
 from corosrv.dialects.openai.batches.answer_types import BatchFault, BatchFaults, BatchStatus
@@ -29,6 +29,7 @@ from corosrv.dialects.openai.batches.running import CallsLines, Gate, LineReply,
 log = logging.getLogger("corosrv.batches")
 
 MOST_RUNNING = 8  # batches; others wait
+MOST_OF_ONE = 2  # of them, of one owner
 _LOOK_S = 1.0  # between two looks for new batches, for the lock, and for what ends a batch
 _ROOM_LOOKS = 10  # of those, between two looks at the owner's room
 _MOST_ENDED = 100_000  # batches that are known to have ended: their records are not read again
@@ -59,8 +60,11 @@ class BatchRun:
                 self._check()
             if batch.is_ended:
                 return
-            self._output = self._open(stack, self._stored.output)
-            self._errors = self._open(stack, self._stored.errors)
+            try:
+                self._output = self._open(stack, self._stored.output)
+                self._errors = self._open(stack, self._stored.errors)
+            except SettingsError as error:
+                return self._fail(BatchFault("results_broken", str(error)))
             if batch.status == "in_progress":
                 self._finish(self._run_lines())
             elif batch.status == "finalizing":
@@ -198,7 +202,7 @@ class BatchRun:
 
     def _expire_lines(self) -> None:
         """Writes an error for each line that did not run in time. Waits."""
-        with ExitStack() as stack:
+        with ExitStack() as stack, suppress(FileNotFoundError):
             reader = self._reader(stack)
             while slice := call_in_thread(reader.next_slice):
                 for _, line in slice:
@@ -278,19 +282,18 @@ class BatchRunner(Collector):
     def _open_batches(
         self, ended_ids: frozenset[str], running_ids: frozenset[str]
     ) -> list[tuple[OwnerFolder, StoredBatch]]:
-        """Lists the batches that are not known to have ended, in turn one of each owner; those of most running last."""
+        """Lists the next batches of each owner, and those found to have ended. Owners with fewest runs come first."""
         owners = [
-            (folder, ids := folder.ids("batch_"), sum(id in running_ids for id in ids))
+            (folder, ids := folder.ids("batch_"), len(running_ids.intersection(ids)))
             for folder in self._folder.owners()
         ]
-        queues = [
-            (folder, [id for id in ids if id not in ended_ids and id not in running_ids])
-            for folder, ids, _ in sorted(owners, key=lambda owner: owner[2])
-        ]
         found = []
-        for place in range(max((len(ids) for _, ids in queues), default=0)):
-            for folder, ids in queues:
-                if place < len(ids) and (stored := folder.stored(ids[place])) is not None:
+        for folder, ids, n_running in sorted(owners, key=lambda owner: owner[2]):
+            for id in ids:
+                if n_running >= MOST_OF_ONE:
+                    break
+                if id not in ended_ids and id not in running_ids and (stored := folder.stored(id)) is not None:
+                    n_running += not stored.batch.is_ended
                     found.append((folder, stored))
         return found
 

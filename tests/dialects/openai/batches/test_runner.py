@@ -69,15 +69,15 @@ class Place:
         runner.start()
         return runner
 
-    def batch(self, *texts: str, seconds: float = 1000.0) -> str:
-        own = self.folder.owned_by(OWNER)
+    def batch(self, *texts: str, seconds: float = 1000.0, owner: str = OWNER) -> str:
+        own = self.folder.owned_by(owner)
         upload = own.upload(None)
         upload.write("\n".join(texts).encode())
         file = upload.finish("lines")
         upload.close()
         now = time.time()
         batch = BatchObject(new_name("batch_"), URL, file.id, "24h", int(now), int(now + seconds))
-        own.add_batch(StoredBatch(batch, OWNER, new_name("file-"), new_name("file-")))
+        own.add_batch(StoredBatch(batch, owner, new_name("file-"), new_name("file-")))
         return batch.id
 
     def show(self, id: str) -> BatchObject:
@@ -314,3 +314,42 @@ def test_a_slot_stays_free_beside_others():
     stats.running = 2
     assert entered.wait(5)
     greenlet.join(5)
+
+
+def test_no_owner_s_batches_keep_those_of_another_from_running(place: Place):
+    place.caller.is_open.clear()
+    for number in range(3):
+        place.batch(line(f"mine-{number}"))
+        gevent.sleep(0.002)  # the ids of one millisecond have no order
+    place.batch(line("yours"), owner="you")
+
+    place.runner(n=20)
+    wait_until(lambda: place.caller.n_running == 3)
+
+    assert sorted(place.caller.calls) == ["mine-0", "mine-1", "yours"]
+
+
+def test_a_batch_whose_answers_somebody_has_overwritten_fails(place: Place):
+    id = place.batch(*lines(2))
+    own = place.folder.owned_by(OWNER)
+    stored = own.stored(id)
+    assert stored is not None
+    own.content_path(stored.output).write_bytes(b"not an answer\n")
+
+    place.runner()
+    batch = place.wait(id)
+
+    assert batch.errors is not None
+    assert (batch.status, batch.errors.data[0].code, place.caller.calls) == ("failed", "results_broken", Counter())
+
+
+def test_a_batch_whose_file_is_gone_fails(place: Place):
+    id = place.batch(*lines(2))
+    own = place.folder.owned_by(OWNER)
+    own.content_path(own.batch(id).input_file_id).unlink()
+
+    place.runner()
+    batch = place.wait(id)
+
+    assert batch.errors is not None
+    assert (batch.status, batch.errors.data[0].code) == ("failed", "file_not_found")
