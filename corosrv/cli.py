@@ -283,9 +283,10 @@ def batch(source: Path, target: Path, url: str | None, config: Path | None, **ov
 
     Lines that OUT has are not run again. The status is 1 if answers in OUT are errors.
     """
-    from gevent import monkey
+    from gevent import get_hub, monkey
 
     monkey.patch_all()
+    get_hub().NOT_ERROR += (KeyboardInterrupt,)  # which ends the command, and needs no traceback
     from corosrv.serving import batches
     from corosrv.serving.server import Server
 
