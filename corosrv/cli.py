@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import ipaddress
 import os
 import sys
@@ -30,6 +31,7 @@ from corosrv.cli_options import (
 )
 from corosrv.client.bench.command import bench
 from corosrv.client.chat import chat
+from corosrv.client.http import ServerAddress, blocking_connection
 from corosrv.contracts import settings
 from corosrv.contracts.settings import (
     DEFAULT_TIER,
@@ -265,6 +267,55 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
             click.echo(f"      -> {finding.advice}")
         sys.stdout.flush()  # a pipe's reader is told as well
     sys.exit(0 if is_well else 1)
+
+
+@main.command(cls=SectionedHelp)
+@click.argument("source", metavar="IN", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("target", metavar="OUT", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--url",
+    help="address of a server that answers the lines, with its prefix; --api-key and COROSRV_API_KEY are sent to it  "
+    "[this process answers]",
+)
+@setting_options(ModelSettings, HubSettings, ServerSettings)
+def batch(source: Path, target: Path, url: str | None, config: Path | None, **overrides: Any) -> None:
+    """Answer the requests in IN, a file of a batch of OpenAI's API, and add the answers to OUT.
+
+    Lines that OUT has are not run again. The status is 1 if answers in OUT are errors.
+    """
+    from gevent import get_hub, monkey
+
+    monkey.patch_all()
+    get_hub().NOT_ERROR += (KeyboardInterrupt,)  # which ends the command, and needs no traceback
+    from corosrv.serving import batches
+    from corosrv.serving.server import Server
+
+    chosen = _load(config, overrides)
+    with contextlib.ExitStack() as stack:
+        if url is None:
+            for model in chosen.models:
+                _check_files(model)
+            own = dataclasses.replace(chosen.server, api_keys="", api_key_file="", api_keys_file="", files_path="")
+            server = Server(dataclasses.replace(chosen, server=own))
+            caller, gate = stack.enter_context(batches.own_caller(server))
+        else:
+            address = ServerAddress(url)
+            api_key = overrides["api_keys"] or os.environ.get("COROSRV_API_KEY", "")
+            connect = functools.partial(blocking_connection, address, batches.ANSWER_S)
+            caller, gate = batches.url_caller(connect, address.prefix, api_key, chosen.server.batch_lines)
+        bar = stack.enter_context(click.progressbar(length=1, label=str(target), file=sys.stderr))
+
+        def tell(counts: batches.FileCounts) -> None:
+            bar.length = counts.total
+            bar.update(counts.done - bar.pos)
+
+        try:
+            counts = batches.run_file(source, target, caller, gate, chosen.server.max_body_bytes, tell)
+        except OSError as error:
+            fail(f"{error.filename or target}: {error.strerror}")
+        tell(counts)
+    click.echo(f"{target}: {counts.done} of {counts.total} lines answered, {counts.failed} of them by errors", err=True)
+    sys.exit(1 if counts.failed else 0)
 
 
 @main.command()

@@ -128,7 +128,7 @@ class CommandGroup(click.Group):
 
     sections: ClassVar[dict[str, tuple[str, ...]]] = {
         "Serve": ("serve", "config", "doctor", "models"),
-        "Use a server": ("chat", "top", "bench"),
+        "Use a server": ("chat", "batch", "top", "bench"),
         "Operate a server": ("keys", "replay", "ps", "scale", "drain", "worker", "upstream"),
         "Other": ("completion",),
     }

@@ -47,13 +47,15 @@ PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --pee
 IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 CONFIG = "corosrv config --model path/to/model.gguf --slots 16"
-# Followed in tests/serve/test_listening.py and tests/models/test_replay.py.
+# Followed in tests/serve/test_listening.py, tests/models/test_replay.py and tests/serve/test_batches.py.
 ELSEWHERE = [
     "corosrv serve --certfile certificate.pem --keyfile key.pem",
     "corosrv serve --host unix:/run/corosrv/http.sock,127.0.0.1",
     "corosrv serve -- --max-requests 100000 --forwarded-allow-ips 10.0.0.1",
     "corosrv serve --record /var/lib/corosrv/engine.rec",
     "corosrv replay /var/lib/corosrv/engine.rec.crashed-4711 --steps --until 1204",
+    "corosrv serve --files-path /var/lib/corosrv/files",
+    "corosrv batch requests.jsonl answers.jsonl --model path/to/model.gguf",
 ]
 KEYS = [
     "corosrv keys add alice --file keys.toml --requests-per-minute 60 --tokens-per-day 200000",

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from flask import Blueprint, Response, current_app, g, request
+from flask import Blueprint, Flask, Response, current_app, g, request
 from flask.sansio.scaffold import Scaffold
 from gevent import monkey
 
@@ -23,6 +23,7 @@ from corosrv.base.processor import Turns
 from corosrv.contracts.settings import KeyEntry, Settings
 from corosrv.dialects.llamacpp.metrics import with_token_counter
 from corosrv.dialects.openai import answer_types
+from corosrv.dialects.openai.batches import routes as batch_routes
 from corosrv.fleet.cluster.registry import FrontOffer, host_name
 from corosrv.formats import bodies
 from corosrv.serving.live import LiveRecorder
@@ -37,7 +38,7 @@ from corosrv.web.groups.table import GroupTable
 from corosrv.web.http import access, body_reader, health, metrics, openapi, terms
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.heap import BodyBudget
-from corosrv.web.http.lean_flask import current
+from corosrv.web.http.lean_flask import LeanFlask, current
 from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, long_json_response, register_errors
 from corosrv.web.http.siblings import is_repeated
 from corosrv.web.kept import streams as stream_routes
@@ -50,6 +51,7 @@ from corosrv.web.management.listener import ManagementListener, ManagementSettin
 from corosrv.web.page import routes as page_routes
 
 if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
+    from corosrv.serving.batches import Batches
     from corosrv.serving.cluster import Cluster, Sharing
     from corosrv.serving.models import ModelPart
     from corosrv.workers.dispatch.dispatcher import Dispatcher
@@ -114,9 +116,41 @@ class Server:
         self._access = access.Access(self.accounts, server.origins, server.hosts, leaves_origins=is_mounted)
         if server.api_keys_file:
             self._stats.registry.register(UsageCollector(self.accounts))
+        self._root: Blueprint | None = None  # and whether it has the hooks
+        self._root_has_hooks = False
+        self._batches = self._make_batches()
         self._is_started = False
         self._has_warned = False
         self._started_at = int(time.time())
+
+    def _make_batches(self) -> Batches | None:
+        """Makes what runs batches and keeps files; None, with nothing of it imported, where there is no folder."""
+        if not self.settings.files_path:
+            return None
+        if self.parts.models is None and self.parts.upstreams is None:
+            raise SettingsError("COROSRV_FILES_PATH is for batches of models, and this server has none")
+        from corosrv.serving.batches import Batches
+
+        find_stats = None if self.parts.models is None else self.context.stats
+        batches = Batches(self.settings, find_stats, self.inner_app)
+        self._stats.registry.register(batches.runner)
+        return batches
+
+    def _batch_routes(self) -> Blueprint:
+        settings, batches = self.settings, self._batches
+        if batches is None:
+            return batch_routes.blueprint(None, self._bodies, settings.max_body_bytes, settings.file_bytes)
+        return batch_routes.blueprint(
+            batches.folder, self._bodies, settings.max_body_bytes, settings.file_bytes, batches.runner.wake
+        )
+
+    def inner_app(self) -> Flask:
+        """Makes an app with the routes that make_blueprint() made, for requests that come from this process itself."""
+        app = LeanFlask("corosrv.inner")
+        app.register_blueprint(self._root or self.make_blueprint(has_hooks=False))
+        if not self._root_has_hooks:
+            self.add_hooks(app)
+        return app
 
     def _make_streams(self, n_keys: int) -> ResumableStreams:
         server = self.settings
@@ -219,6 +253,9 @@ class Server:
             if part is not parts.models:
                 self._closing.callback(part.close)
             part.start()
+        if self._batches is not None:
+            self._closing.callback(self._batches.close)
+            self._batches.start()
 
     def close(self) -> None:
         """Ends everything that start() began, models last; waits for steps and loads in progress. Twice is harmless."""
@@ -232,6 +269,8 @@ class Server:
     def stop(self) -> None:
         """Refuses new work and lets running work end in its time; a second call ends it at once."""
         self.live.close()
+        if self._batches is not None:
+            self._batches.stop()
         if self.sharing is not None:
             self.sharing.stop()
         if self.cluster is not None:
@@ -252,7 +291,8 @@ class Server:
 
     def make_blueprint(self, has_hooks: bool = True) -> Blueprint:
         """Makes the blueprint of all routes; without hooks, it is for an app that has them."""
-        root = Blueprint("corosrv", __name__)
+        root = self._root = Blueprint("corosrv", __name__)
+        self._root_has_hooks = has_hooks
         for routes in self._routes():
             root.register_blueprint(routes)
         if has_hooks:
@@ -322,6 +362,7 @@ class Server:
             elsewhere = None if self.cluster is None else self.cluster.groups.abort_elsewhere
             yield group_routes.blueprint(context.groups, elsewhere)
             yield stream_routes.blueprint(self._streams)
+            yield self._batch_routes()
         for part in context.parts:
             yield from part.blueprints()
         if self.settings.page:
@@ -376,7 +417,11 @@ class Server:
         if caller is not None or is_open:
             notes.corosrv_caller = caller or ""
             return
-        notes.corosrv_caller, account = self._access.check(http_request)
+        owner = http_request.environ.get(terms.FROM_BATCH)
+        if owner is None:
+            notes.corosrv_caller, account = self._access.check(http_request)
+        else:
+            notes.corosrv_caller, account = owner, self.accounts.account_of(owner)
         if account is not None:
             notes.corosrv_account = account
             account.admit(http_request.method)

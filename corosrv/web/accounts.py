@@ -19,7 +19,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.base.errors import LimitReached, SettingsError
+from corosrv.base.errors import LimitReached, SettingsError, Unauthorized
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.contracts.jobs.terms import Terms
@@ -451,6 +451,16 @@ class Accounts:
             self._look()
         caller = digest(key).hex()
         return caller, self._by_caller.get(caller)
+
+    def account_of(self, caller: str) -> KeyAccount | None:
+        """Returns the account of a caller who was let in before; None where no keys are needed.
+
+        Raises Unauthorized where the key is let in no longer.
+        """
+        account = self._by_caller.get(caller)
+        if self.are_needed and (account is None or account.is_expired):
+            raise Unauthorized("the API key of this batch is no longer known here, or has expired")
+        return account
 
     def has_limits(self, key: bytes) -> bool:
         """Tells whether something is counted for a key before it is served."""

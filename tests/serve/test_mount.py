@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from tests.serve.server import GUNICORN, REPOSITORY, Server, Servers
 from tests.serve.wire import chat, events, request, text_of
+from tests.support.waiting import eventually
 
 CHAT = "/llm/v1/chat/completions"
 EXAMPLE = (*GUNICORN, "-b", "127.0.0.1:0", "--chdir", str(REPOSITORY / "deploy"), "example_app:app")
@@ -26,9 +28,10 @@ def open_engine(server: Server) -> Server:
 
 
 @pytest.fixture(scope="module")
-def mounted(request: pytest.FixtureRequest) -> Server:
+def mounted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Server:
     kept: Servers = request.getfixturevalue("_kept")
-    return open_engine(kept.start(*EXAMPLE, slots=16, wait_for=None))
+    files = tmp_path_factory.mktemp("files")
+    return open_engine(kept.start(*EXAMPLE, slots=16, files_path=files, wait_for=None))
 
 
 @pytest.fixture
@@ -54,6 +57,18 @@ def test_the_official_client_works_below_a_prefix(client: openai.OpenAI) -> None
     assert client.completions.create(model="any", prompt="x", max_tokens=2).choices
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(**ASK, temperature=-1)
+
+
+def test_a_batch_runs_below_a_prefix(client: openai.OpenAI) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}
+    file = client.files.create(file=("lines", json.dumps(line).encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+    eventually(lambda: client.batches.retrieve(batch.id).status == "completed", what="the batch's end")
+
+    output = client.batches.retrieve(batch.id).output_file_id
+    assert output is not None
+    assert client.files.content(output).json()["response"]["status_code"] == 200
 
 
 def test_the_apps_own_pages_stay_its_own(mounted: Server) -> None:

@@ -144,6 +144,16 @@ class EndpointSettings:
         "bytes that all files in slot_save_path may take; more are not saved; 0: no limit",
         check=of_bytes(0),
     )
+    files_path: str = setting(
+        "",
+        "folder for the files and batches of OpenAI's API, which several servers may share; empty: there are none",
+        check=empty_or(FOLDER),
+    )
+    files_bytes: int = setting(
+        10_737_418_240,
+        "bytes that all files in files_path may take, an equal part for each API key",
+        check=of_bytes(1024),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +161,14 @@ class LimitSettings:
     """Limits of requests: their size, their time, and what is kept of their answers."""
 
     max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413", check=at_least(1024))
+    file_bytes: int = setting(
+        209_715_200, "bytes of one file that a client uploads; larger ones are refused with 413", check=of_bytes(1)
+    )
+    batch_lines: int = setting(
+        8,
+        "lines of all batches that run at once, at most; a quarter of them beside requests that run",
+        check=between(1, 1024),
+    )
     bodies_bytes: int = setting(
         268_435_456,
         "bytes that the bodies of all requests may take in memory; more are refused with 503",

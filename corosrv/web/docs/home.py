@@ -42,6 +42,8 @@ TAGS = {
     "Inference": "KServe's v2 protocol, the Open Inference Protocol: models and capabilities that take tensors.",
     "Embeddings": "Vectors of texts, and ranking of documents.",
     "Tokens": "Conversions between texts and tokens.",
+    "Files": "Files in a folder of the server's, for batches.",
+    "Batches": "Files of requests that run when there is room.",
     "Groups": "Requests that belong together, and are aborted together.",
     "Streams": "Streams that go on while their client is away, and are read on when it comes back.",
     "Models": "The models and their states.",

@@ -157,6 +157,30 @@ class BodyReader:
             raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
         return self._read(request, limit)
 
+    def pieces(self, request: Request, limit: int) -> Iterator[bytes]:
+        """Yields the body piece by piece, and keeps none of it; waits for it. Raises what `read` does."""
+        if _encoding(request):
+            raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
+        length = get_content_length(
+            request.environ.get("CONTENT_LENGTH"), request.environ.get("HTTP_TRANSFER_ENCODING")
+        )
+        if (length or 0) > limit:
+            raise BodyTooLarge(limit)
+        request.max_content_length = limit + 1
+        n_bytes = 0
+        try:
+            for piece in _pieces(request.environ["wsgi.input"], length) if length else _stream_pieces(request):
+                n_bytes += len(piece)
+                if n_bytes > limit:
+                    raise BodyTooLarge(limit)
+                yield piece
+        except RequestEntityTooLarge:
+            raise BodyTooLarge(limit) from None
+        except (ClientDisconnected, OSError, ParseException) as error:
+            raise _broken(error) from error
+        if length is not None and n_bytes != length:
+            raise _unequal(request, n_bytes, length)
+
     def read_ahead(self, request: Request, limit: int) -> bytes:
         """Reads the whole body as `read` does, which returns it once more afterwards. Waits."""
         return self.put_back(request, self.read(request, limit))
@@ -224,9 +248,7 @@ class BodyReader:
         except RequestEntityTooLarge:
             raise BodyTooLarge(limit) from None
         except (ClientDisconnected, OSError, ParseException) as error:
-            if isinstance(error.__context__ or error, TimeoutError):
-                raise BodyTooSlow from None
-            raise BodyIncomplete("the request body could not be read to its end") from error
+            raise _broken(error) from error
         if len(body) > limit:
             raise BodyTooLarge(limit)
         if length is not None and len(body) != length:
@@ -287,6 +309,13 @@ def _stream_pieces(request: Request) -> Iterator[bytes]:
 def _encoding(request: Request) -> str:
     encoding = request.environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
     return "" if encoding == "identity" else encoding
+
+
+def _broken(error: Exception) -> CorosrvError:
+    """Makes the error for a body that was not read to its end."""
+    if isinstance(error.__context__ or error, TimeoutError):
+        return BodyTooSlow()
+    return BodyIncomplete("the request body could not be read to its end")
 
 
 def _unequal(request: Request, n_bytes: int, length: int) -> CorosrvError:

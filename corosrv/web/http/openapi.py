@@ -43,6 +43,7 @@ class Operation:
     summary: str
     text: str
     body: Any
+    form: Any
     answer: Any
     media_type: str
     events: Any
@@ -62,6 +63,7 @@ def operation(
     text: str = "",
     *,
     body: Any = None,
+    form: Any = None,
     answer: Any = None,
     media_type: str = "application/json",
     events: Any = None,
@@ -76,9 +78,10 @@ def operation(
 ) -> Callable[[View], View]:
     """Marks a view with what it does: `summary` in a few words, `text` in sentences, under the heading `tag`.
 
-    `body`: the type that its request is decoded as. `answer`: what a 200 holds, as `media_type`; where that is empty,
-    the answer is a 204 without any. `events`: what each event of a stream holds, where `stream: true` asks for one, and
-    `events_end` what stands in the last one instead. `lines`: what each line holds of a stream that is lines of JSON.
+    `body`: the type that its request is decoded as; `form`: that of a form with files. `answer`: what a 200 holds, as
+    `media_type`; where that is empty, the answer is a 204 without any. `events`: what each event of a stream holds,
+    where `stream: true` asks for one, and `events_end` what stands in the last one instead. `lines`: what each line
+    holds of a stream that is lines of JSON.
     `error`: the shape of the dialect's errors, which come with any of `statuses`; None is OpenAI's. `parameters`:
     words for those in the path; `query`: a struct of those behind the question mark, `headers`: one of those in the
     head. `examples`: bodies by title, the first of which the page begins with.
@@ -88,6 +91,7 @@ def operation(
         summary=summary,
         text=text,
         body=body,
+        form=form,
         answer=answer,
         media_type=media_type,
         events=events,
@@ -256,7 +260,7 @@ def _types(shown_routes: Iterable[Route], default_error: Any) -> Iterable[Any]:
         kind
         for route in shown_routes
         for said in [route.operation]
-        for kind in (said.body, said.answer, said.events, said.lines, said.error, said.query)
+        for kind in (said.body, said.form, said.answer, said.events, said.lines, said.error, said.query)
     )
     return {_key(kind): kind for kind in (default_error, *of_routes) if kind is not None}.values()
 
@@ -288,6 +292,11 @@ def _operation(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
         members["parameters"] = parameters
     if operation.body is not None:
         members["requestBody"] = {"required": True, "content": {"application/json": _body(operation, ref)}}
+    if operation.form is not None:
+        members["requestBody"] = {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": ref(operation.form)}},
+        }
     return members
 
 

@@ -15,6 +15,7 @@ import functools
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from time import monotonic
 from typing import Annotated, Any
 
@@ -33,10 +34,14 @@ from corosrv.contracts.jobs.terms import (
     parse_priority,
     parse_timeout,
 )
+from corosrv.contracts.settings import TIERS
 from corosrv.web.accounts import KeyAccount
 from corosrv.web.http.lean_flask import caller, current
 
 log = logging.getLogger("corosrv.http")
+
+# In the WSGI environment of a batch's line, which this process sends itself: its owner.
+FROM_BATCH = "corosrv.from_batch"
 
 
 class QueueHeaders(msgspec.Struct):
@@ -77,7 +82,11 @@ def request_terms(priority: int | None = None, timeout_s: float | None = None) -
         deadline=None if timeout is None else arrival() + timeout,
     )
     account: KeyAccount | None = notes.get("corosrv_account")
-    return terms if account is None else account.terms(terms)
+    if account is not None:
+        terms = account.terms(terms)
+    if FROM_BATCH in environ:  # as another caller: the tier is one of all that a caller runs
+        return replace(terms, tier=TIERS, caller=f"{terms.caller} batch")
+    return terms
 
 
 def arrival() -> float:
