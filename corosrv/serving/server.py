@@ -430,7 +430,7 @@ class Server:
         """Tells a request's trace what is known by now, and ends it with its answer where nobody else will."""
         notes = current(g)
         account: KeyAccount | None = notes.get("corosrv_account")
-        trace.id, trace.route = response.headers["X-Request-Id"], route
+        trace.id, trace.route = response.headers["X-Request-Id"], "" if route == "none" else route
         trace.key = "" if account is None else account.entry.name
         if not trace.is_ended_here:
             return

@@ -69,6 +69,8 @@ class SpanQueue(SpanProcessor):
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._flood = Flood(log, "%d spans were dropped: the collector of traces is too slow, or away")
+        self._n_sending = 0
+        self._is_failing = False
 
     @property
     def n_waiting(self) -> int:
@@ -98,15 +100,23 @@ class SpanQueue(SpanProcessor):
                 self._send([self._waiting.popleft() for _ in range(n)])
 
     def _send(self, spans: list[ReadableSpan]) -> None:
+        self._n_sending = len(spans)
+        why = "it did not take them in time"
         try:
             is_sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:  # whatever it is, later spans may be sent
-            log.error("spans could not be sent: %s", error)
-            is_sent = False
+            is_sent, why = False, str(error)
+        self._n_sending = 0
         if is_sent:
             self.n_sent += len(spans)
         else:
             self.n_failed += len(spans)
+        if is_sent is self._is_failing:  # told once, and once when it is over
+            self._is_failing = not is_sent
+            if is_sent:
+                log.warning("spans reach the collector of traces again")
+            elif not self._end.is_set():
+                log.warning("spans cannot be sent to the collector of traces, and are dropped: %s", why)
 
     def close(self, seconds: float) -> None:
         """Sends what waits, if that takes no longer than this. Waits. Twice is harmless."""
@@ -116,7 +126,8 @@ class SpanQueue(SpanProcessor):
             return
         self._thread.join(seconds)
         if self._thread.is_alive():
-            log.warning("%d spans were given up: the collector of traces does not answer", len(self._waiting))
+            n_lost = len(self._waiting) + self._n_sending
+            log.warning("%d spans were dropped at the end: the collector of traces does not answer", n_lost)
             self.n_dropped += len(self._waiting)
             self._waiting.clear()
             self._exporter.shutdown()
@@ -142,8 +153,8 @@ class SpanMaker:
 
     def __init__(self, make_exporter: Callable[[], Exporter] = OTLPSpanExporter) -> None:
         """Raises SettingsError for variables OTEL_* that cannot be used."""
-        # Its own lines would come for each try; what is lost is counted.
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
+        # Its own lines come for each try, in a form of their own; what is lost is counted and told here.
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         try:
             self.queue = SpanQueue(make_exporter())
         except Exception as error:  # whatever a library raises for a variable
@@ -221,7 +232,7 @@ class SpanTrace:
         span = self._span
         if attributes:
             span.set_attributes(dict(attributes))
-            if (route := attributes.get("http.route")) is not None and isinstance(span, Span):
+            if (route := attributes.get("http.route")) and isinstance(span, Span):
                 span.update_name(f"{span.name} {route}")
         if error:
             span.set_attribute("error.type", error)

@@ -243,6 +243,7 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
         "text or json: a line for each request that has ended, on standard output; off: none; 1 stands for the form "
         "of log_format, 0 for off",
         check=one_of("off", "text", "json", "0", "1"),
+        takes_flags=True,
     )
     traces: bool = setting(
         False,

@@ -97,15 +97,10 @@ class AccessLog:
             members = _members(trace, status, n_bytes, end)
             log.info("%s", _as_json(members) if self._form == "json" else _as_text(members))
         if trace.span is not None:
-            trace.span.end(
-                {
-                    "http.response.status_code": status,
-                    "http.route": trace.route,
-                    "corosrv.request_id": trace.id,
-                    "corosrv.end": end,
-                },
-                "" if status < 500 and end != ERROR else end if status < 500 else str(status),
-            )
+            attributes = {"http.response.status_code": status, "corosrv.request_id": trace.id, "corosrv.end": end}
+            if trace.route:
+                attributes["http.route"] = trace.route
+            trace.span.end(attributes, str(status) if status >= 500 else ERROR if end == ERROR else "")
 
 
 def _target(environ: Mapping[str, Any]) -> str:

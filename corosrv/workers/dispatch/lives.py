@@ -185,7 +185,7 @@ class CallLives(Outcomes):
         self._calls[call] = None
         if (trace := call.job.terms.trace) is not None:
             trace.name_model(call.entry.card.name)
-            call.trace = trace.begin(f"call {call.key}", {}, is_client=True)
+            call.trace = trace.begin(f"call {call.entry.card.name}", {}, is_client=True)
         if call.job.terms.asker:
             self.asks.setdefault(call.job.terms.asker, {})[call] = None
         self._n_owned[call.owner] += 1

@@ -1,0 +1,106 @@
+"""A collector of traces: a real HTTP server in a thread, which takes spans over OTLP as OpenTelemetry's collector does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+from tests.support.waiting import eventually
+
+
+@dataclass(frozen=True)
+class GotSpan:
+    """One span, as it was sent."""
+
+    trace_id: str
+    id: str
+    parent: str
+    name: str
+    kind: int
+    seconds: float
+    attributes: dict[str, Any]
+    is_error: bool
+    service: str
+
+
+class SpanReceiver:
+    """Keeps the spans that it is sent."""
+
+    def __init__(self) -> None:
+        self.spans: list[GotSpan] = []
+        self.paths: set[str] = set()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.paths.add(self.path)
+                receiver.spans.extend(_spans(ExportTraceServiceRequest.FromString(body)))
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def wait_for(self, name: str) -> GotSpan:
+        """Returns the first span of this name once it is there."""
+        return eventually(lambda: self.find(name), what=f"a span {name} among {[span.name for span in self.spans]}")
+
+    def find(self, name: str) -> GotSpan | None:
+        return next((span for span in list(self.spans) if span.name == name), None)
+
+    def children(self, parent: GotSpan) -> dict[str, GotSpan]:
+        return {span.name: span for span in list(self.spans) if span.parent == parent.id}
+
+
+def _spans(request: ExportTraceServiceRequest) -> Iterator[GotSpan]:
+    for resource in request.resource_spans:
+        service = next((_value(a.value) for a in resource.resource.attributes if a.key == "service.name"), "")
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                yield GotSpan(
+                    span.trace_id.hex(),
+                    span.span_id.hex(),
+                    span.parent_span_id.hex(),
+                    span.name,
+                    span.kind,
+                    (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
+                    {attribute.key: _value(attribute.value) for attribute in span.attributes},
+                    span.status.code == 2,
+                    service,
+                )
+
+
+def _value(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    found = getattr(value, kind)
+    return [_value(member) for member in found.values] if kind == "array_value" else found
+
+
+@contextmanager
+def collecting() -> Iterator[SpanReceiver]:
+    """A collector, until the block is left."""
+    receiver = SpanReceiver()
+    thread = threading.Thread(target=receiver.server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        receiver.server.shutdown()
+        thread.join(10)
+        receiver.server.server_close()
