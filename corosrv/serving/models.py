@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from flask import Blueprint, g, has_app_context, has_request_context, request
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, Refused, SettingsError
@@ -57,6 +58,19 @@ if TYPE_CHECKING:
     from corosrv.models.engine.process.remote import RemoteEngine
 
 log = logging.getLogger("corosrv")
+
+
+class RestartCollector(Collector):
+    """Reads what became of engines that have processes of their own."""
+
+    def __init__(self, engines: Collection[RemoteEngine]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[Metric]:
+        restarts = sum(engine.n_restarts for engine in self._engines)
+        recovering = sum(engine.is_recovering for engine in self._engines)
+        yield CounterMetricFamily("corosrv_engine_restarts", "Engines' processes that followed a lost one", restarts)
+        yield GaugeMetricFamily("corosrv_engines_recovering", "Engines that another process is started for", recovering)
 
 
 class ModelPart(Part):
@@ -184,7 +198,7 @@ class ModelPart(Part):
         return self.pool.stats()
 
     def collectors(self) -> tuple[Collector, ...]:
-        collectors = (EngineCollector(self.pool), LlamaCollector(self.pool))
+        collectors = (EngineCollector(self.pool), LlamaCollector(self.pool), RestartCollector(self._remote))
         return collectors if self._vision is None else (*collectors, self._vision.collector())
 
     def blueprints(self) -> tuple[Blueprint, ...]:
