@@ -158,7 +158,9 @@ class SpanMaker:
         try:
             self.queue = SpanQueue(make_exporter())
         except Exception as error:  # whatever a library raises for a variable
-            raise SettingsError(f"COROSRV_TRACES: the exporter cannot be set up by the variables OTEL_*: {error}") from error
+            raise SettingsError(
+                f"COROSRV_TRACES: the exporter cannot be set up by the variables OTEL_*: {error}"
+            ) from error
         provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         provider.add_span_processor(self.queue)
         self._tracer = provider.get_tracer("corosrv", __version__)
@@ -195,7 +197,7 @@ class SpanMaker:
 
 
 class SpanTrace:
-    """A span as a Trace; see corosrv.contracts.jobs.terms."""
+    """A span as a TracePart; see corosrv.contracts.jobs.terms."""
 
     __slots__ = ("_context", "_span", "_tracer")
 
@@ -218,9 +220,7 @@ class SpanTrace:
 
     def add_past(self, name: str, ago: float, seconds: float, attributes: Mapping[str, Any] | None = None) -> None:
         began = time.time_ns() - int(ago * 1e9)
-        span = self._tracer.start_span(
-            name, self._context, SpanKind.INTERNAL, dict(attributes or {}), start_time=began
-        )
+        span = self._tracer.start_span(name, self._context, SpanKind.INTERNAL, dict(attributes or {}), start_time=began)
         span.end(began + int(seconds * 1e9))
 
     def headers(self) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""A collector of traces: a real HTTP server in a thread, which takes spans over OTLP as OpenTelemetry's collector does."""
+"""A collector of traces: a real HTTP server in a thread, which takes spans over OTLP as OpenTelemetry's does."""
 
 from __future__ import annotations
 

@@ -53,10 +53,10 @@ class Account(Protocol):
         """
 
 
-TRACE = "corosrv.trace"  # in the WSGI environment: the request's Trace, where the access log or traces are on
+TRACE = "corosrv.trace"  # in the WSGI environment: the request's TracePart, where the access log or traces are on
 
 
-class Trace(Protocol):
+class TracePart(Protocol):
     """A request, or a part of it, for the access log and for traces. Nothing here waits."""
 
     @property
@@ -66,7 +66,7 @@ class Trace(Protocol):
     def name_model(self, model: str) -> None:
         """Tells which model, handler or predictor the request is for."""
 
-    def begin(self, name: str, attributes: Mapping[str, Any], *, is_client: bool = False) -> Trace:
+    def begin(self, name: str, attributes: Mapping[str, Any], *, is_client: bool = False) -> TracePart:
         """Begins a part of this, which whoever calls ends. `is_client`: another server or process does it."""
 
     def add_past(self, name: str, ago: float, seconds: float, attributes: Mapping[str, Any] | None = None) -> None:
@@ -80,7 +80,7 @@ class Trace(Protocol):
 
 
 @contextmanager
-def part_of(trace: Trace | None, name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
+def part_of(trace: TracePart | None, name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
     """Shows what is done within as a part of the trace, if there is one."""
     part = None if trace is None else trace.begin(name, attributes)
     error = ""
@@ -111,7 +111,7 @@ class Terms:
     asker: int = 0  # the hand-over whose handler makes this call; 0: no handler of this server does
     account: Account | None = field(default=None, compare=False, repr=False)  # of the caller's key, if it has one
     bill: Bill | None = field(default=None, compare=False, repr=False)  # of the job, where it has an account
-    trace: Trace | None = field(default=None, compare=False, repr=False)  # what the job is a part of
+    trace: TracePart | None = field(default=None, compare=False, repr=False)  # what the job is a part of
 
 
 def parse_priority(text: str | None) -> int:

@@ -269,7 +269,7 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
 
     @property
     def access_log_form(self) -> str:
-        """How lines of the access log are written: text or json; off where there are none."""
+        """Returns how lines of the access log are written: text or json; off where there are none."""
         return {"0": "off", "1": self.log_format}.get(self.access_log, self.access_log)
 
     @property

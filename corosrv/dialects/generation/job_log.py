@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from corosrv.contracts.jobs import AnyJob, Chunk, EmbedJob, Finish, Job, Messages, Reader, Worker
-from corosrv.contracts.jobs.terms import Bill, Trace
+from corosrv.contracts.jobs.terms import Bill, TracePart
 from corosrv.dialects.generation.forks import ForkableAnswer
 
 log = logging.getLogger("corosrv.jobs")
@@ -50,7 +50,7 @@ def submit(
         raise
 
 
-def begin_trace(trace: Trace, job: AnyJob, model: str) -> Trace:
+def begin_trace(trace: TracePart, job: AnyJob, model: str) -> TracePart:
     """Begins the part of a request that its job is, with OpenTelemetry's names for generating; nothing of a prompt."""
     trace.name_model(model)
     if not trace.trace_id:
@@ -86,7 +86,7 @@ class JobRecord:
         as_json: bool = False,
         bill: Bill | None = None,
         forkable: ForkableAnswer | None = None,
-        trace: Trace | None = None,
+        trace: TracePart | None = None,
     ) -> None:
         """`id`: the request's; `model`: the name of the model that was asked. `bill`: to settle at the end; `trace`:
         the job's own part of it, to end then."""
@@ -137,7 +137,7 @@ class JobRecord:
         if log.isEnabledFor(level):
             self._write(level, outcome)
 
-    def _end_trace(self, trace: Trace, outcome: str) -> None:
+    def _end_trace(self, trace: TracePart, outcome: str) -> None:
         total = time.monotonic() - self._began
         prompt, decode = self._prompt_ms / 1000, self._decode_ms / 1000
         if prompt or decode:  # of a job that ended early nothing is known

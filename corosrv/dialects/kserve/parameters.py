@@ -24,7 +24,7 @@ from corosrv.contracts.jobs.terms import (
     PRIORITY,
     TIMEOUT,
     Terms,
-    Trace,
+    TracePart,
     parse_priority,
     parse_timeout,
 )
@@ -161,7 +161,7 @@ def call_terms(
     caller: str = "",
     request_id: str = "",
     session: object = "",
-    trace: Trace | None = None,
+    trace: TracePart | None = None,
 ) -> Terms:
     """Makes the terms of a call that arrives at `now`, of time.monotonic(). Raises Refused for a header's wrong value.
 

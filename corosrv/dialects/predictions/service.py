@@ -17,7 +17,7 @@ from corosrv.base.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, 
 from corosrv.base.outgoing import Destinations
 from corosrv.contracts.jobs import PredictJob
 from corosrv.contracts.jobs.setup import Done, Setup, Terminal, WorkerState
-from corosrv.contracts.jobs.terms import Trace
+from corosrv.contracts.jobs.terms import TracePart
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions import health, parse
 from corosrv.dialects.predictions.drain import Drain, Supervisor
@@ -118,7 +118,7 @@ class PredictionService:
 
     # Starting predictions
 
-    def admit(self, call: PredictionCall, trace: Trace | None = None) -> tuple[Prediction, CallOutcome]:
+    def admit(self, call: PredictionCall, trace: TracePart | None = None) -> tuple[Prediction, CallOutcome]:
         """Starts a prediction, or finds the one that an earlier call with its id started, in one step without a switch.
         Checks the input before that, and waits if it is large. `trace`: the request's.
 
@@ -168,7 +168,7 @@ class PredictionService:
             raise IdTaken(f"id already used: {call.id} was another prediction, which has ended")
         return None
 
-    def _accept(self, call: PredictionCall, input: dict[str, Any], trace: Trace | None) -> Prediction:
+    def _accept(self, call: PredictionCall, input: dict[str, Any], trace: TracePart | None) -> Prediction:
         schema = self.schema
         history = History(self.settings.stream_history) if schema.is_streaming else None
         id = call.id or parse.new_id()

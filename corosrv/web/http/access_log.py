@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from corosrv.contracts.jobs.infer import Headers
-from corosrv.contracts.jobs.terms import TRACE, Trace
+from corosrv.contracts.jobs.terms import TRACE, TracePart
 from corosrv.web.http.access import without_secrets
 from corosrv.web.http.reply import line
 
@@ -29,19 +29,19 @@ _TEXT = "%(time)s %(client)s %(method)s %(path)s %(status)d %(bytes)s B %(ms).1f
 class Tracer(Protocol):
     """Makes the spans of requests."""
 
-    def begin_request(self, environ: dict[str, Any]) -> Trace:
+    def begin_request(self, environ: dict[str, Any]) -> TracePart:
         """Begins the span of a request, which the environment's headers name from now on."""
 
 
 class RequestTrace:
-    """A request, for its line in the access log and for its span, if it has one. See corosrv.contracts.jobs.terms.Trace.
+    """A request, for its line in the access log and for its span, if it has one; a TracePart of its terms.
 
     `is_ended_here`: the web server does not tell when its answer has been sent, so that the answer has to.
     """
 
     __slots__ = ("began", "client", "id", "is_ended_here", "key", "method", "model", "route", "span", "target")
 
-    def __init__(self, environ: dict[str, Any], span: Trace | None) -> None:
+    def __init__(self, environ: dict[str, Any], span: TracePart | None) -> None:
         self.began = time.monotonic()
         self.client = str(environ.get("REMOTE_ADDR") or "unix")
         self.method = str(environ["REQUEST_METHOD"])
@@ -57,7 +57,7 @@ class RequestTrace:
     def name_model(self, model: str) -> None:
         self.model = model
 
-    def begin(self, name: str, attributes: Mapping[str, Any], *, is_client: bool = False) -> Trace:
+    def begin(self, name: str, attributes: Mapping[str, Any], *, is_client: bool = False) -> TracePart:
         return self if self.span is None else self.span.begin(name, attributes, is_client=is_client)
 
     def add_past(self, name: str, ago: float, seconds: float, attributes: Mapping[str, Any] | None = None) -> None:

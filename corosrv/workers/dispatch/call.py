@@ -8,7 +8,7 @@ from typing import Protocol
 
 from corosrv.base.errors import CorosrvError, IllegalTransition
 from corosrv.contracts.jobs.infer import InferJob
-from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY, Trace
+from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY, TracePart
 from corosrv.workers.dispatch.answers import AnswerKeeper, UnaryAnswer
 from corosrv.workers.dispatch.entries import HandlerEntry
 from corosrv.workers.dispatch.estimates import KeyTraffic
@@ -62,7 +62,7 @@ class QueuedCall:
         self.entry = entry
         self.traffic = traffic  # of its key
         self.number = number
-        self.trace: Trace | None = None  # its own part of its request's
+        self.trace: TracePart | None = None  # its own part of its request's
         self.owner = ""  # the caller among whose calls it counts; empty: nobody's
         self.state = CallState.WAITING
         self.is_trial = False  # of a handler in quarantine

@@ -25,7 +25,7 @@ from corosrv.base.errors import (
     WorkerLost,
 )
 from corosrv.contracts.jobs.infer import InferOutputs
-from corosrv.contracts.jobs.terms import Terms, Trace
+from corosrv.contracts.jobs.terms import Terms, TracePart
 from corosrv.workers.dispatch.answers import CallRecords, choose
 from corosrv.workers.dispatch.call import CallState, QueuedCall
 from corosrv.workers.dispatch.estimates import outcome_of
@@ -136,7 +136,7 @@ def log_call(call: QueuedCall, error: CorosrvError | None, now: float, as_json: 
     log.log(level, "%s", json.dumps({"event": "call_ended", **members}) if as_json else text % members)
 
 
-def _end_trace(trace: Trace, call: QueuedCall, error: CorosrvError | None, now: float) -> None:
+def _end_trace(trace: TracePart, call: QueuedCall, error: CorosrvError | None, now: float) -> None:
     """Ends a call's part of its request's trace; it waited before its last attempt, or to its end."""
     trace.add_past("queue", now - call.arrived, call.waited)
     worker = "" if call.worker is None else call.worker.id
