@@ -86,6 +86,7 @@ class Server:
         """Makes the parts, which start later. `is_mounted`: in somebody's own app. Raises SettingsError."""
         self.settings = server = settings.server
         self._stats = metrics.HttpStats()
+        self._tracer = self._make_tracer()
         self._bodies = BodyReader(server.body_timeout_s, BodyBudget(server.bodies_bytes))
         n_keys = server.n_shares
         self._streams = self._make_streams(n_keys)
@@ -99,6 +100,7 @@ class Server:
             answers=answers,
             groups=GroupTable(),
             on_shutdown=self.stop,
+            tracer=self._tracer,
         )
         self.on_close_while_loading: Callable[[], None] = lambda: None  # before close() waits for a load
         self._closing = ExitStack()
@@ -118,7 +120,6 @@ class Server:
         self._access = access.Access(self.accounts, server.origins, server.hosts, leaves_origins=is_mounted)
         if server.api_keys_file:
             self._stats.registry.register(UsageCollector(self.accounts))
-        self._tracer = self._make_tracer()
         has_log = server.access_log_form != "off" or self._tracer is not None
         self.access_log = access_log.AccessLog(server.access_log_form, self._tracer) if has_log else None
         self._is_started = False

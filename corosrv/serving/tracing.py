@@ -40,6 +40,7 @@ MOST_SENT = 128  # spans of one message, whose encoding holds the hub for some m
 PAUSE = 1.0  # seconds in which spans are gathered
 FAREWELL = 2.0  # seconds in which the last spans have to be sent at the end
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"))
+_SERVICE = "inference.GRPCInferenceService"
 _MOST_CHARACTERS = 256  # of a client's text in an attribute
 _HEADERS = {"traceparent": "HTTP_TRACEPARENT", "tracestate": "HTTP_TRACESTATE"}
 
@@ -190,6 +191,15 @@ class SpanMaker:
             environ.pop(field, None)
         environ.update((_HEADERS[name], value) for name, value in trace.headers())
         return trace
+
+    def begin_call(self, headers: Mapping[str, str], is_stream: bool) -> SpanTrace:
+        """Begins the span of a call over gRPC, under its client's if the metadata name that."""
+        method = "ModelStreamInfer" if is_stream else "ModelInfer"
+        attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": method}
+        context = _context.extract(dict(headers))
+        return SpanTrace(
+            self._tracer, self._tracer.start_span(f"{_SERVICE}/{method}", context, SpanKind.SERVER, attributes)
+        )
 
     def close(self) -> None:
         """Sends the last spans. Waits, FAREWELL seconds at most."""

@@ -16,6 +16,7 @@ import pytest
 from tests.serve.conftest import StartPredictor
 from tests.serve.fronts import front
 from tests.serve.server import REPOSITORY, SERVE, Servers
+from tests.serve.test_grpc import APP, grpc_port, infer
 from tests.serve.wire import CHAT, chat
 from tests.support.span_collector import SpanReceiver, collecting
 from tests.support.waiting import eventually
@@ -138,6 +139,16 @@ def test_handlers_and_the_calls_that_they_make_go_on_with_the_trace(
     request = collector.wait_for("POST /v2/models/<name>/infer")
     assert (trace, parent) == (CLIENTS_TRACE, inner.id)
     assert (inner.parent, outer.parent, request.parent) == (outer.id, request.id, CLIENTS_SPAN)
+
+
+def test_calls_over_grpc_have_traces(start: Servers, collector: SpanReceiver, tmp_path: Path) -> None:
+    server = start.start(model="", worker_app=APP, grpc_port=0, run_dir=tmp_path / "run", **traced(collector))
+
+    infer(grpc_port(server), CLIENT)
+
+    request = collector.wait_for("inference.GRPCInferenceService/ModelInfer")
+    assert (request.trace_id, request.parent, request.kind) == (CLIENTS_TRACE, CLIENTS_SPAN, SERVER_KIND)
+    assert set(collector.children(request)) == {"call add"}
 
 
 def test_predictors_go_on_with_the_trace(start_predictor: StartPredictor, collector: SpanReceiver) -> None:

@@ -32,6 +32,9 @@ class Tracer(Protocol):
     def begin_request(self, environ: dict[str, Any]) -> TracePart:
         """Begins the span of a request, which the environment's headers name from now on."""
 
+    def begin_call(self, headers: Mapping[str, str], is_stream: bool) -> TracePart:
+        """Begins the span of a call over gRPC, under its client's."""
+
 
 class RequestTrace:
     """A request, for its line in the access log and for its span, if it has one; a TracePart of its terms.

@@ -217,6 +217,7 @@ class Ask(_CallMessage, frozen=True, tag="ask"):
     caller: str = ""  # believed from the gRPC front alone
     idempotency_key: str = ""  # of the gRPC front alone
     object_inputs: list[ObjectInput] = []  # beside those of the request
+    trace_headers: dict[str, str] = {}  # of the gRPC front alone
 
 
 class AskCancel(_CallMessage, frozen=True, tag="ask_cancel"):
