@@ -154,6 +154,7 @@ class SpanMaker:
 
     def __init__(self, make_exporter: Callable[[], Exporter] = OTLPSpanExporter) -> None:
         """Raises SettingsError for variables OTEL_* that cannot be used."""
+        _check_variables()
         # Its own lines come for each try, in a form of their own; what is lost is counted and told here.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         try:
@@ -253,6 +254,16 @@ class SpanTrace:
 def _path(environ: Mapping[str, Any]) -> str:
     """Returns the path without the query, in which keys may stand."""
     return f"{environ.get('SCRIPT_NAME', '')}{environ.get('PATH_INFO', '')}"[:_MOST_CHARACTERS]
+
+
+def _check_variables() -> None:
+    """Raises SettingsError for what the exporter would take and never send a span with."""
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        if (url := os.environ.get(name, "")) and not url.startswith(("http://", "https://")):
+            raise SettingsError(f"{name} must be an http or https URL, not {url!r}")
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if (protocol := os.environ.get(name, "")) not in ("", "http/protobuf"):
+            raise SettingsError(f"{name}: spans are sent over http/protobuf, not over {protocol!r}")
 
 
 def _resource() -> Resource:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import signal
 import socket
 import time
@@ -15,17 +16,16 @@ import pytest
 
 from tests.serve.conftest import StartPredictor
 from tests.serve.fronts import front
-from tests.serve.server import REPOSITORY, SERVE, Servers
-from tests.serve.test_grpc import APP, grpc_port, infer
+from tests.serve.server import REPOSITORY, SERVE, Server, Servers
+from tests.serve.test_grpc import grpc_port, infer
 from tests.serve.wire import CHAT, chat
 from tests.support.span_collector import SpanReceiver, collecting
 from tests.support.waiting import eventually
 
-CLIENTS_TRACE, CLIENTS_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-CLIENT = {"traceparent": f"00-{CLIENTS_TRACE}-{CLIENTS_SPAN}-01", "tracestate": "a=1"}
 SERVER_KIND, CLIENT_KIND = 2, 3
 GREET = """
 from corosrv.worker import App, TensorSpec
+INTS = [TensorSpec("a", "INT32", [-1]), TensorSpec("b", "INT32", [-1])]
 
 app = App("greet")
 HEADERS = [TensorSpec("headers", "BYTES", [-1])]
@@ -33,6 +33,10 @@ HEADERS = [TensorSpec("headers", "BYTES", [-1])]
 @app.model("traced", outputs=HEADERS)
 def traced(request, context):
     return {"headers": [context.trace_headers.get("traceparent", "none").encode()]}
+
+@app.model("add", inputs=INTS, outputs=[TensorSpec("sum", "INT64", [-1])])
+def add(request):
+    return {"sum": [1]}
 
 @app.model("outer", outputs=HEADERS)
 def outer(request, context):
@@ -47,26 +51,60 @@ class Predictor(BasePredictor):
 """
 
 
-@pytest.fixture
-def collector() -> Iterator[SpanReceiver]:
-    with collecting() as receiver:
-        yield receiver
-
-
 def traced(collector: SpanReceiver) -> dict[str, Any]:
     """The settings of a server whose spans go there."""
     return {"traces": 1, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "NO_PROXY": "127.0.0.1"}
 
 
-def test_a_chat_has_spans_of_its_request_and_of_each_part_of_its_job(start: Servers, collector: SpanReceiver) -> None:
-    server = start.start(*SERVE, access_log="json", log_level="debug", **traced(collector))
-    with server.connect() as client:
-        assert client.post(chat("a secret", max_tokens=5, stream=True), f"{CHAT}?api_key=sk-1", CLIENT).status == 200
+@pytest.fixture(scope="module")
+def collector() -> Iterator[SpanReceiver]:
+    with collecting() as receiver:
+        yield receiver
 
-    request = collector.wait_for(f"POST {CHAT}")
-    job = collector.children(request)["chat synthetic"]
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, collector: SpanReceiver) -> Server:
+    """Two worker processes before one engine."""
+    kept: Servers = request.getfixturevalue("_kept")
+    folder = tmp_path_factory.mktemp("traced")
+    return kept.start(
+        *SERVE, "-w", "2", model="small=synthetic:?tokens_per_s=50", ctx=1024, access_log="json", log_level="debug",
+        run_dir=folder, **traced(collector),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def application(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, collector: SpanReceiver
+) -> Server:
+    kept: Servers = request.getfixturevalue("_kept")
+    folder = tmp_path_factory.mktemp("application")
+    (folder / "greet.py").write_text(GREET)
+    return kept.start(
+        *SERVE, f"{folder}/greet.py:app", "--grpc-port", "0", model="", run_dir=folder / "run", **traced(collector)
+    )
+
+
+def new_client() -> dict[str, str]:
+    """The headers of a client with a trace of its own."""
+    return {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01", "tracestate": "a=1"}
+
+
+def ids(client: dict[str, str]) -> list[str]:
+    """The ids of a client's trace and span."""
+    return client["traceparent"].split("-")[1:3]
+
+
+def test_a_chat_has_spans_of_its_request_and_of_each_part_of_its_job(server: Server, collector: SpanReceiver) -> None:
+    client = new_client()
+    with server.connect() as connection:
+        body = chat("a secret", max_tokens=5, stream=True)
+        assert connection.post(body, f"{CHAT}?api_key=sk-1", client).status == 200
+
+    request = collector.wait_for_child(*ids(client))
+    job = collector.children(request)["chat small"]
     parts = collector.children(job)
-    assert (request.trace_id, request.parent, request.kind) == (CLIENTS_TRACE, CLIENTS_SPAN, SERVER_KIND)
+    assert (request.name, request.kind) == (f"POST {CHAT}", SERVER_KIND)
     assert request.service == "corosrv"
     assert request.attributes["http.response.status_code"] == 200
     assert request.attributes["http.route"] == CHAT
@@ -75,11 +113,11 @@ def test_a_chat_has_spans_of_its_request_and_of_each_part_of_its_job(start: Serv
     assert told == {
         "gen_ai.provider.name": "corosrv",
         "gen_ai.operation.name": "chat",
-        "gen_ai.request.model": "synthetic",
+        "gen_ai.request.model": "small",
         "gen_ai.request.stream": True,
         "gen_ai.request.temperature": pytest.approx(0.8),
         "gen_ai.request.max_tokens": 5,
-        "gen_ai.response.model": "synthetic",
+        "gen_ai.response.model": "small",
         "gen_ai.usage.input_tokens": told["gen_ai.usage.input_tokens"],
         "gen_ai.usage.output_tokens": 5,
         "gen_ai.response.finish_reasons": ["length"],
@@ -91,83 +129,76 @@ def test_a_chat_has_spans_of_its_request_and_of_each_part_of_its_job(start: Serv
     assert not any("secret" in str(span) or "sk-1" in str(span) for span in collector.spans)
     assert collector.paths == {"/v1/traces"}
     logged = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
-    assert [line["path"] for line in logged if line["trace"] == CLIENTS_TRACE] == [f"{CHAT}?api_key=***"]
-    assert re.search(rf"job \S+ of model synthetic ended: .* trace {CLIENTS_TRACE}", server.log)
+    trace_id = ids(client)[0]
+    assert [line["path"] for line in logged if line["trace"] == trace_id] == [f"{CHAT}?api_key=***"]
+    assert re.search(rf"job \S+ of model small ended: .* trace {trace_id}", server.log)
 
 
-def test_a_refused_request_and_a_job_that_fails_are_told(start: Servers, collector: SpanReceiver) -> None:
-    server = start.start(*SERVE, ctx=1024, **traced(collector))
-    with server.connect() as client:
-        assert client.post(chat("word " * 5000)).status == 400
-        assert client.ask("GET", "/nothing/5").status == 404
+def test_a_refused_request_and_a_job_that_fails_are_told(server: Server, collector: SpanReceiver) -> None:
+    refused, unknown = new_client(), new_client()
+    with server.connect() as connection:
+        assert connection.post(chat("word " * 5000), CHAT, refused).status == 400
+        assert connection.ask("GET", "/nothing/5", headers=unknown).status == 404
 
-    failed, request = collector.wait_for("chat synthetic"), collector.wait_for(f"POST {CHAT}")
+    request = collector.wait_for_child(*ids(refused))
+    failed = collector.children(request)["chat small"]
     assert (failed.is_error, failed.attributes["error.type"]) == (True, "PromptTooLong")
     assert (request.is_error, request.attributes["http.response.status_code"]) == (False, 400)
-    assert collector.wait_for("GET").attributes["http.response.status_code"] == 404  # a path of no route names none
+    assert collector.wait_for_child(*ids(unknown)).name == "GET"  # a path of no route names none
 
 
-def test_an_upstream_goes_on_with_the_trace(start: Servers, collector: SpanReceiver) -> None:
-    upstream = start.start(*SERVE, model="small=synthetic:?tokens_per_s=50", **traced(collector))
-    with front(start, f"http://127.0.0.1:{upstream.port}", **traced(collector)) as forwarding:
-        with forwarding.server.connect() as client:
-            assert client.post(chat(model="small", max_tokens=2), CHAT, CLIENT).status == 200
-        eventually(lambda: len([span for span in collector.spans if span.name == f"POST {CHAT}"]) == 2)
+def test_an_upstream_goes_on_with_the_trace(start: Servers, server: Server, collector: SpanReceiver) -> None:
+    client = new_client()
+    with front(start, f"http://127.0.0.1:{server.port}", **traced(collector)) as forwarding:
+        with forwarding.server.connect() as connection:
+            assert connection.post(chat(model="small", max_tokens=2), CHAT, client).status == 200
+        outer = collector.wait_for_child(*ids(client))
 
-    outer = next(span for span in collector.spans if span.parent == CLIENTS_SPAN)
-    (call,) = (span for span in collector.children(outer).values() if span.kind == CLIENT_KIND)
-    inner = collector.children(call)[f"POST {CHAT}"]
-    assert call.name == "call small"
-    assert {outer.trace_id, call.trace_id, inner.trace_id} == {CLIENTS_TRACE}
+    call = collector.children(outer)["call small"]
+    inner = collector.wait_for_child(outer.trace_id, call.id)
+    assert call.kind == CLIENT_KIND
     assert "chat small" in collector.children(inner)
 
 
 def test_handlers_and_the_calls_that_they_make_go_on_with_the_trace(
-    start: Servers, collector: SpanReceiver, tmp_path: Path
+    application: Server, collector: SpanReceiver
 ) -> None:
-    (tmp_path / "greet.py").write_text(GREET)
-    server = start.start(
-        *SERVE, f"{tmp_path}/greet.py:app", model="", run_dir=tmp_path / "run", worker_max=2, **traced(collector)
-    )
-    with server.connect() as client:
-        answer = client.post({"inputs": []}, "/v2/models/outer/infer", CLIENT)
+    client = new_client()
+    with application.connect() as connection:
+        answer = connection.post({"inputs": []}, "/v2/models/outer/infer", client)
     assert answer.status == 200, answer.body
     _, trace, parent, _ = answer.json["outputs"][0]["data"][0].split("-")
 
-    inner = collector.wait_for("call traced")
-    outer = collector.wait_for("call outer")
-    request = collector.wait_for("POST /v2/models/<name>/infer")
-    assert (trace, parent) == (CLIENTS_TRACE, inner.id)
-    assert (inner.parent, outer.parent, request.parent) == (outer.id, request.id, CLIENTS_SPAN)
+    request = collector.wait_for_child(*ids(client))
+    outer = collector.children(request)["call outer"]
+    inner = collector.children(outer)["call traced"]
+    assert (trace, parent) == (request.trace_id, inner.id)
+    assert request.name == "POST /v2/models/<name>/infer"
 
 
-def test_calls_over_grpc_have_traces(start: Servers, collector: SpanReceiver, tmp_path: Path) -> None:
-    server = start.start(model="", worker_app=APP, grpc_port=0, run_dir=tmp_path / "run", **traced(collector))
+def test_calls_over_grpc_have_traces(application: Server, collector: SpanReceiver) -> None:
+    client = new_client()
 
-    infer(grpc_port(server), CLIENT)
+    infer(grpc_port(application), client)
 
-    request = collector.wait_for("inference.GRPCInferenceService/ModelInfer")
-    assert (request.trace_id, request.parent, request.kind) == (CLIENTS_TRACE, CLIENTS_SPAN, SERVER_KIND)
+    request = collector.wait_for_child(*ids(client))
+    assert (request.name, request.kind) == ("inference.GRPCInferenceService/ModelInfer", SERVER_KIND)
     assert set(collector.children(request)) == {"call add"}
 
 
 def test_predictors_go_on_with_the_trace(start_predictor: StartPredictor, collector: SpanReceiver) -> None:
-    settings = {f"COROSRV_{name.upper()}" if name.islower() else name: of for name, of in traced(collector).items()}
-    server = start_predictor(PREDICTOR, command=SERVE, **settings)
+    settings = {name if name.isupper() else f"COROSRV_{name.upper()}": of for name, of in traced(collector).items()}
+    server = start_predictor(PREDICTOR, command=SERVE, COROSRV_ACCESS_LOG="json", **settings)
+    client = new_client()
 
-    answer = server.ask("POST", "/predictions", {"input": {}}, CLIENT)
+    answer = server.ask("POST", "/predictions", {"input": {}}, client)
 
     _, trace, parent, _ = answer.json["output"].split("-")
-    assert (trace, parent) == (CLIENTS_TRACE, collector.wait_for("predict").id)
-
-
-def test_each_worker_process_sends_its_spans(start: Servers, collector: SpanReceiver, tmp_path: Path) -> None:
-    server = start.start(*SERVE, "-w", "2", run_dir=tmp_path / "run", **traced(collector))
-    with server.connect() as client:
-        assert client.post(chat(max_tokens=2), CHAT, CLIENT).status == 200
-
-    request = collector.wait_for(f"POST {CHAT}")
-    assert set(collector.children(collector.children(request)["chat synthetic"])) == {"queue", "prefill", "decode"}
+    request = collector.wait_for_child(*ids(client))
+    assert (trace, parent) == (request.trace_id, collector.children(request)["predict"].id)
+    found = eventually(lambda: re.search(rf"^.*{trace}.*$", server.process.log, re.MULTILINE), what="a line of log")
+    line = json.loads(found.group())
+    assert (line["status"], Path(line["model"]).name) == (200, "predict.py:Predictor")
 
 
 def test_a_collector_that_hangs_delays_neither_answers_nor_the_end(start: Servers) -> None:
@@ -201,19 +232,13 @@ def test_a_server_without_the_package_says_what_is_missing(start: Servers, tmp_p
     assert "pip install 'corosrv[otel]'" in server.log
 
 
-@pytest.mark.parametrize("style", ["gevent", "flask"])
-def test_a_mounted_server_traces_its_own_routes(start: Servers, collector: SpanReceiver, style: str) -> None:
-    app = REPOSITORY / "deploy" / "example_app.py"
-    commands = {
-        "gevent": ("gunicorn", "-k", "gevent", "--no-control-socket", "-b", "127.0.0.1:0", "--chdir", str(app.parent),
-                   "example_app:app"),
-        "flask": ("flask", "--app", str(app), "run", "--port", "0"),
-    }  # fmt: skip
-    server = start.start(*commands[style], wait_for=None, **traced(collector))
+def test_a_mounted_server_traces_its_own_routes_under_any_web_server(start: Servers, collector: SpanReceiver) -> None:
+    app, client = REPOSITORY / "deploy" / "example_app.py", new_client()
+    server = start.start("flask", "--app", str(app), "run", "--port", "0", wait_for=None, **traced(collector))
     server.wait_until("ok", prefix="/llm")
-    with server.connect() as client:
-        assert client.post(chat(max_tokens=3, stream=True), f"/llm{CHAT}", CLIENT).status == 200
+    with server.connect() as connection:
+        assert connection.post(chat(max_tokens=3, stream=True), f"/llm{CHAT}", client).status == 200
 
-    request = collector.wait_for(f"POST /llm{CHAT}")
-    assert request.parent == CLIENTS_SPAN
+    request = collector.wait_for_child(*ids(client))
+    assert request.name == f"POST /llm{CHAT}"
     assert request.seconds >= collector.children(request)["chat synthetic"].seconds > 0.03

@@ -57,12 +57,17 @@ class SpanReceiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.server_port}"
 
-    def wait_for(self, name: str) -> GotSpan:
-        """Returns the first span of this name once it is there."""
-        return eventually(lambda: self.find(name), what=f"a span {name} among {[span.name for span in self.spans]}")
+    def wait_for_child(self, trace_id: str, parent: str, kind: int = 2) -> GotSpan:
+        """Returns the span of a server beneath another one once it is there; its own parts came before it."""
 
-    def find(self, name: str) -> GotSpan | None:
-        return next((span for span in list(self.spans) if span.name == name), None)
+        def find() -> GotSpan | None:
+            spans = list(self.spans)
+            wanted = (trace_id, parent, kind)
+            return next((span for span in spans if (span.trace_id, span.parent, span.kind) == wanted), None)
+
+        found = eventually(find, what=f"a span of trace {trace_id}")
+        assert found is not None
+        return found
 
     def children(self, parent: GotSpan) -> dict[str, GotSpan]:
         return {span.name: span for span in list(self.spans) if span.parent == parent.id}

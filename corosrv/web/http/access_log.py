@@ -145,4 +145,4 @@ def _as_text(members: dict[str, Any]) -> str:
 
 
 def _word(value: str) -> str:
-    return f'"{value}"' if not value or " " in value or '"' in value else value
+    return msgspec.json.encode(value).decode() if " " in value or '"' in value else value
