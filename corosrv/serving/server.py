@@ -423,8 +423,8 @@ class Server:
             response.account = RequestAccount(self._stats, route, self._bodies.hand_over(http_request))
         else:
             self._stats.count_answer(route, response.status_code)
-        if self.access_log is not None:
-            self._describe(self.access_log, http_request.environ[TRACE], route, response)
+        if self.access_log is not None and (trace := http_request.environ.get(TRACE)) is not None:
+            self._describe(self.access_log, trace, route, response)
         return response
 
     def _describe(self, log: AccessLog, trace: RequestTrace, route: str, response: Response) -> None:
