@@ -28,6 +28,7 @@ class GotSpan:
     attributes: dict[str, Any]
     is_error: bool
     service: str
+    state: str  # of tracestate
 
 
 class SpanReceiver:
@@ -42,7 +43,7 @@ class SpanReceiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.paths.add(self.path)
-                receiver.spans.extend(_spans(ExportTraceServiceRequest.FromString(body)))
+                receiver.spans.extend(spans_of(body))
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -73,8 +74,8 @@ class SpanReceiver:
         return {span.name: span for span in list(self.spans) if span.parent == parent.id}
 
 
-def _spans(request: ExportTraceServiceRequest) -> Iterator[GotSpan]:
-    for resource in request.resource_spans:
+def spans_of(message: bytes) -> Iterator[GotSpan]:
+    for resource in ExportTraceServiceRequest.FromString(message).resource_spans:
         service = next((_value(a.value) for a in resource.resource.attributes if a.key == "service.name"), "")
         for scope in resource.scope_spans:
             for span in scope.spans:
@@ -88,6 +89,7 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[GotSpan]:
                     {attribute.key: _value(attribute.value) for attribute in span.attributes},
                     span.status.code == 2,
                     service,
+                    span.trace_state,
                 )
 
 

@@ -251,7 +251,7 @@ def request_id(request: Request) -> str:
 
 def without_secrets(url: str) -> str:
     """Returns a URL with asterisks in place of keys among its arguments."""
-    return _SECRET_ARGUMENT.sub(r"\1***", url)
+    return _SECRET_ARGUMENT.sub(r"\1***", url) if "=" in url else url
 
 
 def redacted(environ: dict[str, Any]) -> dict[str, Any]:

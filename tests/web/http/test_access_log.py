@@ -1,28 +1,22 @@
 """Lines of the access log, made of what web servers pass on."""
 
+import io
 import json
-import logging
 
 import pytest
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import load
-from corosrv.web.http import access_log
 from corosrv.web.http.access_log import CLIENT_GONE, AccessLog
 
 
 @pytest.fixture
-def written(monkeypatch):
-    """The lines that are written."""
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    monkeypatch.setattr(access_log.log, "handlers", [handler])
-    monkeypatch.setattr(access_log.log, "propagate", False)
-    monkeypatch.setattr(access_log.log, "level", logging.INFO)
-    access_log.log.manager._clear_cache()
-    yield lines
-    access_log.log.manager._clear_cache()
+def out():
+    return io.StringIO()
+
+
+def lines_of(out: io.StringIO) -> list[str]:
+    return out.getvalue().split("\n")[:-1]
 
 
 def environ(**members: str) -> dict[str, str]:
@@ -31,34 +25,47 @@ def environ(**members: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("hostile", ["/\nforged", "/\x1b[2J", "/\u2028\u202e", "/\x00\x7f", "/?key=s3cret\n"])
-def test_a_path_stays_within_its_line(written, form, hostile):
-    log = AccessLog(form, None)
+def test_a_path_stays_within_its_line(out, form, hostile):
+    log = AccessLog(form, None, out)
     log.end(log.begin(environ(RAW_URI=hostile)), 404, 0, "complete")
 
-    (line,) = written
+    (line,) = lines_of(out)
     assert line.isprintable()
     assert "s3cret" not in line
 
 
-def test_members_that_are_not_known_are_left_out(written):
-    log = AccessLog("json", None)
+def test_members_that_are_not_known_are_left_out(out):
+    log = AccessLog("json", None, out)
     trace = log.begin(environ(SCRIPT_NAME="/llm", QUERY_STRING="a=1"))
     trace.id = "r"
     log.end(trace, 499, None, CLIENT_GONE)
 
-    line = json.loads(written[0])
+    line = json.loads(out.getvalue())
     assert (line["path"], line["bytes"], line["end"]) == ("/llm/v1?a=1", None, "client_gone")
     assert not {"key", "model", "trace"} & line.keys()
 
 
-def test_values_with_blanks_are_quoted_in_text(written):
-    log = AccessLog("text", None)
+def test_values_with_blanks_are_quoted_in_text(out):
+    log = AccessLog("text", None, out)
     trace = log.begin(environ())
     trace.key = 'ann "a" smith'
     trace.name_model("m model=x")
     log.end(trace, 200, 5, "complete")
 
-    assert written[0].endswith('complete id=- key="ann \\"a\\" smith" model="m model=x"')
+    assert lines_of(out)[0].endswith('complete id=- key="ann \\"a\\" smith" model="m model=x"')
+
+
+def test_a_log_that_nobody_takes_stops_no_request():
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError("the disk is full")
+
+    out = Full()
+    log = AccessLog("text", None, out)
+
+    log.end(log.begin(environ()), 200, 0, "complete")
+
+    assert len(lines_of(out)) == 1
 
 
 def test_a_request_without_a_span_has_no_trace_and_no_headers():
