@@ -338,7 +338,7 @@ class SpanTrace:
         parts = [
             _field(b"\x0a", self._trace_id.to_bytes(16, "big")),
             _field(b"\x12", self._id.to_bytes(8, "big")),
-            _named(self._name, self._kind),
+            _name_and_kind(self._name, self._kind),
             _TIMES.pack(b"\x39", self._began, b"\x41", self._ended),
             *(_pair(name, value) for name, value in self._attributes.items()),
         ]
@@ -370,7 +370,7 @@ def _field(tag: bytes, content: bytes) -> bytes:
 
 
 @lru_cache(1024)
-def _named(name: str, kind: Span.SpanKind.ValueType) -> bytes:
+def _name_and_kind(name: str, kind: Span.SpanKind.ValueType) -> bytes:
     return bytes(Span(name=name, kind=kind).SerializeToString())
 
 

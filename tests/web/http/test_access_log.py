@@ -76,13 +76,13 @@ def test_a_request_without_a_span_has_no_trace_and_no_headers():
 
 
 @pytest.mark.parametrize(
-    ("given", "log_format", "form"),
+    ("word", "log_format", "form"),
     [("", "text", "off"), ("0", "json", "off"), ("1", "text", "text"), ("1", "json", "json"), ("json", "text", "json"),
      ("text", "json", "text"), ("off", "json", "off")],
 )  # fmt: skip
-def test_its_form_is_chosen_by_a_word_or_by_that_of_other_lines(given, log_format, form):
+def test_its_form_is_chosen_by_a_word_or_by_that_of_other_lines(word, log_format, form):
     settings = load(
-        environ={"COROSRV_MODEL": "synthetic:", "COROSRV_ACCESS_LOG": given, "COROSRV_LOG_FORMAT": log_format}
+        environ={"COROSRV_MODEL": "synthetic:", "COROSRV_ACCESS_LOG": word, "COROSRV_LOG_FORMAT": log_format}
     )
 
     assert settings.server.access_log_form == form
