@@ -179,6 +179,7 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
         if worker is not None:
             app.extensions["corosrv"].context.count_clients = worker.count_clients
             app.extensions["corosrv"].context.siblings = worker.siblings
+            worker.access_log = app.extensions["corosrv"].access_log
             worker.state = lambda: app.extensions["corosrv"].context.state
             _end_with(worker, app.extensions["corosrv"], predictor)
             if ends_with_bad_code:

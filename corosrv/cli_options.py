@@ -266,7 +266,7 @@ _SHORT = {
 _NEGATIONS = {"no_mmproj": "mmproj_auto", "no_context_shift": "context_shift", "no_kv_unified": "kv_unified"}
 
 # What a flag without a value says.
-_ALONE = {"flash_attn": "on"}
+_ALONE = {"flash_attn": "on", "access_log": "1"}
 
 # Settings whose flag may be given several times, and what makes one text of them, as the environment has it.
 _JOINERS: dict[str, Callable[[Sequence[str]], str]] = {

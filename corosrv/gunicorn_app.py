@@ -223,8 +223,6 @@ def options(settings: Settings) -> dict[str, Any]:
     chosen = {**OPTIONS, "graceful_timeout": int(_drain_s(settings)) + _MARGIN}
     if settings.server.log_format == "json":
         chosen["logger_class"] = JsonLogger
-    if settings.server.access_log:
-        chosen["accesslog"] = "-"
     return chosen
 
 

@@ -38,6 +38,7 @@ SERVERS = [
     "corosrv serve deploy/app/typed.py:app --workers 2",
     "gunicorn -k gevent corosrv.app",
     "corosrv serve -w 4",
+    "corosrv serve --access-log text",
     "gunicorn -k gevent -w 4 corosrv.app",
 ]
 UPSTREAMS = (
@@ -47,11 +48,15 @@ PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --pee
 IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 CONFIG = "corosrv config --model path/to/model.gguf --slots 16"
-# Followed in tests/serve/test_listening.py, tests/models/test_replay.py and tests/serve/test_batches.py.
+# Followed elsewhere in tests: of listening, of the access log and traces, of Prometheus' files, of replays, of batches.
 ELSEWHERE = [
     "corosrv serve --certfile certificate.pem --keyfile key.pem",
     "corosrv serve --host unix:/run/corosrv/http.sock,127.0.0.1",
+    "pip install 'corosrv[otel]'",
+    "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 corosrv serve --traces",
+    "COROSRV_ACCESS_LOG=json gunicorn -k gevent corosrv.app",
     "corosrv serve -- --max-requests 100000 --forwarded-allow-ips 10.0.0.1",
+    "prometheus --config.file=deploy/prometheus/scrape.yaml",
     "corosrv serve --record /var/lib/corosrv/engine.rec",
     "corosrv replay /var/lib/corosrv/engine.rec.crashed-4711 --steps --until 1204",
     "corosrv serve --files-path /var/lib/corosrv/files",

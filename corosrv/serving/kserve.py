@@ -60,7 +60,9 @@ class KservePart(Part):
             max_bytes=server.bodies_bytes,
         )
         find_object = no_object if self._objects is None else self._object_of
-        return GrpcFront(config, self._calls, self._context.check, find_object)
+        tracer = self._context.tracer
+        begin_call = None if tracer is None else tracer.begin_call
+        return GrpcFront(config, self._calls, self._context.check, find_object, begin_call)
 
     def start(self) -> None:
         if self.grpc is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from flask import Blueprint, g, has_app_context, has_request_context, request
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, Refused, SettingsError
@@ -62,6 +63,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("corosrv")
 
 _LAST_POSTS_S = 2.0  # that webhooks get to be delivered when everything ends
+
+
+class RestartCollector(Collector):
+    """Reads what became of engines that have processes of their own."""
+
+    def __init__(self, engines: Collection[RemoteEngine]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[Metric]:
+        restarts = sum(engine.n_restarts for engine in self._engines)
+        recovering = sum(engine.is_recovering for engine in self._engines)
+        yield CounterMetricFamily("corosrv_engine_restarts", "Engines' processes that followed a lost one", restarts)
+        yield GaugeMetricFamily("corosrv_engines_recovering", "Engines that another process is started for", recovering)
 
 
 class ModelPart(Part):
@@ -194,7 +208,12 @@ class ModelPart(Part):
         return self.pool.stats()
 
     def collectors(self) -> tuple[Collector, ...]:
-        collectors = (EngineCollector(self.pool), GatewayCollector(self.pool), LlamaCollector(self.pool))
+        collectors = (
+            EngineCollector(self.pool),
+            GatewayCollector(self.pool),
+            LlamaCollector(self.pool),
+            RestartCollector(self._remote),
+        )
         return collectors if self._vision is None else (*collectors, self._vision.collector())
 
     def blueprints(self) -> tuple[Blueprint, ...]:

@@ -19,6 +19,7 @@ from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import Settings
 from corosrv.web.groups.table import GroupTable
+from corosrv.web.http.access_log import Tracer
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.siblings import OtherAnswer, Siblings
@@ -120,6 +121,7 @@ class ServerContext:
     on_unstartable: Callable[[str], None] = lambda reason: None  # called if nothing can be started
     # Connections and the greenlets that serve them; None where the web server does not tell.
     count_clients: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
+    tracer: Tracer | None = None  # where requests are traced
     siblings: Siblings | None = None  # the other worker processes, where there are some
 
     def ask_other_workers(self, request: flask.Request, body: bytes = b"") -> list[OtherAnswer]:

@@ -20,6 +20,7 @@ from gevent import monkey
 
 from corosrv.base.errors import NotOffered, SettingsError
 from corosrv.base.processor import Turns
+from corosrv.contracts.jobs.terms import TRACE
 from corosrv.contracts.settings import KeyEntry, Settings
 from corosrv.dialects.llamacpp.metrics import with_token_counter
 from corosrv.dialects.openai import answer_types
@@ -35,12 +36,14 @@ from corosrv.web.docs import home as docs
 from corosrv.web.docs.home import Home, Served, ollama_refusals
 from corosrv.web.groups import routes as group_routes
 from corosrv.web.groups.table import GroupTable
-from corosrv.web.http import access, body_reader, health, metrics, openapi, terms
+from corosrv.web.http import access, access_log, body_reader, health, metrics, openapi, terms
+from corosrv.web.http.access_log import AccessLog, RequestTrace
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.heap import BodyBudget
 from corosrv.web.http.lean_flask import LeanFlask, current
 from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, long_json_response, register_errors
 from corosrv.web.http.siblings import is_repeated
+from corosrv.web.http.sse import EventStream
 from corosrv.web.kept import streams as stream_routes
 from corosrv.web.kept.answer_logs import AnswerLogs, LogCollector
 from corosrv.web.kept.keyed_answers import KeyCollector, KeyedAnswers
@@ -54,6 +57,7 @@ if TYPE_CHECKING:  # each is imported where it is made: a server needs few of th
     from corosrv.serving.batches import Batches
     from corosrv.serving.cluster import Cluster, Sharing
     from corosrv.serving.models import ModelPart
+    from corosrv.serving.tracing import SpanMaker
     from corosrv.workers.dispatch.dispatcher import Dispatcher
 
 log = logging.getLogger("corosrv")
@@ -84,6 +88,7 @@ class Server:
         """Makes the parts, which start later. `is_mounted`: in somebody's own app. Raises SettingsError."""
         self.settings = server = settings.server
         self._stats = metrics.HttpStats()
+        self._tracer = self._make_tracer()
         self._bodies = BodyReader(server.body_timeout_s, BodyBudget(server.bodies_bytes))
         n_keys = server.n_shares
         self._streams = self._make_streams(n_keys)
@@ -97,6 +102,7 @@ class Server:
             answers=answers,
             groups=GroupTable(),
             on_shutdown=self.stop,
+            tracer=self._tracer,
         )
         self.on_close_while_loading: Callable[[], None] = lambda: None  # before close() waits for a load
         self._closing = ExitStack()
@@ -119,6 +125,8 @@ class Server:
         self._root: Blueprint | None = None  # and whether it has the hooks
         self._root_has_hooks = False
         self._batches = self._make_batches()
+        has_log = server.access_log_form != "off" or self._tracer is not None
+        self.access_log = access_log.AccessLog(server.access_log_form, self._tracer) if has_log else None
         self._is_started = False
         self._has_warned = False
         self._started_at = int(time.time())
@@ -151,6 +159,15 @@ class Server:
         if not self._root_has_hooks:
             self.add_hooks(app)
         return app
+
+    def _make_tracer(self) -> SpanMaker | None:
+        if not self.settings.traces:
+            return None
+        from corosrv.serving.tracing import SpanCollector, SpanMaker
+
+        tracer = SpanMaker()
+        self._stats.registry.register(SpanCollector(tracer))
+        return tracer
 
     def _make_streams(self, n_keys: int) -> ResumableStreams:
         server = self.settings
@@ -238,6 +255,8 @@ class Server:
         self._is_started = True
         atexit.register(self.close)
         context, parts = self.context, self.parts
+        if self._tracer is not None:
+            self._closing.callback(self._tracer.close)
         if parts.models is not None:
             self._closing.callback(self._close_models, parts.models)
         if self.cluster is not None:
@@ -411,6 +430,8 @@ class Server:
         notes.corosrv_began = time.monotonic()
         self._stats.begin_work()
         notes.corosrv_request_id = access.request_id(http_request)
+        if self.access_log is not None and TRACE not in http_request.environ:
+            self.access_log.begin(http_request.environ).is_ended_here = True
         view = current_app.view_functions.get(http_request.endpoint or "")
         is_open = http_request.method == "OPTIONS" or openapi.needs_no_key(view)
         caller = None if peers is None else peers.guard.admit(http_request.environ)
@@ -447,4 +468,25 @@ class Server:
             response.account = RequestAccount(self._stats, route, self._bodies.hand_over(http_request))
         else:
             self._stats.count_answer(route, response.status_code)
+        if self.access_log is not None and (trace := http_request.environ.get(TRACE)) is not None:
+            self._describe(self.access_log, trace, route, response)
         return response
+
+    def _describe(self, log: AccessLog, trace: RequestTrace, route: str, response: Response) -> None:
+        """Tells a request's trace what is known by now, and ends it with its answer where nobody else will."""
+        notes = current(g)
+        account: KeyAccount | None = notes.get("corosrv_account")
+        trace.id, trace.route = response.headers["X-Request-Id"], "" if route == "none" else route
+        trace.key = "" if account is None else account.entry.name
+        if not trace.is_ended_here:
+            return
+        body = response.response
+
+        def end() -> None:
+            has_failed = isinstance(body, EventStream) and body.has_failed
+            log.end(trace, response.status_code, None, access_log.ERROR if has_failed else access_log.COMPLETE)
+
+        if isinstance(body, EventStream):
+            body.on_close = end  # a stream's response is passed over when it is closed
+        else:
+            response.call_on_close(end)

@@ -89,19 +89,24 @@ def serving(
     timeout: float = 120.0,
     log: Path | None = None,
     before: Callable[[], None] | None = None,
+    environ: dict[str, str] | None = None,
+    folder: str | None = None,
 ) -> Iterator[Server]:
     """`corosrv serve` with these COROSRV_ settings, ready; ended by its process id.
 
-    `log`: where it writes; `before` is called in its process first.
+    `log`: where it writes; `before` is called in its process first. `environ`: further variables; `folder`: a checkout
+    whose corosrv it is, if not this one's.
     """
     port = free_port()
-    environ = os.environ | {f"COROSRV_{name}": value for name, value in settings.items()}
+    environ = os.environ | {f"COROSRV_{name}": value for name, value in settings.items()} | (environ or {})
     with open(log or os.devnull, "wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "corosrv", "serve", "--port", str(port)],
             env=environ,
+            stdout=subprocess.DEVNULL,
             stderr=out,
             preexec_fn=before,
+            cwd=folder,
         )
     try:
         _wait_until_ready(port, process, time.monotonic() + timeout)

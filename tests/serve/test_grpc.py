@@ -35,14 +35,14 @@ def grpc_port(server: Server) -> int:
     return int(eventually(lambda: re.findall(r"gRPC listens on 127\.0\.0\.1, port (\d+)", server.log))[-1])
 
 
-def infer(port: int) -> Any:
+def infer(port: int, metadata: dict[str, str] | None = None) -> Any:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary(
             f"/{protocol.SERVICE}/ModelInfer",
             request_serializer=protocol.ModelInferRequest.SerializeToString,
             response_deserializer=protocol.ModelInferResponse.FromString,
         )
-        return call(ADD, timeout=20, wait_for_ready=True)
+        return call(ADD, timeout=20, wait_for_ready=True, metadata=list((metadata or {}).items()))
 
 
 def grpc_process(server: Server) -> Process:

@@ -7,9 +7,10 @@ without a limit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs.reader import Chunk
@@ -52,6 +53,47 @@ class Account(Protocol):
         """
 
 
+TRACE = "corosrv.trace"  # in the WSGI environment: the request's TracePart, where the access log or traces are on
+
+
+class TracePart(Protocol):
+    """A request, or a part of it, for the access log and for traces. Nothing here waits."""
+
+    @property
+    def trace_id(self) -> str:
+        """The id that all parts of the request share; empty where only the access log is on."""
+
+    def name_model(self, model: str) -> None:
+        """Tells which model, handler or predictor the request is for."""
+
+    def begin(self, name: str, attributes: Mapping[str, Any], *, is_client: bool = False) -> TracePart:
+        """Begins a part of this, which whoever calls ends. `is_client`: another server or process does it."""
+
+    def add_past(self, name: str, ago: float, seconds: float, attributes: Mapping[str, Any] | None = None) -> None:
+        """Adds a part that is over: it began `ago` seconds before now, and took `seconds`."""
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Returns the headers by which whoever is called goes on with the trace."""
+
+    def end(self, attributes: Mapping[str, Any] | None = None, error: str = "") -> None:
+        """Ends it. `error`: a word for what went wrong."""
+
+
+@contextmanager
+def part_of(trace: TracePart | None, name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """Shows what is done within as a part of the trace, if there is one."""
+    part = None if trace is None else trace.begin(name, attributes)
+    error = ""
+    try:
+        yield
+    except BaseException as raised:
+        error = type(raised).__name__
+        raise
+    finally:
+        if part is not None:
+            part.end(error=error)
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The terms on which a job waits and runs; the same for every kind of job."""
@@ -69,6 +111,7 @@ class Terms:
     asker: int = 0  # the hand-over whose handler makes this call; 0: no handler of this server does
     account: Account | None = field(default=None, compare=False, repr=False)  # of the caller's key, if it has one
     bill: Bill | None = field(default=None, compare=False, repr=False)  # of the job, where it has an account
+    trace: TracePart | None = field(default=None, compare=False, repr=False)  # what the job is a part of
 
 
 def parse_priority(text: str | None) -> int:

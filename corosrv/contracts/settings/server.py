@@ -259,7 +259,18 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
         "how lines of log are written: text, or json (corosrv serve: gunicorn's too)",
         check=one_of("text", "json"),
     )
-    access_log: bool = setting(False, "1: corosrv serve logs a line for each request on its standard output")
+    access_log: str = setting(
+        "off",
+        "text or json: a line for each request that has ended, on standard output; off: none; 1 stands for the form "
+        "of log_format, 0 for off",
+        check=one_of("off", "text", "json", "0", "1"),
+        takes_flags=True,
+    )
+    traces: bool = setting(
+        False,
+        "1: spans of each request go to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, over HTTP; needs "
+        "pip install 'corosrv[otel]'",
+    )
     unloadable_s: float = setting(
         10.0,
         "seconds after which a server none of whose models could be loaded ends, with a status on which systemd starts "
@@ -294,6 +305,11 @@ class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
         if self.bodies_bytes < self.max_body_bytes:
             words = f"must be at least COROSRV_MAX_BODY_BYTES, which is {self.max_body_bytes}"
             raise sources.bad_value("bodies_bytes", words, str(self.bodies_bytes))
+
+    @property
+    def access_log_form(self) -> str:
+        """Returns how lines of the access log are written: text or json; off where there are none."""
+        return {"0": "off", "1": self.log_format}.get(self.access_log, self.access_log)
 
     @property
     def keys(self) -> tuple[str, ...]:

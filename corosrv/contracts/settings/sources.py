@@ -120,15 +120,16 @@ def setting(
     check: Check | None = None,
     also: str = "",
     is_secret: bool = False,
+    takes_flags: bool = False,
 ) -> Any:
     """Makes a field with its help text, which the command line shows, and a check of its values.
 
     `also`: a variable of another server's, which counts where no other source has the setting; `is_secret`: no error
-    message shows its value.
+    message shows its value; `takes_flags`: a text that files may also have as true or false, for "1" or "0".
     """
     return dataclasses.field(
         default=default,
-        metadata={"help": help, "check": check, "also": also, "is_secret": is_secret},
+        metadata={"help": help, "check": check, "also": also, "is_secret": is_secret, "takes_flags": takes_flags},
     )
 
 
@@ -226,10 +227,13 @@ class RawSettings:
 
     def _from_file(self, part: type) -> dict[str, SourcedValue]:
         values = {}
+        flags = {field.name for field in fields(part) if field.metadata["takes_flags"]}
         for name, kind in kinds(part).items():
             if name not in self.in_file:
                 continue
             value = self.in_file[name]
+            if name in flags and isinstance(value, bool):
+                value = str(int(value))
             accepted = (int, float) if kind is float else kind
             is_right = isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)
             if not is_right:

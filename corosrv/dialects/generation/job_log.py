@@ -7,9 +7,10 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from corosrv.contracts.jobs import AnyJob, Chunk, Finish, Job, Reader, Worker
-from corosrv.contracts.jobs.terms import Bill
+from corosrv.contracts.jobs import AnyJob, Chunk, EmbedJob, Finish, Job, Messages, Reader, Worker
+from corosrv.contracts.jobs.terms import Bill, TracePart
 from corosrv.dialects.generation.forks import ForkableAnswer
 
 log = logging.getLogger("corosrv.jobs")
@@ -35,13 +36,35 @@ def submit(
         n, most = (job.n, job.max_tokens) if isinstance(job, Job) else (1, 0)
         bill = account.open_bill(job.n_tasks, n, most)
         job = replace(job, terms=replace(job.terms, bill=bill))
-    record = JobRecord(job.terms.request_id, model, job.n_tasks, as_json, bill, forkable)
+    if (trace := job.terms.trace) is not None:
+        trace = begin_trace(trace, job, model)
+        job = replace(job, terms=replace(job.terms, trace=trace))
+    record = JobRecord(job.terms.request_id, model, job.n_tasks, as_json, bill, forkable, trace)
     try:
         return worker.submit(job), record
-    except BaseException:
+    except BaseException as error:
         if bill is not None:
             bill.drop()
+        if trace is not None:
+            trace.end(error=type(error).__name__)
         raise
+
+
+def begin_trace(trace: TracePart, job: AnyJob, model: str) -> TracePart:
+    """Begins the part of a request that its job is, with OpenTelemetry's names for generating; nothing of a prompt."""
+    trace.name_model(model)
+    if not trace.trace_id:
+        return trace
+    operation = "text_completion" if isinstance(job, Job) else "embeddings" if isinstance(job, EmbedJob) else "rerank"
+    attributes: dict[str, Any] = {"gen_ai.provider.name": "corosrv", "gen_ai.request.model": model}
+    if isinstance(job, Job):
+        if any(isinstance(prompt, Messages) for prompt in job.prompts):
+            operation = "chat"
+        attributes["gen_ai.request.temperature"] = job.sampling.temperature
+        attributes["gen_ai.request.stream"] = job.stream
+        if job.max_tokens is not None:
+            attributes["gen_ai.request.max_tokens"] = job.max_tokens
+    return trace.begin(f"{operation} {model}", attributes | {"gen_ai.operation.name": operation})
 
 
 class JobRecord:
@@ -52,7 +75,7 @@ class JobRecord:
 
     __slots__ = (
         "_as_json", "_began", "_bill", "_cached_tokens", "_decode_ms", "_forkable", "_generated_tokens", "_id",
-        "_model", "_n_running", "_outcome", "_prompt_ms", "_prompt_tokens"
+        "_model", "_n_running", "_outcome", "_prompt_ms", "_prompt_tokens", "_trace"
     )  # fmt: skip
 
     def __init__(
@@ -63,13 +86,16 @@ class JobRecord:
         as_json: bool = False,
         bill: Bill | None = None,
         forkable: ForkableAnswer | None = None,
+        trace: TracePart | None = None,
     ) -> None:
-        """`id`: the request's; `model`: the name of the model that was asked. `bill`: to settle at the end."""
+        """`id`: the request's; `model`: the name of the model that was asked. `bill`: to settle at the end; `trace`:
+        the job's own part of it, to end then."""
         self._id = id
         self._model = model
         self._as_json = as_json
         self._bill = bill
         self._forkable = forkable
+        self._trace = trace
         self._n_running = n_tasks
         self._began = time.monotonic()
         self._outcome = _STOP
@@ -105,9 +131,26 @@ class JobRecord:
         self._n_running = -1
         if self._bill is not None:
             self._bill.close(self._generated_tokens)
+        if self._trace is not None:
+            self._end_trace(self._trace, outcome)
         level = logging.DEBUG if outcome in _NORMAL else logging.INFO
         if log.isEnabledFor(level):
             self._write(level, outcome)
+
+    def _end_trace(self, trace: TracePart, outcome: str) -> None:
+        total = time.monotonic() - self._began
+        prompt, decode = self._prompt_ms / 1000, self._decode_ms / 1000
+        if prompt or decode:  # of a job that ended early nothing is known
+            trace.add_past("queue", total, max(total - prompt - decode, 0.0))
+            trace.add_past("prefill", prompt + decode, prompt, {"corosrv.cached_tokens": self._cached_tokens})
+            trace.add_past("decode", decode, decode)
+        usage = {
+            "gen_ai.usage.input_tokens": self._prompt_tokens,
+            "gen_ai.usage.output_tokens": self._generated_tokens,
+            "gen_ai.response.model": self._model,
+            "gen_ai.response.finish_reasons": (outcome,),
+        }
+        trace.end(usage, "" if outcome in _NORMAL else outcome)
 
     def _write(self, level: int, outcome: str) -> None:
         members = {
@@ -121,4 +164,8 @@ class JobRecord:
             "decode_ms": round(self._decode_ms, 1),
             "seconds": round(time.monotonic() - self._began, 3),
         }
-        log.log(level, "%s", json.dumps({"event": "job_ended", **members}) if self._as_json else _TEXT % members)
+        text = _TEXT
+        if self._trace is not None and self._trace.trace_id:
+            members["trace"] = self._trace.trace_id
+            text += ", trace %(trace)s"
+        log.log(level, "%s", json.dumps({"event": "job_ended", **members}) if self._as_json else text % members)

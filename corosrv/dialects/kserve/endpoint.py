@@ -20,7 +20,7 @@ from corosrv.contracts.jobs.infer import (
     InferWorker,
     Target,
 )
-from corosrv.contracts.jobs.terms import Terms
+from corosrv.contracts.jobs.terms import TRACE, Terms
 from corosrv.dialects.kserve import schema
 from corosrv.dialects.kserve.generate_answer import GeneratedText, TextEvents, check_gives_text, decode_generate
 from corosrv.dialects.kserve.infer_answer import EncodedAnswer, encode_answer
@@ -228,6 +228,7 @@ def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Ter
         caller=caller(),
         request_id=current(g).get("corosrv_request_id", ""),
         session=call.parameters.get("sequence_id", ""),
+        trace=environ.get(TRACE),
     )
     account: KeyAccount | None = current(g).get("corosrv_account")
     return terms if account is None else account.terms(terms)

@@ -24,6 +24,7 @@ from corosrv.contracts.jobs.terms import (
     PRIORITY,
     TIMEOUT,
     Terms,
+    TracePart,
     parse_priority,
     parse_timeout,
 )
@@ -160,6 +161,7 @@ def call_terms(
     caller: str = "",
     request_id: str = "",
     session: object = "",
+    trace: TracePart | None = None,
 ) -> Terms:
     """Makes the terms of a call that arrives at `now`, of time.monotonic(). Raises Refused for a header's wrong value.
 
@@ -175,6 +177,7 @@ def call_terms(
         deadline=None if timeout is None else now + timeout,
         idempotency_key=_idempotency_key(header),
         session=(header(_SESSION) or str(session))[:_MAX_SESSION],
+        trace=trace,
     )
 
 

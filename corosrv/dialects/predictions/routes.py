@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from werkzeug.exceptions import MethodNotAllowed
 
 from corosrv.base.errors import BodyTooLarge, ClientGone, CorosrvError, InvalidInput, NotFound, UnsupportedMedia
+from corosrv.contracts.jobs.terms import TRACE
 from corosrv.dialects.predictions import events, parse
 from corosrv.dialects.predictions import health as service_info
 from corosrv.dialects.predictions.health import PredictorHealth
@@ -65,7 +66,7 @@ class PredictionEndpoint:
         call = parse.call(
             *self._read(), path_id, request.headers, service.webhooks.destinations, came_by_loopback(request)
         )
-        prediction, outcome = service.admit(call)
+        prediction, outcome = service.admit(call, request.environ.get(TRACE))
         is_new = outcome is CallOutcome.NEW
         is_logged = sse.LOGGED in request.environ
         last_number = None if is_logged else parse.last_event_id(request.headers)

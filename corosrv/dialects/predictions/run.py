@@ -19,6 +19,7 @@ from gevent.pool import Pool
 
 from corosrv.contracts.jobs import Reader
 from corosrv.contracts.jobs.setup import Answer, Cancelled, Done, Failed, LogLine, Metric, Output, OutputChunk, Terminal
+from corosrv.contracts.jobs.terms import TracePart
 from corosrv.dialects.predictions.files import weight
 from corosrv.dialects.predictions.prediction import Prediction, Status, utc_now
 from corosrv.web.http.reply import line
@@ -148,8 +149,11 @@ class Run:
         files: Resolves,
         directory: str,
         on_end: Callable[[Run, Status, str | None, Terminal | None], None],
+        trace: TracePart | None = None,
     ) -> None:
+        """`trace`: its own part of its request's, which `on_end` ends."""
         self.prediction = prediction
+        self.trace = trace
         self._reader = reader
         self._files = files
         self._directory = directory

@@ -17,6 +17,7 @@ from corosrv.base.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, 
 from corosrv.base.outgoing import Destinations, WebhookSigner
 from corosrv.contracts.jobs import PredictJob
 from corosrv.contracts.jobs.setup import Done, Setup, Terminal, WorkerState
+from corosrv.contracts.jobs.terms import TracePart
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions import health, parse
 from corosrv.dialects.predictions.drain import Drain, Supervisor
@@ -28,6 +29,7 @@ from corosrv.dialects.predictions.prediction import Prediction, Status, utc_now
 from corosrv.dialects.predictions.run import AnswerReader, Run, log_prediction
 from corosrv.dialects.predictions.validation import InputSchema
 from corosrv.dialects.predictions.webhooks import Deliveries, Webhooks
+from corosrv.web.http.reply import line
 from corosrv.workers.dispatch.host import PermitPool
 
 log = logging.getLogger("corosrv.predictions")
@@ -123,9 +125,9 @@ class PredictionService:
 
     # Starting predictions
 
-    def admit(self, call: PredictionCall) -> tuple[Prediction, CallOutcome]:
+    def admit(self, call: PredictionCall, trace: TracePart | None = None) -> tuple[Prediction, CallOutcome]:
         """Starts a prediction, or finds the one that an earlier call with its id started, in one step without a switch.
-        Checks the input before that, and waits if it is large.
+        Checks the input before that, and waits if it is large. `trace`: the request's.
 
         Raises Unavailable, NotStreamed, InvalidInput or IdTaken; then nothing has happened.
         """
@@ -138,7 +140,7 @@ class PredictionService:
         input = schema.check(call.input, call.n_bytes)
         self.check()  # again: the worker may have gone meanwhile
         duplicate = self._find_duplicate(call, input)
-        return duplicate if duplicate is not None else (self._accept(call, input), CallOutcome.NEW)
+        return duplicate if duplicate is not None else (self._accept(call, input, trace), CallOutcome.NEW)
 
     def check(self) -> None:
         """Raises Unavailable if no call can be accepted now."""
@@ -173,20 +175,25 @@ class PredictionService:
             raise IdTaken(f"id already used: {call.id} was another prediction, which has ended")
         return None
 
-    def _accept(self, call: PredictionCall, input: dict[str, Any]) -> Prediction:
+    def _accept(self, call: PredictionCall, input: dict[str, Any], trace: TracePart | None) -> Prediction:
         schema = self.schema
         history = History(self.settings.stream_history) if schema.is_streaming else None
         id = call.id or parse.new_id()
         prediction = Prediction(id, input, schema.mask(input), utc_now(), history, _is_list(schema.document))
         prediction.n_bytes = call.n_bytes
         directory = self._folder.new_path()
+        context = call.context
+        if trace is not None:
+            trace.name_model(self.settings.predictor)
+            trace = trace.begin("predict", {"corosrv.prediction_id": line(id)}, is_client=True)
+            context = {**context, **dict(trace.headers())}
         try:
-            reader = self.worker.submit(PredictJob(id, input, directory, call.context))
+            reader = self.worker.submit(PredictJob(id, input, directory, context))
         except NoCapacity:
             self._n_refused += 1
             raise
         try:
-            self._begin(prediction, Run(prediction, reader, self._files, directory, self._on_end), call)
+            self._begin(prediction, Run(prediction, reader, self._files, directory, self._on_end, trace), call)
         except BaseException:  # whatever it is, nobody would ever read the answers
             reader.close()
             raise
@@ -216,6 +223,9 @@ class PredictionService:
         else:
             is_list = terminal.is_stream or (False if isinstance(terminal, Done) else None)  # None: it could not say
             prediction.end(status, utc_now(), error, terminal.predict_time, is_list)
+        if run.trace is not None:
+            outcome = prediction.error_type or prediction.status.value
+            run.trace.end(error="" if prediction.status is Status.SUCCEEDED else outcome)
         log_prediction(prediction, self.settings.predictor, self._logs_json)
         self._drain.remove(run)
 

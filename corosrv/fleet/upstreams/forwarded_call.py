@@ -137,6 +137,7 @@ class ForwardedCall(RunningCall):
         self._upstream = upstream
         self._permit = permit
         self._request = item.request
+        self._trace = item.trace
         self._deadline = item.deadline
         self._listener = listener
         self._exchange = exchange
@@ -234,6 +235,8 @@ class ForwardedCall(RunningCall):
         request = self._request
         if self._deadline is not None:
             request = replace(request, headers=with_timeout(request.headers, self._deadline - time.monotonic()))
+        if self._trace is not None and (fields := self._trace.headers()):
+            request = replace(request, headers=with_fields(request.headers, fields))
         if self._upstream.takes_aborts:
             id = f"corosrv-{uuid.uuid4().hex}"
             body = tag(request.path, request.body, id)
@@ -261,8 +264,13 @@ def _forget(piece: bytes) -> bool:
 
 def with_timeout(headers: Headers, seconds: float) -> Headers:
     """Returns headers that give a request the time that is left of its own."""
-    others = tuple(field for field in headers if field[0].lower() != _TIMEOUT.lower())
-    return (*others, (_TIMEOUT, str(max(math.ceil(seconds * 1000), 1))))
+    return with_fields(headers, ((_TIMEOUT, str(max(math.ceil(seconds * 1000), 1))),))
+
+
+def with_fields(headers: Headers, fields: Headers) -> Headers:
+    """Returns headers with these fields in place of those of the same names."""
+    names = {name.lower() for name, _ in fields}
+    return (*(field for field in headers if field[0].lower() not in names), *fields)
 
 
 def fault_of(head: AnswerHead) -> str:

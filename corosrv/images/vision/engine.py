@@ -37,6 +37,7 @@ from corosrv.contracts.jobs import (
     Tokens,
     Vocabulary,
 )
+from corosrv.contracts.jobs.terms import part_of
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
 from corosrv.images.vision.encoder import EncoderStats, ImageEncoder
@@ -229,7 +230,8 @@ class VisionEngine:
         """
         if isinstance(job, Job) and any(map(has_images, job.prompts)):
             self._engine.check()
-            job = replace(job, prompts=self._prompts().read(job.prompts, job.terms))
+            with part_of(job.terms.trace, "encode", {}):
+                job = replace(job, prompts=self._prompts().read(job.prompts, job.terms))
             reader = self._engine.submit(job)
             reader.image_tokens = [count_rows(prompt) for prompt in job.prompts for _ in range(job.n)]
             return reader

@@ -249,9 +249,14 @@ def request_id(request: Request) -> str:
     return client_id if _SANE_ID.fullmatch(client_id) else new_id("req_")
 
 
+def without_secrets(url: str) -> str:
+    """Returns a URL with asterisks in place of keys among its arguments."""
+    return _SECRET_ARGUMENT.sub(r"\1***", url) if "=" in url else url
+
+
 def redacted(environ: dict[str, Any]) -> dict[str, Any]:
-    """Returns the request's environment for the access log, without keys in the URL or the Referer."""
+    """Returns the request's environment for gunicorn's access log, without keys in the URL or the Referer."""
     names = ("RAW_URI", "HTTP_REFERER")
-    hidden = {name: _SECRET_ARGUMENT.sub(r"\1***", environ[name]) for name in names if name in environ}
+    hidden = {name: without_secrets(environ[name]) for name in names if name in environ}
     query = environ.get("QUERY_STRING", "")
-    return {**environ, **hidden, "QUERY_STRING": _SECRET_ARGUMENT.sub(r"\1***", "?" + query)[1:]}
+    return {**environ, **hidden, "QUERY_STRING": without_secrets("?" + query)[1:]}

@@ -29,14 +29,17 @@ from corosrv.base.processor import garbage_times
 from corosrv.base.waits import awake_clock
 from corosrv.contracts.jobs import State
 from corosrv.web.http import access, worker_watch
+from corosrv.web.http.access_log import CLIENT_GONE, COMPLETE, ERROR, AccessLog
 from corosrv.web.http.body_reader import PACED
 from corosrv.web.http.connection import ClientLimits, Connection, Overloaded, TooSlow
 from corosrv.web.http.heap import FullCollections
 from corosrv.web.http.listener import Certificates, Listener, PatientSocket
+from corosrv.web.http.message import CLIENT_GONE as LEFT
 from corosrv.web.http.message import HttpResponse, LateErrors, UnloggedResponse
 from corosrv.web.http.reply import PARKS, Flood, LateBody
 from corosrv.web.http.served_client import ClientPool, HttpExchange, ServedClient, send
 from corosrv.web.http.siblings import Siblings
+from corosrv.web.http.sse import EventStream
 from corosrv.web.http.worker_watch import NEVER_STARTS, WorkerReplacement, let_stops_through
 
 log = logging.getLogger("corosrv.http")
@@ -75,6 +78,7 @@ class Front(GeventWorker):  # type: ignore[misc]
     state: Callable[[], State] = staticmethod(lambda: State.READY)  # of what it serves
     at_end: Callable[[], None] | None = None  # stops what it serves, where that does not stop before its clients
     siblings: Siblings | None = None  # where this is one of several processes
+    access_log: AccessLog | None = None  # where requests are logged or traced
     _is_quitting = False
     _certificates: Certificates | None = None  # where it speaks TLS
     _hangs_up = False  # on clients whose last answer was sent, without a look whether they ask for more
@@ -340,6 +344,9 @@ class Front(GeventWorker):  # type: ignore[misc]
                 exchange.environ = environ
             environ["wsgi.multithread"] = True
             environ[PACED] = True
+            if self.access_log is not None:
+                exchange.trace = self.access_log.begin(environ)
+                answer.is_counted = True
             if len(self._connections) > _MANY:
                 environ[PARKS] = True
             self._count_request()
@@ -347,7 +354,7 @@ class Front(GeventWorker):  # type: ignore[misc]
                 answer.force_close()
             exchange.body = self.wsgi(environ, answer.start_response)
         except BaseException:
-            self._log_end(exchange)
+            self._log_end(exchange, ERROR)
             raise
         return exchange
 
@@ -355,16 +362,26 @@ class Front(GeventWorker):  # type: ignore[misc]
         """Sends an answer; True when another request may follow on this connection. Waits."""
         answer = exchange.answer
         assert answer is not None
+        end = ERROR
         try:
             if not self.alive:
                 answer.force_close()
             send(answer, exchange.body)
+            end = _end_of(answer, exchange.body)
             return not self._hangs_up and not answer.should_close()
+        except OSError:
+            end = CLIENT_GONE
+            raise
         finally:
-            self._log_end(exchange)
+            self._log_end(exchange, end)
 
-    def _log_end(self, exchange: HttpExchange) -> None:
+    def _log_end(self, exchange: HttpExchange, end: str) -> None:
         answer, request = exchange.answer, exchange.request
+        if self.access_log is not None and exchange.trace is not None:
+            # An application that raised has no status, and its client gets 500.
+            has_status = answer is not None and answer.status is not None
+            status, n_bytes = (answer.status_code, answer.sent) if answer is not None and has_status else (500, 0)
+            self.access_log.end(exchange.trace, status, n_bytes, end)
         if exchange.environ and self._has_access_log and answer is not None and answer.status is not None:
             self.log.access(answer, request, access.redacted(exchange.environ), datetime.now() - exchange.began)
         self.cfg.post_request(self, request, exchange.environ, answer)
@@ -383,6 +400,14 @@ class Front(GeventWorker):  # type: ignore[misc]
         if self.nr >= self.max_requests and self.alive:
             self.log.info("Autorestarting worker after current request.")
             self.alive = False
+
+
+def _end_of(answer: HttpResponse, body: Any) -> str:
+    """Returns how an answer that was sent has ended, for the access log."""
+    is_stream = isinstance(body, EventStream)
+    if answer.status_code == LEFT or (is_stream and body.is_abandoned):
+        return CLIENT_GONE
+    return ERROR if answer.is_cut_off or (is_stream and body.has_failed) else COMPLETE
 
 
 def adopt(limits: ClientLimits) -> Front | None:

@@ -173,6 +173,8 @@ class HttpResponse(Response):  # type: ignore[misc]
 
     sock: Any
     is_ended = False  # the last chunk was sent with the last piece
+    is_counted = False  # `sent` has to say at the end how long the body was
+    is_cut_off = False  # a bug has ended the body before its end
 
     def write(self, arg: bytes) -> None:
         """Sends a piece of the body; a short one goes with the headers, which would wake the client for nothing.
@@ -280,6 +282,16 @@ class DirectSender:
             self._answer.sock.sendall(unsent)
 
 
+class CountingSender(DirectSender):
+    """A direct sender that counts the bytes of the body."""
+
+    __slots__ = ()
+
+    def send(self, piece: bytes, *, is_last: bool = False) -> bool:
+        self._answer.sent += len(piece)
+        return super().send(piece, is_last=is_last)
+
+
 def direct_sender(start_response: Any) -> DirectSender | None:
     """Returns a sender for the answer that `start_response` has begun, or None where pieces must go the ordinary way.
 
@@ -289,4 +301,6 @@ def direct_sender(start_response: Any) -> DirectSender | None:
     if not isinstance(answer, HttpResponse) or not answer.chunked:
         return None
     # Exactly these classes: TLS has one of its own, and other workers have blocking sockets.
-    return DirectSender(answer) if type(answer.sock) in (PatientSocket, gevent.socket.socket) else None
+    if type(answer.sock) not in (PatientSocket, gevent.socket.socket):
+        return None
+    return CountingSender(answer) if answer.is_counted else DirectSender(answer)

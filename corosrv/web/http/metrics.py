@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from gevent import monkey
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -180,6 +180,7 @@ class HttpStats:
         self._worst_lag = 0.0
         self._lag = HubLag(self._note_lag, blocked.inc)
         self.registry.register(GarbageCollector())
+        ProcessCollector(registry=self.registry)  # memory, processor time and open files
         self._n_busy = 0
         self.n_answers = 0
         self.n_streams = 0  # being sent

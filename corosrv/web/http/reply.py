@@ -34,9 +34,11 @@ _INTERVAL = 1.0  # seconds
 _MOST_CHARACTERS = 200
 
 
-def line(text: str) -> str:
+def line(text: str, most: int = _MOST_CHARACTERS) -> str:
     """Returns a client's text for use in one line of log, with line breaks and control characters escaped."""
-    short = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
+    if text.isprintable() and len(text) <= most:
+        return text
+    short = text if len(text) <= most else text[:most] + "..."
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
 
 

@@ -15,6 +15,7 @@ from gevent.pool import Group, Pool
 from gunicorn.http import wsgi
 from gunicorn.http.message import Request
 
+from corosrv.web.http.access_log import RequestTrace
 from corosrv.web.http.connection import Connection
 from corosrv.web.http.message import HttpResponse
 from corosrv.web.http.sse import EventStream
@@ -91,7 +92,7 @@ class ServedClient:
 class HttpExchange:
     """Holds one request on its way through the application, and what is known of its answer."""
 
-    __slots__ = ("answer", "began", "body", "environ", "request")
+    __slots__ = ("answer", "began", "body", "environ", "request", "trace")
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -99,6 +100,7 @@ class HttpExchange:
         self.answer: HttpResponse | None = None
         self.body: Any = ()  # what the application has returned
         self.environ: dict[str, Any] = {}  # where it is still needed at the end
+        self.trace: RequestTrace | None = None  # where requests are logged or traced
 
 
 def send(answer: HttpResponse, body: Any) -> None:
@@ -118,6 +120,7 @@ def send(answer: HttpResponse, body: Any) -> None:
         if not answer.headers_sent:
             raise
         log.exception("an answer could not be finished")
+        answer.is_cut_off = True
         answer.force_close()
     finally:
         if hasattr(body, "close"):

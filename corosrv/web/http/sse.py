@@ -115,7 +115,7 @@ class EventStream(Generic[Item]):
 
     __slots__ = (
         "_encoder", "_first", "_is_closed", "_ping", "_ping_interval", "_reader", "_sender", "_socket", "_stats",
-        "_taken", "_timeout_before", "_watch", "_write_timeout", "has_failed"
+        "_taken", "_timeout_before", "_watch", "_write_timeout", "has_failed", "on_close"
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +136,7 @@ class EventStream(Generic[Item]):
         self._encoder = encoder
         self._ping_interval = ping_interval if ping_interval > 0 else None
         self.has_failed = False  # it ended in an error
+        self.on_close: Callable[[], None] | None = None  # called once, at its end
         is_logged, environ = LOGGED in environ, watched(environ)
         self._watch = ClientWatch(environ, reader.cancel)
         self._socket = environ.get("gunicorn.socket")
@@ -235,6 +236,11 @@ class EventStream(Generic[Item]):
             self.has_failed = True
             self._log_unless_gone(self._encoder.failure)
 
+    @property
+    def is_abandoned(self) -> bool:
+        """True when its client has left before its end."""
+        return self._watch.is_gone
+
     def fills_silence(self, piece: bytes) -> bool:
         """Tells whether a piece behind the first is no more than a sign of life."""
         return piece is self._ping
@@ -270,6 +276,8 @@ class EventStream(Generic[Item]):
             self._socket.settimeout(self._timeout_before)
         if self._stats is not None:
             self._stats.stream_closed()
+        if self.on_close is not None:
+            self.on_close()
 
 
 def _log_failure(error: CorosrvError) -> None:

@@ -30,6 +30,7 @@ from corosrv.contracts.jobs.terms import (
     MAX_TIMEOUT_MS,
     PRIORITY,
     TIMEOUT,
+    TRACE,
     Terms,
     parse_priority,
     parse_timeout,
@@ -80,6 +81,7 @@ def request_terms(priority: int | None = None, timeout_s: float | None = None) -
         request_id=notes.get("corosrv_request_id", ""),
         priority=priority or parse_priority(environ.get("HTTP_X_PRIORITY")) or DEFAULT_PRIORITY,
         deadline=None if timeout is None else arrival() + timeout,
+        trace=environ.get(TRACE),
     )
     account: KeyAccount | None = notes.get("corosrv_account")
     if account is not None:

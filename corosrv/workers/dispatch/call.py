@@ -8,7 +8,7 @@ from typing import Protocol
 
 from corosrv.base.errors import CorosrvError, IllegalTransition
 from corosrv.contracts.jobs.infer import InferJob
-from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY, TracePart
 from corosrv.workers.dispatch.answers import AnswerKeeper, UnaryAnswer
 from corosrv.workers.dispatch.entries import HandlerEntry
 from corosrv.workers.dispatch.estimates import KeyTraffic
@@ -53,7 +53,7 @@ class QueuedCall:
         "answer", "appointment", "arrived", "attempt", "avoided", "deadline", "due", "entry", "expiry",
         "failure", "has_sent", "is_single", "is_trial", "item", "job", "keeper", "line", "local_host", "n_attempts",
         "n_bytes", "n_refusals", "number", "owner", "place", "priority", "reader", "signature", "started_at", "state",
-        "stealable_at", "traffic", "waited", "waits_since", "worker"
+        "stealable_at", "trace", "traffic", "waited", "waits_since", "worker"
     )  # fmt: skip
 
     def __init__(self, job: InferJob, entry: HandlerEntry, traffic: KeyTraffic, number: int, now: float) -> None:
@@ -62,6 +62,7 @@ class QueuedCall:
         self.entry = entry
         self.traffic = traffic  # of its key
         self.number = number
+        self.trace: TracePart | None = None  # its own part of its request's
         self.owner = ""  # the caller among whose calls it counts; empty: nobody's
         self.state = CallState.WAITING
         self.is_trial = False  # of a handler in quarantine

@@ -133,6 +133,7 @@ def handed_call(calls: Sequence[QueuedCall], handler: int, number: int = 0) -> H
             call.job.terms.request_id,
             call.job.terms.caller,
             call.priority,
+            call.trace,
         )
         for call in calls
     ]

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs, InferRequest
-from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY
+from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY, TracePart
 
 log = logging.getLogger("corosrv.permits")
 
@@ -174,6 +174,7 @@ class HandedItem:
     request_id: str = ""
     caller: str = ""  # whose call it is; the calls that its handler makes are his, too
     priority: int = DEFAULT_PRIORITY
+    trace: TracePart | None = None  # that the worker goes on with
 
 
 @dataclass(frozen=True, slots=True)

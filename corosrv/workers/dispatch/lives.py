@@ -25,7 +25,7 @@ from corosrv.base.errors import (
     WorkerLost,
 )
 from corosrv.contracts.jobs.infer import InferOutputs
-from corosrv.contracts.jobs.terms import Terms
+from corosrv.contracts.jobs.terms import Terms, TracePart
 from corosrv.workers.dispatch.answers import CallRecords, choose
 from corosrv.workers.dispatch.call import CallState, QueuedCall
 from corosrv.workers.dispatch.estimates import outcome_of
@@ -129,7 +129,19 @@ def log_call(call: QueuedCall, error: CorosrvError | None, now: float, as_json: 
         "service_ms": round(1000 * served, 1),
         "total_ms": round(1000 * (now - call.arrived), 1),
     }
-    log.log(level, "%s", json.dumps({"event": "call_ended", **members}) if as_json else _TEXT % members)
+    text = _TEXT
+    if call.trace is not None and call.trace.trace_id:
+        members["trace"] = call.trace.trace_id
+        text += ", trace %(trace)s"
+    log.log(level, "%s", json.dumps({"event": "call_ended", **members}) if as_json else text % members)
+
+
+def _end_trace(trace: TracePart, call: QueuedCall, error: CorosrvError | None, now: float) -> None:
+    """Ends a call's part of its request's trace; it waited before its last attempt, or to its end."""
+    trace.add_past("queue", now - call.arrived, call.waited)
+    worker = "" if call.worker is None else call.worker.id
+    attributes = {"corosrv.key": call.key, "corosrv.worker": worker, "corosrv.attempts": call.n_attempts}
+    trace.end(attributes, "" if error is None else outcome_of(error))
 
 
 _UNTOLD = (CallCancelled, DeadlinePassed, Unavailable, WorkerLost)  # ends that say nothing of what a handler does
@@ -171,6 +183,9 @@ class CallLives(Outcomes):
     def begin(self, call: QueuedCall) -> None:
         """Owns a call from now on, until its end or its deadline."""
         self._calls[call] = None
+        if (trace := call.job.terms.trace) is not None:
+            trace.name_model(call.entry.card.name)
+            call.trace = trace.begin(f"call {call.entry.card.name}", {}, is_client=True)
         if call.job.terms.asker:
             self.asks.setdefault(call.job.terms.asker, {})[call] = None
         self._n_owned[call.owner] += 1
@@ -327,6 +342,8 @@ class CallLives(Outcomes):
         if call.is_trial:
             call.entry.quarantine.end_trial(call.n_attempts > 0 and not isinstance(error, _UNTOLD))
         log_call(call, error, now, self._logs_json)
+        if call.trace is not None:
+            _end_trace(call.trace, call, error, now)
         if call.keeper is not None:
             call.keeper.end(error, now, has_run=call.n_attempts > 0)
         call.reader.end(error)

@@ -148,7 +148,7 @@ class RunCall(_CallMessage, frozen=True, tag="run_call"):
     """Runs a handler. `requests` has one member, or those of a batch, whose answers name them by their position.
 
     `handler`: its position in Registered.handlers. `budget_us`: microseconds that are left until the deadline of each
-    request, None without one.
+    request, None without one. `trace_headers`: of each request, where requests are traced.
     """
 
     id: int
@@ -158,6 +158,7 @@ class RunCall(_CallMessage, frozen=True, tag="run_call"):
     request_ids: list[str]
     attempt: int = 1
     stream: bool = False
+    trace_headers: list[dict[str, str]] = []
 
 
 # Lane, to the server. Each item of a call gets any number of outputs, and then exactly one end or failure. When the
@@ -216,6 +217,7 @@ class Ask(_CallMessage, frozen=True, tag="ask"):
     caller: str = ""  # believed from the gRPC front alone
     idempotency_key: str = ""  # of the gRPC front alone
     object_inputs: list[ObjectInput] = []  # beside those of the request
+    trace_headers: dict[str, str] = {}  # of the gRPC front alone
 
 
 class AskCancel(_CallMessage, frozen=True, tag="ask_cancel"):

@@ -19,7 +19,7 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve import metadata
 from corosrv.dialects.kserve.grpc.messages import AskInfo
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig, GrpcLink, GrpcServices, GrpcStats
-from corosrv.workers.worker.parent.asks import FindObject, no_object
+from corosrv.workers.worker.parent.asks import BeginCall, FindObject, no_object
 from corosrv.workers.worker.parent.supervised import SupervisedProcess
 
 log = logging.getLogger("corosrv.grpc")
@@ -93,10 +93,11 @@ class GrpcFront(SupervisedProcess[GrpcLink]):
         worker: InferWorker,
         check_ready: Callable[[], None],
         find_object: FindObject = no_object,
+        begin_call: BeginCall | None = None,
     ) -> None:
         """Takes what runs the calls. `check_ready` raises the Unavailable that calls would meet now.
 
-        `find_object`: returns the content of inputs that refer to objects.
+        `find_object`: returns the content of inputs that refer to objects. `begin_call`: begins each call's trace.
 
         Raises SettingsError where grpcio is not installed.
         """
@@ -104,7 +105,7 @@ class GrpcFront(SupervisedProcess[GrpcLink]):
         self._config = config
         self.stats = GrpcStats()
         self.has_served = False  # a process was READY once: the front as such works, and deaths are its own affair
-        services = GrpcServices(worker, ServerInfo(worker, check_ready), find_object, self.stats)
+        services = GrpcServices(worker, ServerInfo(worker, check_ready), find_object, self.stats, begin_call)
         super().__init__(lambda: GrpcLink(self._config, services))
 
     @property

@@ -38,7 +38,7 @@ from corosrv.dialects.kserve.grpc.messages import (
 from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.calls import AskEnd, AskOutputs
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.worker.parent.asks import Asks, FindObject, end_of, no_object, submit_to
+from corosrv.workers.worker.parent.asks import Asks, BeginCall, FindObject, end_of, no_object, submit_to
 from corosrv.workers.worker.parent.process import Exit
 from corosrv.workers.worker.parent.supervised import ServingProcess
 
@@ -108,6 +108,7 @@ class GrpcServices:
     inform: Inform
     find_object: FindObject = no_object
     stats: GrpcStats = field(default_factory=GrpcStats)
+    begin_call: BeginCall | None = None  # begins the trace of each call
 
 
 class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFromGrpc]):
@@ -128,6 +129,7 @@ class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFr
             limit=sys.maxsize,
             is_trusted=True,
             find_object=services.find_object,
+            begin_call=services.begin_call,
         )
         self._watching: gevent.Greenlet | None = None
         self._n_missed = 0  # heartbeats

@@ -108,12 +108,14 @@ class _CallContext(Generic[AnyCaller]):
         worker_id: str = "",
         attempt: int = 1,
         caller: AnyCaller | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None:
         self._signal = signal
         self._caller = caller
         self.request_id = request_id
         self.worker_id = worker_id
         self.attempt = attempt  # 1, and more where the call was lost with another worker before
+        self.trace_headers = dict(trace_headers or {})  # traceparent, tracestate; empty where requests are not traced
 
     @property
     def deadline(self) -> float | None:
@@ -148,7 +150,8 @@ class Context(_CallContext[Caller]):
     """The context of plain functions, generators and functions with a stream.
 
     `request_id`: the client's name for the call, or one of the server's. `worker_id`: which worker process this is.
-    `attempt`: 1, and more where the call was lost with another worker before.
+    `attempt`: 1, and more where the call was lost with another worker before. `trace_headers`: `traceparent` and
+    `tracestate` of the request, by which OpenTelemetry's propagators go on with its trace.
     """
 
     def sleep(self, seconds: float) -> None:

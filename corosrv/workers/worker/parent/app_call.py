@@ -108,7 +108,13 @@ class AppCall:
             self.request_ids,
             self._call.attempt,
             self._call.stream,
+            self._trace_headers(),
         )
+
+    def _trace_headers(self) -> list[dict[str, str]]:
+        """Returns the headers by which handlers go on with the trace of each item; none where there are no traces."""
+        found = [{} if item.trace is None else dict(item.trace.headers()) for item in self._call.items]
+        return found if any(found) else []
 
     def budgets_us(self, now: float) -> list[int | None]:
         """Returns the microseconds that each item has left."""
@@ -241,6 +247,7 @@ class AppCall:
             deadline=self.deadline,
             waiting_keys=self._call.waiting_keys,
             asker=self._call.number,
+            trace=first.trace if len(self._call.items) == 1 else None,
         )
 
     def wait_for_room(self) -> None:

@@ -35,7 +35,7 @@ from corosrv.contracts.jobs.infer import (
     ModelTarget,
     Target,
 )
-from corosrv.contracts.jobs.terms import Terms
+from corosrv.contracts.jobs.terms import Terms, TracePart
 from corosrv.formats.tensors import Parameter, Tensor, check_inputs
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, ObjectInput
@@ -48,6 +48,7 @@ MAX_ASKS = 256  # that one call of a handler may have running at once
 LONG_COPY = 4 << 20  # bytes whose copying would hold the hub for a millisecond or more
 
 Submit = Callable[[InferJob], InferReader]
+BeginCall = Callable[[Mapping[str, str], bool], TracePart]  # of headers, and whether the call is a stream
 FindObject = Callable[[str, str], memoryview]  # of an id and a caller; raises ObjectNotFound and ObjectExpired
 SendAnswer = Callable[[AskOutputs | AskEnd, Sequence[int]], None]  # raises what GeventChannel.send raises
 
@@ -83,12 +84,14 @@ class Asks:
         limit: int = MAX_ASKS,
         is_trusted: bool = False,
         find_object: FindObject = no_object,
+        begin_call: BeginCall | None = None,
     ) -> None:
         """Takes what runs a call (see submit_to), and what sends a message over the lane.
 
         `terms`: those of the call that asks; its asks end at its deadline, belong to its caller, and are as urgent as
         it is unless they say otherwise. `limit`: how many asks may run at once. `is_trusted`: the asking side is ours:
         it has checked the tensors, and says who calls. `find_object`: returns the content of inputs that are objects.
+        `begin_call`: begins the trace of each ask, where clients make them and are traced.
         """
         self._submit = submit
         self._send = send
@@ -96,6 +99,7 @@ class Asks:
         self._limit = limit
         self._is_trusted = is_trusted
         self._find_object = find_object
+        self._begin_call = begin_call
         self._running: dict[int, _FollowedAsk] = {}
 
     @property
@@ -134,8 +138,11 @@ class Asks:
             error = QueueFull(f"{self._limit} calls are made at once already; wait for some of them")
             self._tell(end_of(ask.number, None, error))
             return
-        make_job = functools.partial(_job, ask, content, self._terms_of(ask), self._is_trusted, self._find_object)
+        trace = None if self._begin_call is None else self._begin_call(ask.trace_headers, ask.stream)
+        terms = self._terms_of(ask) if trace is None else replace(self._terms_of(ask), trace=trace)
+        make_job = functools.partial(_job, ask, content, terms, self._is_trusted, self._find_object)
         running = self._running[ask.number] = _FollowedAsk(ask.number, make_job, self._submit, self._send)
+        running.trace = trace
         running.start(self._forget)
 
     def _terms_of(self, ask: Ask) -> Terms:
@@ -156,6 +163,8 @@ class Asks:
     def _forget(self, ask: _FollowedAsk, end: AskEnd) -> None:
         if self._running.get(ask.number) is ask:
             del self._running[ask.number]
+            if ask.trace is not None:
+                ask.trace.end(error="" if end.fault is None else end.fault.kind)
             self._tell(end)
 
     def _tell(self, end: AskEnd) -> None:
@@ -168,6 +177,7 @@ class _FollowedAsk:
 
     def __init__(self, number: int, make_job: Callable[[], InferJob], submit: Submit, send: SendAnswer) -> None:
         self.number = number
+        self.trace: TracePart | None = None  # of its own
         self._make_job = make_job
         self._submit = submit
         self._send = send

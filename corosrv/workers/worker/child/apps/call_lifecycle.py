@@ -130,8 +130,9 @@ class HandlerCall:
                 worker_id=worker_id,
                 attempt=message.attempt,
                 caller=slot.make_caller(signal, request_id),
+                trace_headers=message.trace_headers[number] if message.trace_headers else None,
             )
-            for signal, request_id in zip(self.signals, message.request_ids, strict=True)
+            for number, (signal, request_id) in enumerate(zip(self.signals, message.request_ids, strict=True))
         ]
 
     @property
@@ -221,7 +222,8 @@ class CallLifecycle:
         handler = self._handlers[message.handler]
         n_items = len(message.requests)
         n_allowed = handler.card.batch.max_size if handler.card.batch else 1
-        if not 1 <= n_items <= n_allowed or {len(message.budget_us), len(message.request_ids)} != {n_items}:
+        n_of_each = {len(message.budget_us), len(message.request_ids), len(message.trace_headers) or n_items}
+        if not 1 <= n_items <= n_allowed or n_of_each != {n_items}:
             raise BadFrame(f"a call of {handler.card.name} with {n_items} requests")
         try:
             inputs = unpack([request.inputs for request in message.requests], fds, are_checked=True)
