@@ -12,6 +12,7 @@ from corosrv.dialects.generation.thoughts import ThoughtFields
 from corosrv.dialects.openai.structured_fields import StructuredOutputs
 
 MAX_ITEMS = 2048
+MAX_PARTS = 2048  # of one item
 
 UNSUPPORTED: fields.Neutral = {
     **fields.EVERYWHERE,
@@ -42,7 +43,8 @@ class ContentPart(msgspec.Struct):
     detail: Any = None
 
 
-Content = str | list[ContentPart]
+Parts = Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)]
+Content = str | Parts
 
 
 class MessageItem(msgspec.Struct):
@@ -69,8 +71,8 @@ class OutputItem(msgspec.Struct):
 
 
 class ReasoningItem(msgspec.Struct):
-    summary: list[ContentPart] = []
-    content: list[ContentPart] | None = None
+    summary: Parts = []
+    content: Parts | None = None
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):

@@ -138,6 +138,8 @@ def test_thoughts_calls_and_what_they_gave_are_turns(asked):
         ([OUTPUT], "input[0].call_id"),
         ([CALL, {**OUTPUT, "output": 5}], "input[1].output"),
         ([{"role": "user", "content": "x"}] * 2049, "input"),
+        ([{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 2049}], "input[0].content"),
+        ([CALL, {**OUTPUT, "output": [{"type": "input_text", "text": "x"}] * 2049}], "input[1].output"),
     ],
 )
 def test_an_item_that_cannot_be_read_is_refused_with_its_place(asked, sent, param):
