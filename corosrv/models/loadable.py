@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import msgspec
+
 from corosrv.contracts.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, Vocabulary
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
+
+_LEAST_PART = 0.01  # of a load, from which on its pace says how long it takes
 
 
 class Footprint(Protocol):
@@ -26,6 +30,21 @@ class Footprint(Protocol):
     @property
     def shared_cells(self) -> int:
         """Tokens that all slots hold together; 0 where each has room for a whole context."""
+
+
+class LoadProgress(msgspec.Struct, frozen=True, array_like=True):
+    """The progress of a load: the part that is done, of 1, and the seconds that the rest should take; None: not known.
+
+    The model may be ready before all is done.
+    """
+
+    part: float = 0.0
+    seconds_left: float | None = None
+
+    @classmethod
+    def after(cls, seconds: float, part: float) -> LoadProgress:
+        """Returns the progress after so many seconds, by whose pace the rest is estimated."""
+        return cls(part, seconds * (1 - part) / part if part > _LEAST_PART else None)
 
 
 class Download(Protocol):
@@ -66,8 +85,8 @@ class Loadable(Protocol):
         """Refuses new jobs and ends every other with an error chunk of this message."""
 
     @property
-    def loaded_part(self) -> float:
-        """The part of the load that is done, of 1, while it is being loaded. Never waits."""
+    def load_progress(self) -> LoadProgress:
+        """The progress while it is being loaded. Never waits."""
 
     @property
     def info(self) -> Footprint:

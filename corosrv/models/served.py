@@ -23,7 +23,7 @@ from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models import plan
 from corosrv.models.fitting import gguf
-from corosrv.models.loadable import Download, Loadable
+from corosrv.models.loadable import Download, Loadable, LoadProgress
 from corosrv.models.plan import ModelState, Standing, check_move
 from corosrv.workers.dispatch.estimates import Backoff
 
@@ -110,7 +110,6 @@ class Wakeup:
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
-_LEAST_PART = 0.01  # of a load, from which on its speed says how long it takes
 # The words of model lists. Unloading counts as unloaded, because a request has to wait for another load.
 _STATUS = {
     ModelState.UNLOADED: "unloaded",
@@ -186,14 +185,15 @@ class ServedModel:
         """The part of its download or of its load that is done, of 1."""
         if self.download is not None:
             return self.download.bytes / self.download.total if self.download.total else 0.0
-        return self.engine.loaded_part if self.engine is not None and self.state is ModelState.LOADING else 0.0
+        return self.engine.load_progress.part if self.engine is not None and self.state is ModelState.LOADING else 0.0
 
     def retry_after(self) -> int:
         """Estimates the seconds until it is loaded, by how far it is, or by what its last load took; from 1 to 120."""
         if self.state not in (ModelState.DOWNLOADING, ModelState.LOADING):
             return retry_seconds(self._load_s)
-        seconds, part = time.monotonic() - self._began, self.part
-        return retry_seconds(seconds * (1 - part) / part if part > _LEAST_PART else self._load_s - seconds)
+        seconds = time.monotonic() - self._began
+        progress = LoadProgress.after(seconds, self.part) if self.engine is None else self.engine.load_progress
+        return retry_seconds(self._load_s - seconds if progress.seconds_left is None else progress.seconds_left)
 
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None while it is not loaded."""

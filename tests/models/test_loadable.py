@@ -12,6 +12,7 @@ from corosrv.base.errors import Starting
 from corosrv.contracts import settings
 from corosrv.contracts.jobs import Job, ModelCard, State, Text
 from corosrv.contracts.settings import ModelSettings
+from corosrv.models.loadable import LoadProgress
 from corosrv.models.pool import ModelPool
 from corosrv.models.served import ServedModel
 from tests.support.engines import TIMEOUT, packaged_model
@@ -41,7 +42,7 @@ class Echo:
     info: Measures = field(default_factory=Measures)
     is_open: bool = False
     may_open: Event | None = None
-    loaded_part: float = 0.0
+    load_progress: LoadProgress = field(default_factory=LoadProgress)
 
     def open(self) -> None:
         if self.may_open is not None:
@@ -106,7 +107,7 @@ def test_a_model_that_loads_shows_how_far_it_is_and_when_to_come_back(monkeypatc
     assert size > 1_000_000
     assert (str(refused()), refused().retry_after) == ("the model is still loading", 1)
     clock[0] += 10
-    made[0].loaded_part = 0.25
+    made[0].load_progress = LoadProgress.after(10.0, 0.25)
     card = pool.models()[0]
     assert (card.status, card.progress) == ("loading", {"bytes": size // 4, "total": size})
     assert str(refused()) == "the model is still loading: 25 %"

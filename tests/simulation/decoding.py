@@ -27,6 +27,7 @@ from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine.binding import ModelInfo, Task
 from corosrv.models.engine.process.connector import fault_path
 from corosrv.models.engine.process.host import EngineHost
+from corosrv.models.loadable import LoadProgress
 from tests.simulation.unix import LocalProcess, Machine, UnixSocket
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class StandInEngine:
         self.sequences: list[_Sequence] = []  # in their order; the first ones run
         self._world, self._process = world, process
         self._is_open = False
-        self.loaded_part = 0.0
+        self.load_progress = LoadProgress()
         self._n_steps = 0
         self._news = Event()
 

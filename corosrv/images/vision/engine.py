@@ -48,7 +48,7 @@ from corosrv.images.vision.waiting import MakeWatch, encode_images
 from corosrv.models.engine import Engine
 from corosrv.models.engine.reader import Reader
 from corosrv.models.engine.vocabulary import EngineVocabulary
-from corosrv.models.loadable import Footprint
+from corosrv.models.loadable import Footprint, LoadProgress
 
 if TYPE_CHECKING:
     from corosrv.models.engine.process.jobs import RemoteReader
@@ -209,8 +209,8 @@ class VisionEngine:
         return words
 
     @property
-    def loaded_part(self) -> float:
-        return self._engine.loaded_part
+    def load_progress(self) -> LoadProgress:
+        return self._engine.load_progress
 
     @property
     def info(self) -> Footprint:

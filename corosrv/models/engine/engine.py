@@ -25,6 +25,7 @@ from corosrv.models.engine.slots import SlotKeeper, TaskNotes
 from corosrv.models.engine.tasks import Adapters, TaskMaker, TaskPlacer, owner_of
 from corosrv.models.engine.traits import Traits
 from corosrv.models.engine.vocabulary import EngineVocabulary
+from corosrv.models.loadable import LoadProgress
 from corosrv.models.recording import RecordFile, RecordingHead, record_into
 
 log = logging.getLogger("corosrv.engine")
@@ -114,6 +115,7 @@ class Engine(EngineLife):
         self._adapters = Adapters(settings.adapters)
         self._notes = TaskNotes(settings.queue)
         self._shortage = DescriptorShortage()
+        self._reads_since = 0.0
         self._recording: RecordFile | None = None
         self.verdict = Verdict.FAST  # of the trial that `open` has made
 
@@ -146,6 +148,7 @@ class Engine(EngineLife):
         options = with_verdict(options, self.verdict)
         if settings.record:
             options = self._record(options)
+        self._reads_since = time.monotonic()
         native = self._native = NativeEngine(options)
         # A copy of its own: close() takes the engine's away, and this wait has to hear of it.
         loaded = os.dup(native.fd)
@@ -203,11 +206,11 @@ class Engine(EngineLife):
         return self._model().vocabulary
 
     @property
-    def loaded_part(self) -> float:
-        """The part of the load that is done, of 1; the model may be ready before."""
+    def load_progress(self) -> LoadProgress:
+        """The progress while the model is being loaded; what is tried before does not count."""
         if self._native is None or self._is_closed or self._is_of_parent:
-            return 0.0
-        return self._native.loaded_part()
+            return LoadProgress()
+        return LoadProgress.after(time.monotonic() - self._reads_since, self._native.loaded_part())
 
     @property
     def settings(self) -> ModelSettings:

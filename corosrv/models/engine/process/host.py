@@ -130,7 +130,7 @@ class EngineHost:
     def _tell_progress(self) -> None:
         while self._state is None:
             for session in list(self._sessions):
-                session.send(EngineLoading(self.engine.loaded_part))
+                session.send(EngineLoading(self.engine.load_progress))
             gevent.sleep(_LOADING)
 
     def _tell_counters(self) -> None:

@@ -11,10 +11,11 @@ import msgspec
 from corosrv.contracts.jobs import Adapter, Chunk, SlotState
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.models.engine.binding import ModelInfo, Task
+from corosrv.models.loadable import LoadProgress
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.faults import Fault
 
-PROTOCOL = 1  # of these messages; a front that speaks another one is refused
+PROTOCOL = 2  # of these messages; a front that speaks another one is refused
 MAX_FRAME = 1 << 30  # bytes of one message; embedding rows are the largest part of one
 WINDOW = 1 << 18  # bytes of one job's chunks that its front may leave unread before the engine's process waits
 
@@ -95,7 +96,7 @@ class EngineRefusal(_EngineMessage, frozen=True, tag="refusal"):
 class EngineLoading(_EngineMessage, frozen=True, tag="loading"):
     """Says how far the load is, again and again: who says nothing hangs."""
 
-    part: float  # of 1
+    progress: LoadProgress
 
 
 class EngineLoaded(_EngineMessage, frozen=True, tag="loaded"):

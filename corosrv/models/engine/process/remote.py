@@ -56,6 +56,7 @@ from corosrv.models.engine.process.messages import (
 )
 from corosrv.models.engine.tasks import Adapters, TaskMaker
 from corosrv.models.engine.vocabulary import EngineVocabulary
+from corosrv.models.loadable import LoadProgress
 from corosrv.workers.wire.gevent_channel import GeventChannel
 
 log = logging.getLogger("corosrv.engine")
@@ -105,7 +106,7 @@ class RemoteEngine(EngineLife):
         self._suspects = DeathSuspects()
         self._suspect: int | None = None  # the suspect that the engine runs
         self.n_restarts = 0
-        self.loaded_part = 0.0  # of the load, while the process loads the model
+        self.load_progress = LoadProgress()  # while the process loads the model
 
     # Loading
 
@@ -172,7 +173,7 @@ class RemoteEngine(EngineLife):
             channel.close()
             self._check_alive()
         link = self._link = _Link(channel, welcome.pid)
-        self.loaded_part = 0.0
+        self.load_progress = LoadProgress()
         self._loading = AsyncResult()
         gevent.spawn(self._receive, link)
         try:
@@ -223,7 +224,7 @@ class RemoteEngine(EngineLife):
         elif isinstance(message, SlotReply):
             self._answer_question(message)
         elif isinstance(message, EngineLoading):
-            self.loaded_part = message.part
+            self.load_progress = message.progress
         elif isinstance(message, EngineLoaded):
             self._stats = message.stats
             for waiting in list(self._jobs.values()):  # before new ones are sent, which may take their places
