@@ -168,6 +168,8 @@ def test_a_prompt_too_long_has_its_code(client: openai.OpenAI) -> None:
 
 def test_an_unknown_path_and_model_are_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
+        client.fine_tuning.jobs.list()
+    with pytest.raises(openai.InternalServerError, match="COROSRV_FILES_PATH"):
         client.files.list()
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("another")
