@@ -69,11 +69,15 @@ class _Passing(socketserver.BaseRequestHandler):
 
     def _pass_on(self, data: bytes, n_bytes: int) -> None:
         with socket.create_connection(("127.0.0.1", self.server.target), TIMEOUT) as theirs:
-            threading.Thread(target=self._pass_rest, args=(theirs,), daemon=True).start()
+            passing = threading.Thread(target=self._pass_rest, args=(theirs,), daemon=True)
+            passing.start()
             theirs.sendall(data)
             while n_bytes > 0 and (read := theirs.recv(min(n_bytes, 1 << 16))):
                 self.request.sendall(read)
                 n_bytes -= len(read)
+            # What was sent arrives before the end: a reset could overtake it.
+            self.request.shutdown(socket.SHUT_WR)
+            passing.join(TIMEOUT)
 
     def _pass_rest(self, theirs: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -126,7 +130,7 @@ def test_a_stream_that_breaks_off_again_and_again_is_read_whole(
     page: Page, proxy: CuttingProxy, server: Server
 ) -> None:
     # Within the head, and then behind it, between events and within them.
-    proxy.cuts = [40, *(1100 + 77 * i for i in range(6))]
+    proxy.cuts = [40, *(1500 + 77 * i for i in range(6))]
     seen = read(page, proxy)
 
     assert seen == {"text": whole(server)}
