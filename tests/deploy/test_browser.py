@@ -77,7 +77,7 @@ class _Passing(socketserver.BaseRequestHandler):
             while n_bytes > 0 and (read := theirs.recv(min(n_bytes, 1 << 16))):
                 self.request.sendall(read)
                 n_bytes -= len(read)
-            # A browser drops what its page has not read when a connection ends before its time; a reset drops even more.
+            # A browser drops what its page has not read when a connection ends too early; a reset drops even more.
             time.sleep(BEFORE_END)
             self.request.shutdown(socket.SHUT_WR)
             passing.join(TIMEOUT)
