@@ -25,6 +25,7 @@ import openai
 
 from tests.load.process import Server, serving
 from tests.load.streams import completion
+from tests.support.waiting import eventually
 
 ENDPOINT = "/v1/completions"
 PATIENCE = 900.0  # seconds for all lines
@@ -108,15 +109,13 @@ def _measure(server: Server, n_lines: int, n_streams: int, seconds: float, n_tok
     content = b"\n".join(lines(n_lines, n_tokens))
     file = client.files.create(file=("lines.jsonl", content), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
-    while counts(client, batch.id) == 0:
-        streams.gaps(0.2)
+    eventually(lambda: (streams.gaps(0.2), counts(client, batch.id))[1], PATIENCE, "an answered line")
     n_began = counts(client, batch.id)
     beside = streams.gaps(seconds)
     n_beside = counts(client, batch.id) - n_began
     streams.close()
     began = time.monotonic()
-    while counts(client, batch.id) < n_lines // 2:
-        time.sleep(0.2)
+    eventually(lambda: counts(client, batch.id) >= n_lines // 2, PATIENCE, "half of the lines")
     n_before = counts(client, batch.id)
     os.kill(server.worker_pid, signal.SIGKILL)  # another one takes its place
     done = _wait_for_end(client, batch.id)

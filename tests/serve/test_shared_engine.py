@@ -229,3 +229,10 @@ def test_a_group_finds_the_answers_that_it_forks_whichever_process_is_asked(shar
     forks = [ask(shared, "POST", "/v1/chat/completions", {"fork": {"of": id}, "max_tokens": 2}, headers) for id in ids]
 
     assert [fork.status for fork in forks] == [200] * 6
+
+
+def test_worker_processes_end_without_a_trace(own: Server) -> None:
+    own.signal(signal.SIGTERM)
+
+    assert own.wait() == 0
+    assert "Traceback" not in own.log

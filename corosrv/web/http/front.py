@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import os
@@ -116,6 +117,8 @@ class Front(GeventWorker):  # type: ignore[misc]
         """Serves until a stop is asked for, then drains for at most `graceful_timeout`."""
         servers = [self._listen(listener) for listener in self.sockets]
         self._full_collections.take_over()
+        # What logging does when a handler goes, after all else has gone, meets a lock of gevent's that is no more.
+        atexit.register(logging._handlerList.clear)  # type: ignore[attr-defined]
         garbage_times.watch()
         if WorkerReplacement.is_replacement:
             self._wait_until_ready()

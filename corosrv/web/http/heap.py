@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
-import logging
 from collections.abc import Callable
 
 import gevent
@@ -82,8 +81,6 @@ class FullCollections:
         gc.collect()
         gc.freeze()
         atexit.register(unfreeze)
-        # What logging does when a handler goes, after all else has gone, meets a lock of gevent's that is no more.
-        atexit.register(logging._handlerList.clear)  # type: ignore[attr-defined]
 
     def look(self, n_clients: int) -> None:
         """Collects if that is due and few clients are connected. To be called about once a second."""
