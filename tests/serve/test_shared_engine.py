@@ -231,8 +231,10 @@ def test_a_group_finds_the_answers_that_it_forks_whichever_process_is_asked(shar
     assert [fork.status for fork in forks] == [200] * 6
 
 
-def test_worker_processes_end_without_a_trace(own: Server) -> None:
-    own.signal(signal.SIGTERM)
+def test_worker_processes_end_without_a_trace(start: Servers, run_dir: str) -> None:
+    server = start.start(*SERVE, "-w", "2", run_dir=run_dir, model="synthetic:")
+    eventually(lambda: server.log.count("model synthetic: loaded") == 2, what="two workers")
+    server.signal(signal.SIGTERM)
 
-    assert own.wait() == 0
-    assert "Traceback" not in own.log
+    assert server.wait() == 0
+    assert "Traceback" not in server.log
