@@ -31,7 +31,7 @@ from corosrv.serving.live import LiveRecorder
 from corosrv.serving.part import ServerContext
 from corosrv.serving.parts import make_parts
 from corosrv.web import live
-from corosrv.web.accounts import Accounts, KeyAccount, UsageCollector, UsageList, add_usage
+from corosrv.web.accounts import Accounts, UsageCollector, UsageList, add_usage
 from corosrv.web.docs import home as docs
 from corosrv.web.docs.home import Home, Served, ollama_refusals
 from corosrv.web.groups import routes as group_routes
@@ -48,6 +48,7 @@ from corosrv.web.kept import streams as stream_routes
 from corosrv.web.kept.answer_logs import AnswerLogs, LogCollector
 from corosrv.web.kept.keyed_answers import KeyCollector, KeyedAnswers
 from corosrv.web.kept.streams import ResumableStreams
+from corosrv.web.key_account import KeyAccount
 from corosrv.web.live import LiveFeed
 from corosrv.web.management import routes as management_routes
 from corosrv.web.management.listener import ManagementListener, ManagementSettings

@@ -21,7 +21,8 @@ from corosrv.dialects.openai.responses import parse as response_parse
 from corosrv.dialects.openai.responses import schema as response_schema
 from corosrv.dialects.openai.responses.answer_types import ResponseObject
 from corosrv.dialects.openai.responses.items import list_items
-from corosrv.dialects.openai.responses.store import ResponseStore, Shelf, Stored, read_images
+from corosrv.dialects.openai.responses.store import ResponseStore, Shelf, Stored
+from corosrv.dialects.openai.responses.stored_images import read_images
 from corosrv.images.decoding import ImageFormat, decode
 from corosrv.images.reader import ImageReader
 from corosrv.web.http import body_reader

@@ -267,13 +267,13 @@ BUGS = {
     ),
     "an engine that could not load the model keeps its fronts": Bug(
         "engines", "corosrv.models.engine.process.remote",
-        "            channel.close()  # a process that could not load the model ends once no front holds on to it",
+        "            link.close()  # a process that could not load the model ends once no front holds on to it",
         "            pass",
     ),
     "an engine that hangs is not ended": Bug(
         "engines", "corosrv.models.engine.process.remote",
-        "if max(link.n_silent, link.n_still) * _LOOK > HUNG:",
-        "if False:",
+        "* _LOOK > HUNG:",
+        "< 0:",
     ),
     "an engine that stops while it loads is not ended": Bug(
         "engines", "corosrv.models.engine.process.remote",
@@ -281,9 +281,9 @@ BUGS = {
         "if (link := self._link) is None or not self._is_up.is_set():",
     ),
     "a job that has ended is kept": Bug(
-        "engines", "corosrv.models.engine.process.remote",
-        "                    if job.is_over:",
-        "                    if False:",
+        "engines", "corosrv.models.engine.process.ledger",
+        "                if job.is_over:",
+        "                if False:",
     ),
 }  # fmt: skip
 

@@ -247,9 +247,9 @@ class Front:
         world.note(f"{self.name} closes the engine")
         self.engine = None
         engine.close()
-        if engine._jobs or engine._submissions or engine._questions:
+        if engine._ledger.jobs or engine._ledger.submissions or engine._questions:
             world.violate(
-                f"{self.name} has closed the engine, and keeps {len(engine._jobs)} jobs and "
+                f"{self.name} has closed the engine, and keeps {len(engine._ledger.jobs)} jobs and "
                 f"{len(engine._questions)} questions"
             )
         seconds = world.random.choice((0.1, 3.0, 100.0))
@@ -451,7 +451,7 @@ class EnginesWorld(World):
         """Tells whether a job that kills engines can be told from its neighbours: no other one has lately."""
         if self.is_calm or (self._poison is not None and not self._poison.is_over):
             return False
-        others = any(other.engine is not None and other.engine._suspects._suspects for other in self.fronts)
+        others = any(other.engine is not None and other.engine._ledger.suspects._suspects for other in self.fronts)
         return not others and self.loop.time > max(self._crashed_at, self._stopped_at) + 2 * SECOND_DEATH
 
     def note_crash(self, process: EngineProcess, prompt: tuple[int, ...]) -> None:
@@ -510,8 +510,10 @@ class EnginesWorld(World):
             engine = front.engine
             if engine is None or engine.is_recovering:
                 self.violate(f"{front.name} has no engine, though all is well")
-            elif max(len(engine._jobs), len(engine._submissions), len(engine._questions)) > len(front.clients):
-                self.violate(f"{front.name} keeps {len(engine._jobs)} jobs of {len(front.clients)} clients")
+            elif max(len(engine._ledger.jobs), len(engine._ledger.submissions), len(engine._questions)) > len(
+                front.clients
+            ):
+                self.violate(f"{front.name} keeps {len(engine._ledger.jobs)} jobs of {len(front.clients)} clients")
         for process in engines:
             host, decoding = process.host, process.engine
             assert host is not None

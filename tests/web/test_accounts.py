@@ -14,14 +14,8 @@ import pytest
 from corosrv.base.errors import LimitReached, SettingsError
 from corosrv.contracts.jobs import Chunk, Finish, Terms
 from corosrv.contracts.settings import KeyEntry, add_key, remove_key
-from corosrv.web.accounts import (
-    UNLIMITED_ANSWER,
-    Accounts,
-    Clocks,
-    KeyAccount,
-    UsageCollector,
-    duration,
-)
+from corosrv.web.accounts import Accounts, UsageCollector
+from corosrv.web.key_account import UNLIMITED_ANSWER, Clocks, KeyAccount, duration
 
 NOON = 1_000_000 * 86_400 + 43_200.0
 

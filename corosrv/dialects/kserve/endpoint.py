@@ -27,7 +27,6 @@ from corosrv.dialects.kserve.infer_answer import EncodedAnswer, encode_answer
 from corosrv.dialects.kserve.infer_request import LENGTH_HEADER, Body, DecodedRequest, decode_request
 from corosrv.dialects.kserve.parameters import FindObject, FrontParameters, call_terms, no_objects
 from corosrv.formats.tensors import check_inputs
-from corosrv.web.accounts import KeyAccount
 from corosrv.web.http import sse
 from corosrv.web.http.body_reader import BodyReader, chosen_encoding, compress
 from corosrv.web.http.client import ClientWatch
@@ -35,6 +34,7 @@ from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import respond, whole_response
 from corosrv.web.http.terms import arrival
+from corosrv.web.key_account import KeyAccount
 
 _BINARY = "application/octet-stream"
 

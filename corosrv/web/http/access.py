@@ -18,8 +18,9 @@ from flask import Request, Response
 
 from corosrv.base.errors import Forbidden, Unauthorized
 from corosrv.contracts.jobs.job import new_id
-from corosrv.web.accounts import Accounts, KeyAccount
+from corosrv.web.accounts import Accounts
 from corosrv.web.http.reply import Flood
+from corosrv.web.key_account import KeyAccount
 from corosrv.web.keys import key_of
 
 log = logging.getLogger("corosrv.http")

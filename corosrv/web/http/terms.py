@@ -36,8 +36,8 @@ from corosrv.contracts.jobs.terms import (
     parse_timeout,
 )
 from corosrv.contracts.settings import TIERS
-from corosrv.web.accounts import KeyAccount
 from corosrv.web.http.lean_flask import caller, current
+from corosrv.web.key_account import KeyAccount
 
 log = logging.getLogger("corosrv.http")
 

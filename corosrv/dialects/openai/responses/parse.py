@@ -30,7 +30,8 @@ from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
 from corosrv.dialects.openai.responses import items, schema
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
 from corosrv.dialects.openai.responses.items import FunctionTools, read_tools
-from corosrv.dialects.openai.responses.store import Item, Shelf, Stored, output_items, read_images
+from corosrv.dialects.openai.responses.store import Item, Shelf, Stored, output_items
+from corosrv.dialects.openai.responses.stored_images import read_images
 from corosrv.dialects.openai.structured_fields import RequestedFormat, format_of_outputs, with_grammar
 from corosrv.images.intake import ImageIntake
 

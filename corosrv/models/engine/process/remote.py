@@ -6,7 +6,6 @@ every answer goes on where it was.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -22,42 +21,34 @@ from gevent.hub import get_hub
 from corosrv.base import errors
 from corosrv.base.run_dir import default_path, open_run_dir
 from corosrv.base.waits import call_in_thread, own_hub
-from corosrv.contracts.jobs import Adapter, AnyJob, Finish, Job, SlotFile, SlotState
+from corosrv.contracts.jobs import Adapter, AnyJob, Job, SlotFile, SlotState
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
-from corosrv.models.engine.binding import ModelInfo, NativeVocabulary, Task
+from corosrv.models.engine.binding import ModelInfo, NativeVocabulary
 from corosrv.models.engine.engine import EngineLife, model_card
 from corosrv.models.engine.options import native_options
-from corosrv.models.engine.process.connector import PATIENCE, EngineConnector
-from corosrv.models.engine.process.jobs import ENGINE_GONE, DeathSuspects, RemoteJob, RemoteReader, tells_state
+from corosrv.models.engine.process.connector import EngineConnector
+from corosrv.models.engine.process.jobs import RemoteJob, RemoteReader, tells_state
+from corosrv.models.engine.process.ledger import JobLedger
+from corosrv.models.engine.process.link import EngineLink, greet
 from corosrv.models.engine.process.messages import (
-    MAX_FRAME,
-    PROTOCOL,
-    CancelTasks,
     ChunksRead,
     EngineFailed,
-    EngineHello,
     EngineLoaded,
     EngineLoading,
-    EngineRefusal,
-    ForgetTasks,
     FromFront,
-    FrontHello,
     LoopCounters,
     SlotAnswer,
     SlotQuestion,
     SlotReply,
-    SubmitTasks,
     TaskChunks,
     TasksAccepted,
     TasksDeclined,
     ToFront,
-    front_codec,
 )
 from corosrv.models.engine.tasks import Adapters, TaskMaker
 from corosrv.models.engine.vocabulary import EngineVocabulary
 from corosrv.models.loadable import LoadProgress
-from corosrv.workers.wire.gevent_channel import GeventChannel
 
 log = logging.getLogger("corosrv.engine")
 
@@ -70,17 +61,6 @@ _PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0)  # seconds before an engine is started again
 _BIRTHS = 4  # processes that may end before they have greeted
 
 
-class _Link:
-    """One connection to an engine's process, from its greeting to its end."""
-
-    def __init__(self, channel: GeventChannel[FromFront, ToFront], pid: int) -> None:
-        self.channel = channel
-        self.pid = pid
-        self.n_silent = 0  # looks at which nothing had come since the one before
-        self.n_still = 0  # looks at which something ran and no step had been made
-        self.n_steps = -1
-
-
 class RemoteEngine(EngineLife):
     """One model, decoded in a process that several fronts share. Belongs to the thread of the hub that opens it."""
 
@@ -91,7 +71,7 @@ class RemoteEngine(EngineLife):
         self._run_dir = run_dir
         self._hub: Any = None
         self._connector: EngineConnector | None = None
-        self._link: _Link | None = None
+        self._link: EngineLink | None = None
         self._is_up = Event()  # the link is there, and its engine has loaded the model
         self._loading: AsyncResult[EngineLoaded] = AsyncResult()
         self._loaded: EngineLoaded | None = None
@@ -99,12 +79,9 @@ class RemoteEngine(EngineLife):
         self._native: NativeVocabulary | None = None
         self._maker: TaskMaker | None = None
         self._stats: DecodeStats | None = None
-        self._jobs: dict[int, RemoteJob] = {}
-        self._submissions: dict[int, AsyncResult[None]] = {}
+        self._ledger = JobLedger(self._send)
         self._questions: dict[int, AsyncResult[SlotAnswer]] = {}
         self._numbers = itertools.count()
-        self._suspects = DeathSuspects()
-        self._suspect: int | None = None  # the suspect that the engine runs
         self.n_restarts = 0
         self.load_progress = LoadProgress()  # while the process loads the model
 
@@ -151,28 +128,14 @@ class RemoteEngine(EngineLife):
             if number:
                 gevent.sleep(_PAUSES[number])
             self._check_alive()
-            channel: GeventChannel[FromFront, ToFront] = GeventChannel(
-                self._connector.connect(), front_codec(), MAX_FRAME
-            )
-            try:
-                channel.send(FrontHello(PROTOCOL, self._connector.digest))
-                welcome = None
-                with gevent.Timeout(PATIENCE, False):
-                    welcome = channel.receive()
-            except errors.WireError:
-                welcome = None
-            if isinstance(welcome, EngineRefusal):
-                channel.close()
-                raise errors.ModelFailed(f"the engine cannot be used: {welcome.reason}")
-            if isinstance(welcome, EngineHello):
+            if (link := greet(self._connector)) is not None:
                 break
-            channel.close()  # it was ending: another one is found, or started
         else:
             raise errors.ModelFailed("the engine's process ends before it serves; its log says why")
         if self._is_closed:  # while it waited for the greeting
-            channel.close()
+            link.close()
             self._check_alive()
-        link = self._link = _Link(channel, welcome.pid)
+        self._link = link
         self.load_progress = LoadProgress()
         self._loading = AsyncResult()
         gevent.spawn(self._receive, link)
@@ -181,7 +144,7 @@ class RemoteEngine(EngineLife):
         except BaseException:
             if self._link is link:
                 self._link = None
-            channel.close()  # a process that could not load the model ends once no front holds on to it
+            link.close()  # a process that could not load the model ends once no front holds on to it
             raise
         return loaded
 
@@ -197,63 +160,36 @@ class RemoteEngine(EngineLife):
 
     # What the process says
 
-    def _receive(self, link: _Link) -> None:
+    def _receive(self, link: EngineLink) -> None:
         try:
-            while (message := link.channel.receive()) is not None:
-                link.n_silent = 0
+            while (message := link.receive()) is not None:
                 self._handle(message)
         except errors.WireError as fault:
             log.error("model %s: its engine's process was cut off: %s", self._name, fault)
         except Exception:
             log.exception("model %s: a message of its engine's process could not be handled", self._name)
         finally:
-            link.channel.close()
+            link.close()
             self._lose(link)
 
     def _handle(self, message: ToFront) -> None:
         if isinstance(message, TaskChunks):
-            for number, chunks in message.by_job.items():
-                if (job := self._jobs.get(number)) is not None:
-                    job.add(chunks)
-                    if job.is_over:
-                        self._end(job)
+            self._ledger.add(message.by_job)
         elif isinstance(message, LoopCounters):
             self._stats = message.stats
         elif isinstance(message, (TasksAccepted, TasksDeclined)):
-            self._answer_submission(message)
+            self._ledger.answer(message)
         elif isinstance(message, SlotReply):
             self._answer_question(message)
         elif isinstance(message, EngineLoading):
             self.load_progress = message.progress
         elif isinstance(message, EngineLoaded):
             self._stats = message.stats
-            for waiting in list(self._jobs.values()):  # before new ones are sent, which may take their places
-                self._resume(waiting)
+            self._ledger.resume_all(message.info.context)  # before new ones are sent, which may take their places
             self._is_up.set()
             self._loading.set(message)
         elif isinstance(message, EngineFailed):
             self._loading.set_exception(errors.ModelFailed(message.reason))
-
-    def _answer_submission(self, message: TasksAccepted | TasksDeclined) -> None:
-        waiting = self._submissions.pop(message.number, None)
-        job = self._jobs.get(message.number)
-        if isinstance(message, TasksAccepted):
-            if job is not None and self._suspects.is_suspect(job):
-                self._suspect = job.number
-            if waiting is not None:
-                waiting.set(None)
-            elif job is not None and job.is_cancelled:  # while it waited for its turn, where a cancel finds nothing
-                self._send(CancelTasks(job.number))
-        elif waiting is not None:
-            waiting.set_exception(message.fault.error())
-        elif job is not None and message.fault.code == errors.QueueFull.code:
-            # A resumed one, whose place jobs of other fronts have taken meanwhile.
-            if self._suspect == job.number:
-                self._suspect = None
-            gevent.spawn_later(_LOOK, self._ask_again, job, self._link)
-        elif job is not None:  # a resumed one
-            job.fail(message.fault.message, message.fault.code or ENGINE_GONE)
-            self._end(job)
 
     def _answer_question(self, answer: SlotReply) -> None:
         if (waiting := self._questions.pop(answer.id, None)) is not None:
@@ -262,21 +198,13 @@ class RemoteEngine(EngineLife):
             else:
                 waiting.set_exception(answer.fault.error())
 
-    def _end(self, job: RemoteJob) -> None:
-        """Forgets a job that has ended; whoever waits until it is taken hears that it will not be."""
-        self._jobs.pop(job.number, None)
-        if (waiting := self._submissions.pop(job.number, None)) is not None:
-            waiting.set_exception(errors.ShuttingDown("the engine has not taken the request: it was stopped, or lost"))
-        if self._suspect == job.number:
-            self._suspect = None
-
     @property
     def _name(self) -> str:
         return self._settings.names[0]
 
     # Its end, and what follows
 
-    def _lose(self, link: _Link) -> None:
+    def _lose(self, link: EngineLink) -> None:
         """Takes note that a connection has ended, and sees to it that another one follows."""
         if link is not self._link:
             return
@@ -292,28 +220,23 @@ class RemoteEngine(EngineLife):
             "model %s: its engine (process %d) is gone; %d answers wait for another one",
             self._name,
             link.pid,
-            len(self._jobs),
+            len(self._ledger.jobs),
         )
         if record := self._settings.record:
             log.error(
                 "model %s: what reached it is in %s, to be kept as %s.crashed-%d", self._name, record, record, link.pid
             )
-        suspect = None if self._suspect is None else self._jobs.get(self._suspect)
-        self._suspect = None
-        self._look_for_cause(link.pid, suspect)
+        self._look_for_cause(link.pid)
         gevent.spawn(self._recover)
 
-    def _look_for_cause(self, pid: int, suspect: RemoteJob | None) -> None:
-        """Looks whether the engine has died of a request, and ends that if it is known which one."""
+    def _look_for_cause(self, pid: int) -> None:
+        """Finds out whether the engine has crashed, and ends the request that has done it, if it is known which one."""
         assert self._connector is not None
-        fault = self._connector.fault_of(pid)
-        if not fault:  # somebody has killed it
-            return
-        log.error("model %s: how its engine crashed is in %s", self._name, fault)
-        if (killer := self._suspects.note_death(self._jobs.values(), suspect, time.monotonic())) is not None:
+        fault = self._connector.fault_of(pid)  # empty where somebody has killed it
+        if fault:
+            log.error("model %s: how its engine crashed is in %s", self._name, fault)
+        if self._ledger.note_loss(has_crashed=bool(fault)) is not None:
             log.error("model %s: a request has ended three engines, and is refused for ten minutes", self._name)
-            killer.fail("this request has ended the engine three times")
-            self._end(killer)
 
     def _recover(self) -> None:
         """Connects to an engine again, and lets it resume every answer. Waits."""
@@ -328,33 +251,14 @@ class RemoteEngine(EngineLife):
             except errors.CorosrvError as error:
                 log.error("model %s: its engine could not be started again: %s", self._name, error)
                 if time.monotonic() - began > RECOVERY or self._is_draining:
-                    self._fail_all(f"the engine was lost, and could not be started again: {error}")
+                    self._ledger.fail_all(f"the engine was lost, and could not be started again: {error}")
         self.n_restarts += 1
         log.warning(
             "model %s: its engine is back after %.1f s; %d answers go on",
             self._name,
             time.monotonic() - began,
-            len(self._jobs),
+            len(self._ledger.jobs),
         )
-
-    def _resume(self, job: RemoteJob) -> None:
-        assert self._loaded is not None
-        tasks = job.unfinished_tasks(self._loaded.info.context)
-        if job.is_cancelled or not tasks:
-            job.fail("", "", Finish.CANCELLED)
-            self._end(job)
-            return
-        self._send_tasks(job, tasks)
-
-    def _ask_again(self, job: RemoteJob, link: _Link | None) -> None:
-        """Asks for a job's place again, unless it has ended, or another engine was asked meanwhile."""
-        if link is self._link and job.number in self._jobs:
-            self._resume(job)
-
-    def _fail_all(self, message: str) -> None:
-        for job in list(self._jobs.values()):
-            job.fail(message)
-            self._end(job)
 
     def _fail_questions(self, message: str) -> None:
         for question in self._questions.values():
@@ -368,21 +272,16 @@ class RemoteEngine(EngineLife):
             gevent.sleep(_LOOK)
             if (link := self._link) is None:
                 continue
-            link.n_silent += 1
-            stats = self._stats if self._is_up.is_set() else None  # while it loads it makes no steps
-            makes_steps = stats is None or not stats.running - stats.paused > 0 or stats.steps != link.n_steps
-            link.n_still = 0 if makes_steps else link.n_still + 1
-            link.n_steps = -1 if stats is None else stats.steps
-            if max(link.n_silent, link.n_still) * _LOOK > HUNG:
+            # Nothing is stepped while the model loads.
+            if link.count_look(self._stats if self._is_up.is_set() else None) * _LOOK > HUNG:
                 log.error("model %s: its engine (process %d) hangs, and is ended", self._name, link.pid)
-                _kill(link)
+                link.kill()
 
     # What it is asked
 
     def _send(self, message: FromFront) -> None:
         if self._link is not None:
-            with contextlib.suppress(errors.ChannelClosed):  # its end is noticed, and what was asked is asked again
-                self._link.channel.send(message)
+            self._link.send(message)
 
     def submit(self, job: AnyJob) -> RemoteReader:
         """Renders, tokenises and queues. Waits until the engine's process has taken it, for another one if need be.
@@ -396,41 +295,19 @@ class RemoteEngine(EngineLife):
         tasks = [tells_state(task) for task in self._maker.make(job)]
         number = next(self._numbers)
         reader = RemoteReader(
-            lambda: self._cancel(number),
+            lambda: self._ledger.cancel(number),
             lambda n_bytes: self._send(ChunksRead(number, n_bytes)),
-            lambda: self._forget(number),
-            lambda: self._hub.loop.run_callback_threadsafe(self._forget, number),
+            lambda: self._ledger.forget(number),
+            lambda: self._hub.loop.run_callback_threadsafe(self._ledger.forget, number),
         )
         remote = RemoteJob(number, tasks, job.terms.caller, isinstance(job, Job) and job.stream, reader)
-        if self._suspects.is_banned(remote):
+        if self._ledger.suspects.is_banned(remote):
             raise errors.EngineGone("a request like this one has ended the engine three times")
         if not self._is_up.wait(RECOVERY):
             raise errors.Unavailable("the engine is being started again; try again")
         self.check()
-        self._jobs[number] = remote
-        waiting = self._submissions[number] = AsyncResult()
-        try:
-            self._send_tasks(remote, tasks)
-            waiting.get()
-        except BaseException:
-            self._forget(number)
-            raise
+        self._ledger.submit(remote, tasks)
         return reader
-
-    def _send_tasks(self, job: RemoteJob, tasks: list[Task]) -> None:
-        self._send(SubmitTasks(job.number, tasks, job.caller, job.is_streamed, self._suspects.is_suspect(job)))
-
-    def _cancel(self, number: int) -> None:
-        if (job := self._jobs.get(number)) is not None:
-            job.is_cancelled = True
-            self._send(CancelTasks(number))
-
-    def _forget(self, number: int) -> None:
-        """Ends a job of which nothing more is read."""
-        self._submissions.pop(number, None)
-        if (job := self._jobs.get(number)) is not None:
-            self._end(job)
-            self._send(ForgetTasks(number))
 
     def _ask(self, action: str, **arguments: Any) -> SlotAnswer:
         """Asks the engine's process; waits. Raises what it raises, and Unavailable where it gives no answer."""
@@ -493,10 +370,7 @@ class RemoteEngine(EngineLife):
     def drain(self, message: str = "the server is shutting down") -> None:
         """Ends every job of this front, waiting or running, with an error chunk of this message."""
         self.stop_accepting()
-        for job in list(self._jobs.values()):
-            job.fail(message, SHUTTING_DOWN)
-            self._end(job)
-            self._send(ForgetTasks(job.number))
+        self._ledger.fail_all(message, SHUTTING_DOWN)
 
     def close(self) -> None:
         """Leaves the engine's process, and ends this front's jobs. Any thread; twice is harmless."""
@@ -511,20 +385,11 @@ class RemoteEngine(EngineLife):
             self._hub.loop.run_callback_threadsafe(self._leave)
 
     def _leave(self) -> None:
-        self._fail_all("the engine is closed")
+        self._ledger.fail_all("the engine is closed")
         self._fail_questions("the engine is closed")
         if not self._loading.ready():
             self._loading.set_exception(errors.UsedAfterClose("the engine was closed while its model was loaded"))
         link, self._link = self._link, None
         if link is not None:
-            link.channel.close()
+            link.close()
         self._is_up.set()  # whoever waits finds it closed
-
-
-def _kill(link: _Link) -> None:
-    """Kills the process of a connection, with all of its session."""
-    try:
-        os.killpg(link.pid, 9)
-    except (ProcessLookupError, PermissionError) as error:
-        log.error("process %d could not be ended: %s", link.pid, error)
-    link.channel.close()

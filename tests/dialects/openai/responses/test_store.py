@@ -13,9 +13,8 @@ from corosrv.dialects.openai.responses.store import (
     ResponseStore,
     Shelf,
     Stored,
-    StoredImage,
-    take_images,
 )
+from corosrv.dialects.openai.responses.stored_images import StoredImage, take_images
 from tests.support.answers import empty_response
 
 

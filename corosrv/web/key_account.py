@@ -1,0 +1,344 @@
+"""The account of one API key: what it may do, what it has left, and what it has used.
+
+A request is counted as it is let in, and a job's tokens twice: by an estimate before the job is queued, which is what a
+key must have left, and by what was computed when the job has ended. Times are of the monotonic clock; the wall clock
+decides alone when a day begins (in UTC), and when a key expires. Belongs to the hub's thread; where each request has a
+thread of its own, requests at the very same moment may pass a limit together.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from corosrv.base.errors import LimitReached
+from corosrv.contracts.jobs import Chunk, Finish
+from corosrv.contracts.jobs.terms import Terms
+from corosrv.contracts.settings import KeyEntry
+
+# Of an answer whose request sets no limit: what is charged for it until its end, when it is known.
+UNLIMITED_ANSWER = 256
+_MINUTE = 60.0
+_DAY = 86_400
+_COUNTED = ("POST", "PUT")  # methods that ask for work
+_STREAM_ENDS = 1.0  # seconds after which a key whose answers all run may try again: nobody knows when one ends
+_COMPUTED = (Finish.STOP, Finish.LENGTH)
+
+
+class Bucket:
+    """A token bucket: it holds what may be used in a minute, and is filled evenly. May be overdrawn by what is settled.
+
+    `now`: of time.monotonic().
+    """
+
+    __slots__ = ("_at", "_level", "capacity")
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.capacity = per_minute
+        self._level = float(per_minute)
+        self._at = now
+
+    def level(self, now: float) -> float:
+        """Returns what is left; negative where more was used."""
+        level = self._level + (now - self._at) * self.capacity / _MINUTE
+        self._level = level = min(level, self.capacity)
+        self._at = now
+        return level
+
+    def wait(self, n: float, now: float) -> float:
+        """Returns the seconds until `n` are left, 0 where they are; more than fit are never."""
+        return self.time_of(n - self.level(now))
+
+    def time_of(self, n: float) -> float:
+        """Returns the seconds in which `n` come back."""
+        return n * _MINUTE / self.capacity if n > 0 else 0.0
+
+    def take(self, n: float) -> None:
+        """Takes `n`, whether or not they are left; a negative number gives back."""
+        self._level -= n
+
+    def resize(self, per_minute: int, now: float) -> None:
+        """Changes the size; what was used stays used."""
+        used = self.capacity - self.level(now)
+        self.capacity = per_minute
+        self._level = per_minute - used
+
+
+@dataclass(slots=True)
+class UsageCounts:
+    """Counts of what one key has used in a time."""
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompts', those that did not have to be computed
+    generated_tokens: int = 0
+    compute_ms: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.generated_tokens
+
+    def view(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests,
+            "refused_requests": self.refused,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "generated_tokens": self.generated_tokens,
+            "compute_ms": round(self.compute_ms, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The clocks of accounts: seconds of a clock that nobody sets, and Unix time."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+
+class KeyAccount:
+    """The limits of one API key, what it has left, and what it has used; see corosrv.contracts.jobs.terms.Account."""
+
+    __slots__ = ("_clocks", "_day", "_day_charge", "_n_running", "_requests", "_tokens", "entry", "today", "total")
+
+    def __init__(self, entry: KeyEntry, clocks: Clocks) -> None:
+        self.entry = entry
+        self.total = UsageCounts()
+        self.today = UsageCounts()
+        self._clocks = clocks
+        self._day = -1
+        self._day_charge = 0  # tokens
+        self._n_running = 0
+        now = clocks.monotonic()
+        self._requests = _resized(None, entry.requests_per_minute, now)
+        self._tokens = _resized(None, entry.tokens_per_minute, now)
+
+    def change(self, entry: KeyEntry) -> None:
+        """Takes new limits over; what was used stays used."""
+        now = self._clocks.monotonic()
+        self.entry = entry
+        self._requests = _resized(self._requests, entry.requests_per_minute, now)
+        self._tokens = _resized(self._tokens, entry.tokens_per_minute, now)
+
+    @property
+    def is_expired(self) -> bool:
+        return self.entry.expires is not None and self._clocks.wall() >= self.entry.expires
+
+    def may_use(self, names: Iterable[str]) -> bool:
+        """Tells whether the key may use the model that has these names."""
+        models = self.entry.models
+        return not models or any(name in models for name in names)
+
+    def terms(self, terms: Terms) -> Terms:
+        """Returns the terms with what the key adds."""
+        return replace(terms, tier=self.entry.tier, weight=self.entry.weight, account=self)
+
+    def admit(self, method: str) -> None:
+        """Counts a request that asks for work: POST and PUT. Raises LimitReached."""
+        if method not in _COUNTED:
+            return
+        self._look_at_day()
+        if (bucket := self._requests) is not None:
+            if wait := bucket.wait(1, self._clocks.monotonic()):
+                self._refuse(f"this API key may send {bucket.capacity} requests a minute", wait)
+            bucket.take(1)
+        self.total.requests += 1
+        self.today.requests += 1
+
+    def open_bill(self, n_tasks: int, n: int, max_tokens: int | None) -> KeyBill:
+        self._look_at_day()
+        if self.entry.streams is not None and self._n_running >= self.entry.streams:
+            self._refuse(f"this API key may have {self.entry.streams} answers made at once", _STREAM_ENDS)
+        # By its length a prompt is known when it has been read, which is work already.
+        if self._tokens is not None:
+            self._check_minute(1, 0, self._tokens)
+        self._check_day(1, 0)
+        self._n_running += 1
+        return KeyBill(self, n, n_tasks * (UNLIMITED_ANSWER if max_tokens is None else max_tokens))
+
+    def charge(self, prompt: int, answer: int) -> int:
+        """Takes tokens of a prompt, and of its answer as estimated; returns the day. Raises LimitReached.
+
+        A full bucket takes every prompt that fits into it: the answer may be longer, and is paid for later.
+        """
+        self._look_at_day()
+        if (bucket := self._tokens) is not None:
+            self._check_minute(prompt, answer, bucket)
+        self._check_day(prompt, answer)
+        if bucket is not None:
+            bucket.take(prompt + answer)
+        self._day_charge += prompt + answer
+        return self._day
+
+    def _check_minute(self, prompt: int, answer: int, bucket: Bucket) -> None:
+        most = bucket.capacity
+        if prompt > most:
+            self._refuse(f"the prompt has {prompt} tokens, and this API key may use {most} a minute", None)
+        if wait := bucket.wait(min(prompt + answer, most), self._clocks.monotonic()):
+            self._refuse(f"this API key may use {most} tokens a minute{_needs(prompt, answer)}", wait)
+
+    def _check_day(self, prompt: int, answer: int) -> None:
+        if (most := self.entry.tokens_per_day) is None:
+            return
+        if prompt > most:
+            self._refuse(f"the prompt has {prompt} tokens, and this API key may use {most} a day", None)
+        if (left := most - self._day_charge) < min(prompt + answer, most):
+            words = f"this API key may use {most} tokens a day, and has {max(left, 0)} left{_needs(prompt, answer)}"
+            self._refuse(words, self._until_tomorrow())
+
+    def settle(self, bill: KeyBill) -> None:
+        """Ends a job; what it was charged for and did not use is given back."""
+        self._look_at_day()
+        self._n_running -= 1
+        n_used = bill.prompt_tokens + bill.generated_tokens
+        if self._tokens is not None:
+            self._tokens.take(n_used - bill.charged)
+        self._day_charge += n_used - (bill.charged if bill.day == self._day else 0)
+        for counts in (self.total, self.today):
+            counts.prompt_tokens += bill.prompt_tokens
+            counts.cached_tokens += bill.cached_tokens
+            counts.generated_tokens += bill.generated_tokens
+            counts.compute_ms += bill.compute_ms
+
+    def _refuse(self, words: str, wait: float | None) -> None:
+        self.total.refused += 1
+        self.today.refused += 1
+        raise LimitReached(words, wait)
+
+    def _look_at_day(self) -> None:
+        day = int(self._clocks.wall() // _DAY)
+        if day != self._day:
+            self._day = day
+            self._day_charge = 0
+            self.today = UsageCounts()
+
+    def _until_tomorrow(self) -> float:
+        return max((self._day + 1) * _DAY - self._clocks.wall(), 1.0)
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Returns the headers by which OpenAI's API tells what is left; `reset` is when nothing is used any more."""
+        headers: list[tuple[str, str]] = []
+        now = self._clocks.monotonic()
+        if (bucket := self._requests) is not None:
+            headers += _headers(
+                "requests", bucket.capacity, level := bucket.level(now), bucket.time_of(bucket.capacity - level)
+            )
+        if (bucket := self._tokens) is not None:
+            headers += _headers(
+                "tokens", bucket.capacity, level := bucket.level(now), bucket.time_of(bucket.capacity - level)
+            )
+        elif (most := self.entry.tokens_per_day) is not None:
+            headers += _headers("tokens", most, most - self._day_charge, self._until_tomorrow())
+        return headers
+
+    def view(self) -> dict[str, Any]:
+        """Describes the key and its usage, for GET /v1/usage."""
+        self._look_at_day()
+        entry = self.entry
+        limits = {
+            "streams": entry.streams,
+            "requests_per_minute": entry.requests_per_minute,
+            "tokens_per_minute": entry.tokens_per_minute,
+            "tokens_per_day": entry.tokens_per_day,
+        }
+        return {
+            "object": "usage",
+            "key": entry.name,
+            "total": self.total.view(),
+            "today": {"date": time.strftime("%Y-%m-%d", time.gmtime(self._day * _DAY)), **self.today.view()},
+            "limits": {name: limit for name, limit in limits.items() if limit is not None},
+            "models": list(entry.models) or None,
+            "tier": entry.tier,
+            "weight": entry.weight,
+        }
+
+
+def _resized(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+    if per_minute is None:
+        return None
+    if bucket is None:
+        return Bucket(per_minute, now)
+    bucket.resize(per_minute, now)
+    return bucket
+
+
+def _needs(prompt: int, answer: int) -> str:
+    if not answer:
+        return ""
+    return f"; this request may need {prompt + answer}: {prompt} of its prompt, {answer} of its answer (max_tokens)"
+
+
+def _headers(subject: str, limit: int, left: float, reset: float) -> tuple[tuple[str, str], ...]:
+    return (
+        (f"x-ratelimit-limit-{subject}", str(limit)),
+        (f"x-ratelimit-remaining-{subject}", str(int(left)) if left > 0 else "0"),
+        (f"x-ratelimit-reset-{subject}", duration(reset)),
+    )
+
+
+def duration(seconds: float) -> str:
+    """Writes a duration as OpenAI's headers do: 12ms, 8.64s, 6m0s, 1h30m0s."""
+    ms = math.ceil(seconds * 1000)
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, ms = divmod(ms, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    before = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{before}{ms / 1000:g}s"
+
+
+class KeyBill:
+    """The charge of one job, and what it uses; see corosrv.contracts.jobs.terms.Bill."""
+
+    __slots__ = (
+        "_account", "_answer", "_is_open", "_n", "_unread", "cached_tokens", "charged", "compute_ms", "day",
+        "generated_tokens", "prompt_tokens"
+    )  # fmt: skip
+
+    def __init__(self, account: KeyAccount, n: int, answer: int) -> None:
+        """`n`: answers to each prompt, which counts once; `answer`: tokens of all answers, as estimated."""
+        self._account = account
+        self._n = n
+        self._answer = answer
+        self._unread: list[int] = []  # tokens of each prompt, 0 once its end was read
+        self._is_open = True
+        self.charged = 0
+        self.day = -1
+        self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
+        self.compute_ms = 0.0
+
+    def charge(self, prompt_tokens: Sequence[int]) -> None:
+        prompts = list(prompt_tokens[:: self._n])
+        n_tokens = sum(prompts)
+        self.day = self._account.charge(n_tokens, self._answer)
+        self._unread = prompts
+        self.charged = n_tokens + self._answer
+
+    def add_end(self, chunk: Chunk) -> None:
+        self.compute_ms += chunk.compute_ms
+        prompt, answer = divmod(chunk.index, self._n)
+        if answer:
+            return
+        if prompt < len(self._unread):
+            self._unread[prompt] = 0
+        if chunk.prompt_ms or chunk.finish in _COMPUTED:  # else it was cancelled before it began
+            self.prompt_tokens += chunk.prompt_tokens
+            self.cached_tokens += chunk.cached_tokens
+
+    def drop(self) -> None:
+        self._unread = []
+        self.close(0)
+
+    def close(self, generated_tokens: int) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        # Nobody has read the end of these, so that what was computed of them is not known: it may be all.
+        self.prompt_tokens += sum(self._unread)
+        self.generated_tokens = generated_tokens
+        self._account.settle(self)
