@@ -237,8 +237,14 @@ BUGS = {
     ),
     "nobody is told that a suspect runs": Bug(
         "engines", "corosrv.models.engine.process.session",
-        "                    self.send(TasksAccepted(submit.number))\n                    self._run_accepted(submit)",
-        "                    self._run_accepted(submit)",
+        "            self.send(TasksAccepted(submit.number))\n            self._run_now(submit)",
+        "            self._run_now(submit)",
+    ),
+    "the end of a suspect is told after the next one runs": Bug(
+        "engines", "corosrv.models.engine.process.session",
+        "            self._deliver()",
+        "            pass",
+        seed=20,
     ),
     "what is read makes no room": Bug(
         "engines", "corosrv.models.engine.process.session",

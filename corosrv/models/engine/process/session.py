@@ -44,6 +44,8 @@ from corosrv.workers.wire.gevent_channel import GeventChannel
 
 log = logging.getLogger("corosrv.engine")
 
+_DELIVERY = 10.0  # seconds in which a front takes the end of a suspect from its socket, before the next suspect runs
+_LOOK = 0.01  # seconds between two looks at that
 MOST_UNSENT = 8 << 20  # bytes that a front may leave in its socket before all of its jobs are paused
 _CHUNK_BYTES = 64  # of a chunk besides its text, and of each token that it tells of
 
@@ -157,15 +159,19 @@ class FrontSession:
     # Jobs
 
     def _run(self, submit: SubmitTasks) -> None:
-        """Submits a job and passes its chunks on until it ends. Waits."""
+        """Submits a job and passes its chunks on until it ends; a suspect when no other one runs. Waits."""
+        if not submit.is_suspect:
+            self._run_now(submit)
+            return
+        with self._host.alone_among_suspects():
+            # Told before it runs, for the engine may die of it at once; its end before the next one does.
+            self.send(TasksAccepted(submit.number))
+            self._run_now(submit)
+            self._deliver()
+
+    def _run_now(self, submit: SubmitTasks) -> None:
         try:
-            if submit.is_suspect:
-                with self._host.alone_among_suspects():
-                    # Told before it runs: the engine may die of it at once.
-                    self.send(TasksAccepted(submit.number))
-                    self._run_accepted(submit)
-            else:
-                self._run_accepted(submit)
+            self._run_accepted(submit)
         except CorosrvError as error:
             self.send(TasksDeclined(submit.number, Fault.from_error(error)))
         except Exception as error:
@@ -177,6 +183,13 @@ class FrontSession:
             )
         finally:
             self._jobs.pop(submit.number, None)
+
+    def _deliver(self) -> None:
+        """Sends all chunks, and waits until the socket has them: then the front gets them even if this process dies."""
+        self._send_chunks()
+        with gevent.Timeout(_DELIVERY, False):
+            while self._channel.n_unsent and not self._channel.is_closed:
+                gevent.sleep(_LOOK)
 
     def _run_accepted(self, submit: SubmitTasks) -> None:
         if submit.number not in self._jobs:
