@@ -281,6 +281,12 @@ BUGS = {
         "* _LOOK > HUNG:",
         "< 0:",
     ),
+    "an engine that never greets is not ended": Bug(
+        "engines", "corosrv.models.engine.process.link",
+        "        connector.kill_silent()",
+        "        pass",
+        seed=7,
+    ),
     "an engine that stops while it loads is not ended": Bug(
         "engines", "corosrv.models.engine.process.remote",
         "if (link := self._link) is None:",

@@ -227,7 +227,8 @@ class StandInEngine:
 
 
 FATES = ("is well",) * 12 + (
-    "is slow", "dies before it listens", "dies while it loads", "stops while it loads", "cannot load",
+    "is slow", "dies before it listens", "dies while it loads", "stops while it loads", "never greets",
+    "cannot load",
 )  # fmt: skip
 
 
@@ -276,6 +277,9 @@ class EngineProcess(LocalProcess):
         if self.fate == "dies before it listens":
             self._end("dies")
             return
+        if self.fate == "never greets":
+            self.stop()
+            gevent.sleep(0)  # for good
         with open(os.dup(options.settings), "rb") as file:
             file.seek(0)
             settings = msgspec.msgpack.decode(file.read(), type=ModelSettings)

@@ -221,6 +221,7 @@ class Front:
         self.latest: RemoteEngine | None = None  # that was made
         self.clients: dict[Client, None] = {}
         self.leaves = Event()
+        self.n_kept = 0  # looks at which it waited for the greeting of an engine that is stopped
         self.process: LocalProcess = world.machine.start(name)
         self._world = world
         self.process.run(self._serve)
@@ -241,6 +242,12 @@ class Front:
             self.leaves.clear()
             self.leaves.wait()
             self._leave(engine)
+
+    @property
+    def is_ungreeted(self) -> bool:
+        """Whether it has connected to an engine that has not greeted."""
+        is_connected = any(end.is_connected for end in self.process.sockets)
+        return is_connected and self.latest is not None and self.latest.pid is None
 
     def _leave(self, engine: RemoteEngine) -> None:
         world = self._world
@@ -486,6 +493,11 @@ class EnginesWorld(World):
         engine.n_noticed = engine.n_noticed + 1 if is_noticed and engine.is_stopped else 0
         if engine.fate == "stops while it loads" and engine.n_noticed > HUNG + 8:
             self.violate(f"engine {engine.pid} has stopped while it loads, and no front ends it")
+        for front in self.fronts:
+            is_kept = engine.is_stopped and front.is_ungreeted and not front.process.is_stopped
+            front.n_kept = front.n_kept + 1 if is_kept else 0
+            if front.n_kept > connector.PATIENCE + 8:
+                self.violate(f"engine {engine.pid} has not greeted {front.name}, and is not ended")
         has_front = any(end.is_connected for end in engine.sockets)
         if has_front or engine.is_stopped:
             engine.busy_at = self.loop.time

@@ -31,7 +31,7 @@ from corosrv.workers.worker.parent.process import Process
 log = logging.getLogger("corosrv.engine")
 
 MODULE = "corosrv.models.engine.process"  # that the process runs
-PATIENCE = 60.0  # seconds in which a process that has the lock must listen, or end
+PATIENCE = 60.0  # seconds in which a process that has the lock must listen and greet, or end
 _PAUSE = 0.05  # seconds between two tries
 _BACKLOG = 1024
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
@@ -113,15 +113,35 @@ class EngineConnector:
             raise ModelFailed(f"{self._path} belongs to a process of another user ({user}): remove it")
         return connection
 
-    def _try_start(self) -> bool:
-        """Starts the engine's process; returns whether it did: not while another one has the lock."""
+    def kill_silent(self) -> None:
+        """Kills the process that has the lock: one that listens, and does not greet. Not one of another container."""
+        if (lock := self._try_lock()) is not None:  # it has ended meanwhile
+            os.close(lock)
+            return
+        with contextlib.suppress(OSError, ValueError):
+            pid, namespace = map(int, Path(self._lock_path).read_text().split())
+            if namespace == _pid_namespace():
+                log.error(
+                    "model %s: its engine (process %d) does not greet, and is ended", self._settings.names[0], pid
+                )
+                kill_session(pid)
+
+    def _try_lock(self) -> int | None:
+        """Returns the open file of the lock, which is taken with it; None where another process has the lock."""
         lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
+            return None
+        return lock
+
+    def _try_start(self) -> bool:
+        """Starts the engine's process; returns whether it did: not while another one has the lock."""
+        if (lock := self._try_lock()) is None:
             return False
         try:
+            os.ftruncate(lock, 0)
             self._start(lock)
         finally:
             os.close(lock)
@@ -143,12 +163,26 @@ class EngineConnector:
                 [sys.executable, "-m", MODULE, "--digest", self.digest, "--folder", self._folder, *words],
                 inherited=options.values(),
             )
+            os.pwrite(lock, f"{self._started.pid} {_pid_namespace()}\n".encode(), 0)
             log.info("model %s: its engine is process %d", self._settings.names[0], self._started.pid)
         except OSError as error:
             raise ModelFailed(f"the engine's process cannot be started: {error}") from error
         finally:
             listener.close()
             os.close(settings)
+
+
+def kill_session(pid: int) -> None:
+    """Kills a process with all of its session."""
+    try:
+        os.killpg(pid, 9)
+    except (ProcessLookupError, PermissionError) as error:
+        log.error("process %d could not be ended: %s", pid, error)
+
+
+def _pid_namespace() -> int:
+    """Returns a number of those processes among which a process id means the same."""
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def fault_path(folder: str, digest: str, pid: int) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 
 import gevent
 
 from corosrv.base import errors
 from corosrv.contracts.jobs.worker import DecodeStats
-from corosrv.models.engine.process.connector import PATIENCE, EngineConnector
+from corosrv.models.engine.process.connector import PATIENCE, EngineConnector, kill_session
 from corosrv.models.engine.process.messages import (
     MAX_FRAME,
     PROTOCOL,
@@ -22,8 +20,6 @@ from corosrv.models.engine.process.messages import (
     front_codec,
 )
 from corosrv.workers.wire.gevent_channel import GeventChannel
-
-log = logging.getLogger("corosrv.engine")
 
 
 class EngineLink:
@@ -60,10 +56,7 @@ class EngineLink:
 
     def kill(self) -> None:
         """Kills the process, with all of its session, and closes the connection."""
-        try:
-            os.killpg(self.pid, 9)
-        except (ProcessLookupError, PermissionError) as error:
-            log.error("process %d could not be ended: %s", self.pid, error)
+        kill_session(self.pid)
         self.close()
 
     def close(self) -> None:
@@ -73,16 +66,19 @@ class EngineLink:
 def greet(connector: EngineConnector) -> EngineLink | None:
     """Connects to the engine's process, which is started if need be, and waits for its greeting.
 
-    Returns None where it ends before it greets: it was about to end. Raises ModelFailed if it refuses this front.
+    Returns None where it ends before it greets, as one does that was about to end, or is killed because it does not.
+    Raises ModelFailed if it refuses this front.
     """
     channel: GeventChannel[FromFront, ToFront] = GeventChannel(connector.connect(), front_codec(), MAX_FRAME)
     welcome = None
     try:
         channel.send(FrontHello(PROTOCOL, connector.digest))
-        with gevent.Timeout(PATIENCE, False):
+        with gevent.Timeout(PATIENCE):
             welcome = channel.receive()
     except errors.WireError:
         pass
+    except gevent.Timeout:
+        connector.kill_silent()
     finally:
         if not isinstance(welcome, EngineHello):
             channel.close()
