@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
