@@ -68,10 +68,12 @@ load: $(TOOLS)
 bench: $(TOOLS)
 	$(BIN)/python -m benchmarks.side_by_side $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
 
-# A release in dist/: the source and the wheel, which each supported Python at hand tries in an environment of its own.
+# A release in dist/: the source, and a wheel with libllama inside, which each supported Python at hand tries in an
+# environment of its own, without a compiler.
 dist: $(TOOLS)
 	rm -rf dist
-	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m build --no-isolation --sdist --wheel --outdir dist
+	$(BIN)/python native/bundle.py dist
 	$(BIN)/python -m tests.wheels dist
 
 # Other people's clients, for the tests, where they cannot share an environment with the newest openai.

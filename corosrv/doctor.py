@@ -62,6 +62,10 @@ def examine(load: Load, host: str, port: int) -> Iterator[Finding]:
 def _compiler() -> Finding:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
+        from corosrv.models.engine.libllama import BUNDLE
+
+        if BUNDLE.is_dir():
+            return Finding(Grade.OK, "compiler", "none found, and none needed: this wheel has libllama inside")
         return Finding(
             Grade.WARN, "compiler", "none found", "install a C++17 compiler (Debian: apt-get install g++) to rebuild"
         )
@@ -91,7 +95,8 @@ def _libllama() -> Finding:
         from corosrv.models.engine.binding import FINGERPRINT
     except CorosrvError as error:
         return Finding(Grade.FAIL, "libllama", str(error), "in a clone: make install")
-    return Finding(Grade.OK, "libllama", f"{libllama.folder()}, headers {FINGERPRINT[:10]} as built")
+    text = f"{libllama.folder()}, headers {FINGERPRINT[:10]} as built, {libllama.kernel_library()}"
+    return Finding(Grade.OK, "libllama", text)
 
 
 def _devices() -> Finding:

@@ -42,6 +42,7 @@ class BuildOptions:
     cmake_file: str
     variables: Mapping[str, str]
     amx_flags: str
+    cmake_path: Path = NATIVE / "libllama.cmake"
 
     @property
     def identity(self) -> str:
@@ -73,14 +74,14 @@ def build_wheel(options: BuildOptions, folder: Path) -> Path:
 
     Ends the program with pip's words if it fails.
     """
-    wheel = _pip_wheel(options, folder)
+    wheel = compile_wheel(options, folder)
     if wheel_identity(wheel) == options.identity:
         return wheel
     say("pip kept a libllama that was built with other options: building it anew")
     wheel.unlink()
     # Fails where pip keeps nothing, which is as good.
     subprocess.run([*PIP, "cache", "remove", f"llama_cpp_python-{options.version}"], capture_output=True, check=False)
-    wheel = _pip_wheel(options, folder)
+    wheel = compile_wheel(options, folder)
     if wheel_identity(wheel) != options.identity:
         sys.exit("corosrv: pip gives a llama-cpp-python that was not built here; look at `pip config list`")
     return wheel
@@ -93,10 +94,12 @@ def wheel_identity(wheel: Path) -> str:
         return archive.read(names[0]).decode().strip() if names else ""
 
 
-def _pip_wheel(options: BuildOptions, folder: Path) -> Path:
-    settings = {"CMAKE_PROJECT_INCLUDE": NATIVE / "libllama.cmake", "COROSRV_BUILD": options.identity}
+def compile_wheel(options: BuildOptions, folder: Path, *arguments: str) -> Path:
+    """Has pip make the wheel in a folder, with more arguments for it. Ends the program with pip's words if it fails."""
+    settings = {"CMAKE_PROJECT_INCLUDE": options.cmake_path, "COROSRV_BUILD": options.identity}
     command = [
         *(*PIP, "wheel", "--verbose", "--no-deps", "--no-binary", "llama-cpp-python", "--wheel-dir", str(folder)),
+        *arguments,
         *(f"--config-settings=cmake.define.{name}={value}" for name, value in settings.items()),
         f"llama-cpp-python=={options.version}",
     ]

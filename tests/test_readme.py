@@ -48,10 +48,13 @@ PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --pee
 IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 CONFIG = "corosrv config --model path/to/model.gguf --slots 16"
-# Followed elsewhere in tests: of listening, of the access log and traces, of Prometheus' files, of replays, of batches.
+# Followed elsewhere in tests: of listening, of the access log and traces, of Prometheus' files, of replays, of batches; the wheel
+# of a release by `make dist` itself.
 ELSEWHERE = [
     "corosrv serve --certfile certificate.pem --keyfile key.pem",
     "corosrv serve --host unix:/run/corosrv/http.sock,127.0.0.1",
+    "make dist",
+    "pip install dist/corosrv-*.whl",
     "pip install 'corosrv[otel]'",
     "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 corosrv serve --traces",
     "COROSRV_ACCESS_LOG=json gunicorn -k gevent corosrv.app",

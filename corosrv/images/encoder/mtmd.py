@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from llama_cpp import llama_cpp, mtmd_cpp
-
 from corosrv.base.errors import LoadError
 from corosrv.images.encoder.encoding import Encoding, EncodingFailed
 from corosrv.images.transfer.messages import RowSegment, Segment, TokenSegment
 from corosrv.images.transfer.pool import FLOAT_BYTES
+from corosrv.models.engine import libllama
+
+libllama.provide_declarations()
+from llama_cpp import llama_cpp, mtmd_cpp  # noqa: E402
 
 _LOAD_MODE_NONE = 0
 _AS_THE_FILE_SAYS = -1

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +22,18 @@ REBUILD = "rebuild corosrv against it: pip install --force-reinstall --no-deps c
 _PROCESSOR_TYPES = (0, 3)  # of ggml_backend_dev_type: the processor, and what helps it with the memory of the machine
 
 
+# What native/bundle.py puts into the wheel of a release: llama-cpp-python's libraries and their declarations.
+BUNDLE = Path(__file__).parents[2] / "bundle"
+_KERNELS = "libggml-cpu-*.so"
+_NO_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
+
+
 def folder() -> Path:
-    """Returns libllama's folder; `LLAMA_CPP_LIB_PATH` overrides the installed llama-cpp-python, as it does there."""
+    """Returns libllama's folder: the one of `LLAMA_CPP_LIB_PATH`, else of the wheel, else of llama-cpp-python."""
     if override := os.environ.get("LLAMA_CPP_LIB_PATH"):
         return Path(override)
+    if BUNDLE.is_dir():
+        return BUNDLE / "llama_cpp" / "lib"
     # find_spec does not import the package, which would cost 0.3 s and numpy.
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
@@ -43,11 +52,33 @@ def headers() -> tuple[Path, Path] | None:
 
 def open_library() -> None:
     """Loads libllama into the process; later loads of the same SONAME get this copy."""
-    library = folder() / "libllama.so"
+    path = folder() / "libllama.so"
     try:
-        ctypes.CDLL(str(library))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise LibllamaError(f"libllama cannot be loaded from {library.name}: {error}") from error
+        raise LibllamaError(f"libllama cannot be loaded from {path.name}: {error}") from error
+    # Others are not asked for their devices here: that would open a GPU in a process that is to fork.
+    if any(path.parent.glob(_KERNELS)) and library.ggml_backend_dev_count() == 0:
+        # Built with GGML_BACKEND_DL: the kernels are libraries beside it. ggml loads the best ones for the processor.
+        library.ggml_log_set(_NO_LOG, None)  # it would print a line in every process
+        library.ggml_backend_load_all_from_path(str(path.parent).encode())
+        library.ggml_log_set(None, None)
+        if library.ggml_backend_dev_count() == 0:
+            raise LibllamaError(f"no library of kernels in {path.parent} suits this processor")
+
+
+def provide_declarations() -> None:
+    """Lets `import llama_cpp` find the declarations that belong to the libllama of the wheel, and opens that first."""
+    open_library()
+    if BUNDLE.is_dir() and str(BUNDLE) not in sys.path:
+        sys.path.insert(0, str(BUNDLE))
+
+
+def kernel_library() -> str:
+    """Returns the name of the library in this process whose kernels the processor runs, as libggml-cpu-haswell."""
+    with open("/proc/self/maps") as maps:
+        paths = {line.split()[-1] for line in maps if "libggml-cpu" in line}
+    return ", ".join(sorted(Path(path).name.partition(".")[0] for path in paths))
 
 
 class Device(NamedTuple):

@@ -51,7 +51,7 @@ class Chat:
     def say_and_wait(self, words: str) -> None:
         n = self.count(".turn")
         self.say(words)
-        self.wait(f"document.querySelectorAll('.turn').length > {n} && !document.querySelector('.is-running')")
+        self.wait(f"document.querySelectorAll('.turn').length > {n} && !document.querySelector('.is-running, .plain')")
         self.run("new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 60)))")  # it is drawn
 
     def reload(self) -> None:

@@ -39,11 +39,6 @@ COMPLETE = (
     "!document.querySelector('.is-running') && !!document.querySelector('math')"
     " && !!document.querySelector('.hljs-keyword')"
 )
-WATCH = """
-window.long = [];
-new PerformanceObserver((list) => list.getEntries().forEach(({ duration }) => window.long.push(Math.round(duration))))
-  .observe({ type: "longtask" });
-"""
 SCROLL = """
 new Promise((resolve) => {
   const place = document.querySelector(".scroll");
@@ -55,8 +50,9 @@ new Promise((resolve) => {
   go();
 })
 """
-# Milliseconds of one task; the page's goal is 50 on a machine that does nothing else.
-LONGEST_MS = 300
+# Milliseconds of the processor for one task. The page's goal is 50, which other programs on the same cores stretch.
+LONGEST_MS = 100
+DRAWN = "document.readyState === 'complete' && !!document.querySelector('.ideas')"
 
 
 def faults(chat) -> list[str]:
@@ -162,12 +158,29 @@ def test_a_long_answer_streams_and_scrolls_without_long_tasks(chat, script):
     assert len(script.pieces) > 9000
     chat.say_and_wait("Warm up")  # what is loaded at its first use is loaded
     script.pause_s = 0.0005
-    chat.run(WATCH)
-    chat.say_and_wait("Go")
-    chat.run(SCROLL)
+    with chat.page.tasks() as streamed:
+        chat.say_and_wait("Go")
+    with chat.page.tasks() as scrolled:
+        chat.run(SCROLL)
 
     assert chat.count(".answer") == 2
-    assert [ms for ms in chat.run("window.long") if ms > LONGEST_MS] == []
+    assert len(streamed) > 100
+    assert len(scrolled) > 100
+    print(f"longest tasks: {max(streamed):.0f} ms while it came, {max(scrolled):.0f} ms while it was scrolled")
+    assert max(streamed + scrolled) < LONGEST_MS
+
+
+def test_the_page_is_drawn_with_little_work(chat, script):
+    chat.page.open("about:blank")
+    with chat.page.tasks() as tasks:
+        chat.page.open(script.url)
+        chat.wait(DRAWN)
+
+    paint = chat.run("performance.getEntriesByName('first-paint')[0].startTime")
+    print(f"first paint after {paint:.0f} ms; {sum(tasks):.0f} ms of work, the longest task {max(tasks):.0f} ms")
+    assert sum(tasks) < 4 * LONGEST_MS
+    assert max(tasks) < LONGEST_MS
+    assert chat.run("performance.getEntriesByType('resource').every(({ name }) => !/highlight|temml/.test(name))")
 
 
 def test_who_scrolls_up_stays_there(chat, script):

@@ -91,7 +91,7 @@ def test_the_page_names_the_modules_that_it_needs_at_once(client):
 
 
 def test_files_are_compressed_where_that_is_taken(client):
-    part = next(part for part in parts(client) if part.endswith("markdown.mjs"))
+    part = next(part for part in parts(client) if part.endswith("chat.mjs"))
 
     packed = client.get(f"/llm/{part}", headers={"Accept-Encoding": "gzip"})
     plain = client.get(f"/llm/{part}")

@@ -2,11 +2,21 @@
 
 import { html, useCallback, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/htm-preact.mjs";
 import { Composer } from "./composer.mjs";
-import { Markdown } from "./markdown.mjs";
 import { CopyButton, Icon } from "./parts.mjs";
 import { SettingsDialog } from "./settings.mjs";
 import { add, addAnswer, branch, newAnswer, newTurn, path, shownAnswer, siblings, variants } from "./tree.mjs";
 import { bytes, oneLine, seconds, visible } from "./text.mjs";
+
+// What draws answers is half of the page: it comes when the page stands, and until then the beginning of a text is shown as it is.
+const AT_FIRST = 2000; // characters: to lay out a long text would hold the page
+const drawing = { Markdown: null, coming: null };
+function loadDrawing() {
+  return (drawing.coming ??= import("./markdown.mjs").then(
+    ({ Markdown }) => (drawing.Markdown = Markdown),
+    () => (drawing.coming = null), // the next answer asks again
+  ));
+}
+addEventListener("load", () => (window.requestIdleCallback ?? setTimeout)(loadDrawing));
 
 const IDEAS = ["Explain how a hash table works, with an example", "Write a haiku about the sea", "Plan a weekend in a city I do not know"];
 
@@ -227,7 +237,7 @@ function Answer({ answer, turn, answering, again, ask, change, store, conversati
     <section class=${`answer ${state ? "is-running" : ""}`} aria-label=${`Answer of ${visible(answer.model)}`} aria-busy=${Boolean(state)}>
       <div class="who"><bdi>${visible(answer.model) || "model"}</bdi>${state && html`<${Waiting} run=${answering.running.get(answer.id)} />`}</div>
       ${answer.thoughts && html`<${Thoughts} answer=${answer} isRunning=${state && !answer.text} />`}
-      ${answer.text && html`<${Markdown} text=${answer.text} isDone=${!state} />`}
+      ${answer.text && html`<${Text} text=${answer.text} isDone=${!state} />`}
       ${answer.calls.map((call) => html`<${ToolCall} call=${call} />`)}
       ${answer.error && html`<p class="note bad" role="alert">${visible(answer.error)}</p>`}
       ${!state && answer.finish === "length" && html`<p class="soft small">Cut at the limit of tokens.</p>`}
@@ -243,13 +253,21 @@ function Answer({ answer, turn, answering, again, ask, change, store, conversati
     </section>`;
 }
 
+function Text({ text, isDone }) {
+  const [, redraw] = useReducer((n) => n + 1, 0);
+  useEffect(() => {
+    if (!drawing.Markdown) loadDrawing().then(redraw);
+  }, []);
+  return drawing.Markdown ? html`<${drawing.Markdown} text=${text} isDone=${isDone} />` : html`<p class="plain" dir="auto">${visible(text.slice(0, AT_FIRST))}</p>`;
+}
+
 function Waiting({ run }) {
   const words = { sending: "", reading: "reading…", writing: "", loading: "waits for the model to load…", waiting: "waits for the server…" }[run.state];
   return html`<span class="waiting"><i aria-hidden="true"></i>${words}</span>`;
 }
 
 function Thoughts({ answer, isRunning }) {
-  return html`<details class="fold"><summary>${isRunning ? "Thinking…" : "Thoughts"}</summary><${Markdown} text=${answer.thoughts} isDone=${!isRunning} /></details>`;
+  return html`<details class="fold"><summary>${isRunning ? "Thinking…" : "Thoughts"}</summary><${Text} text=${answer.thoughts} isDone=${!isRunning} /></details>`;
 }
 
 function ToolCall({ call }) {

@@ -4,7 +4,10 @@
 
 import { html, useEffect, useLayoutEffect, useRef } from "./vendor/htm-preact.mjs";
 import MarkdownIt from "./vendor/markdown-it.mjs";
+import { copy } from "./parts.mjs";
 import { visible } from "./text.mjs";
+
+await loadScript("./vendor/purify.js");
 
 const TAGS = "p br hr strong em s code pre blockquote ul ol li table thead tbody tr th td h1 h2 h3 h4 h5 h6 a span div".split(" ");
 const CLASSES = /^(language-[\w+#.-]{1,30}|formula|block|left|center|right)$/;
@@ -13,6 +16,7 @@ const MOST_FORMULA = 4000; // characters: longer ones stay text
 const MOST_COLOURED = 30_000;
 const MOST_ITEMS = 24; // of a list that grows, before it is cut
 const SLICE_MS = 8;
+const NEAR_END = 3; // blocks, which are laid out also while they are out of sight
 const PART = 4000; // characters that are parsed at once, if they hold a block
 
 const purify = () => window.DOMPurify;
@@ -114,18 +118,6 @@ function dress(pre) {
   frame.append(head, pre);
 }
 
-export async function copy(text, button) {
-  let words = "Copied";
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    words = "Not allowed";
-  }
-  const before = button.dataset.words ?? (button.dataset.words = button.textContent);
-  button.textContent = words;
-  setTimeout(() => (button.textContent = before), 1500);
-}
-
 let colours;
 async function colour(block) {
   const language = /language-(\S+)/.exec(block.className)?.[1];
@@ -136,17 +128,18 @@ async function colour(block) {
   block.replaceChildren(purify().sanitize(made, { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false, RETURN_DOM_FRAGMENT: true }));
 }
 
-let formulas;
-function loadFormulas() {
-  return (formulas ??= new Promise((resolve, reject) => {
+function loadScript(file) {
+  return new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    Object.assign(script, { src: new URL("./vendor/temml.js", import.meta.url).href, onload: () => resolve(window.temml), onerror: reject });
+    Object.assign(script, { src: new URL(file, import.meta.url).href, onload: resolve, onerror: reject });
     document.head.append(script);
-  }));
+  });
 }
 
+let formulas;
 async function typeset(place) {
-  const temml = await loadFormulas();
+  await (formulas ??= loadScript("./vendor/temml.js"));
+  const { temml } = window;
   const isBlock = place.classList.contains("block");
   const made = temml.renderToString(place.textContent, { displayMode: isBlock, throwOnError: false, trust: false, maxExpand: 300, maxSize: [20, 20] }).replace(/ style="[^"]*"/g, "");
   const clean = purify().sanitize(made, { USE_PROFILES: { mathMl: true }, FORBID_ATTR: ["style", "href", "id"], FORBID_TAGS: ["style"], RETURN_DOM_FRAGMENT: true });
@@ -181,6 +174,7 @@ export class View {
     this.text = "";
     this.from = 0; // what is before it is drawn for good
     this.last = [];
+    this.nFinished = this.nPast = 0; // elements
     this.place.replaceChildren();
   }
 
@@ -234,6 +228,7 @@ export class View {
   finish(nodes) {
     for (const node of nodes) {
       if (!(node instanceof Element)) continue;
+      this.nFinished += 1;
       const found = (words) => [...(node.matches(words) ? [node] : []), ...node.querySelectorAll(words)];
       for (const place of found(".formula")) later(() => typeset(place));
       for (const table of found("table")) wrapTable(table);
@@ -241,6 +236,11 @@ export class View {
         dress(pre);
         later(() => colour(pre.firstElementChild));
       }
+    }
+    // A class, as a selector that counts from the end would have every block styled anew with each one that is added.
+    for (; this.nFinished - this.nPast > NEAR_END; this.nPast += 1) {
+      this.edge = this.nPast ? this.edge.nextElementSibling : this.place.firstElementChild;
+      this.edge.classList.add("past");
     }
   }
 }

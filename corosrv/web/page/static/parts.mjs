@@ -1,7 +1,6 @@
 // Small parts of the page: icons, dialogs, buttons that copy.
 
 import { html, useEffect, useRef } from "./vendor/htm-preact.mjs";
-import { copy } from "./markdown.mjs";
 
 const SHAPES = {
   list: "M4 6h16M4 12h16M4 18h16",
@@ -43,6 +42,18 @@ export function Dialog({ title, close, children, kind = "" }) {
       <header><h2>${title}</h2><button type="button" class="icon" aria-label="Close" onClick=${close}><${Icon} name="close" /></button></header>
       ${children}
     </dialog>`;
+}
+
+export async function copy(text, button) {
+  let words = "Copied";
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    words = "Not allowed";
+  }
+  const before = button.dataset.words ?? (button.dataset.words = button.textContent);
+  button.textContent = words;
+  setTimeout(() => (button.textContent = before), 1500);
 }
 
 export function CopyButton({ text, label = "Copy" }) {
