@@ -29,8 +29,8 @@ from corosrv.workers.manager.collector import ManagerCollector
 from corosrv.workers.manager.joined import Joining
 from corosrv.workers.manager.manager import Manager, ManagerSettings
 from corosrv.workers.manager.snapshot import Claim
-from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.objects import ObjectCollector, ObjectStore
+from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
 from corosrv.workers.worker.parent.asks import submit_to

@@ -200,6 +200,7 @@ class Relay:
                     else:
                         self._close_later(arrived)
                 self._release(self._trunk.touched())
+                self._has_news.set()  # there may be room for more at the other side
             gevent.sleep(0)  # others have to have their turn, however fast it comes
 
     def _release(self, lanes: set[int]) -> None:

@@ -280,7 +280,9 @@ class Trunk:
                 yield LaneClosed(lane)
             return
         elif (kind, length) != (_WINDOW, _CREDIT.size):
-            raise BadFrame(f"a piece of the kind {kind} with {length} bytes for lane {lane}, which has {found.room} left")
+            raise BadFrame(
+                f"a piece of the kind {kind} with {length} bytes for lane {lane}, which has {found.room} left"
+            )
         self._current = lane, kind, length
 
     def _add_data(self, lane: int, content: memoryview) -> Iterator[Arrived]:

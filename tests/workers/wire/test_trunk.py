@@ -58,9 +58,11 @@ def test_messages_come_as_they_were_sent_however_they_are_cut(pair: Pair, step: 
     pair.carry(step=step)
 
     assert pair.messages == [(CONTROL, b"a lane"), (lane, b"first"), (lane, b"second")]
-    assert isinstance(pair.arrived[0], Arrived) and pair.arrived[0].lanes == (lane,)
+    assert isinstance(pair.arrived[0], Arrived)
+    assert pair.arrived[0].lanes == (lane,)
     last = pair.arrived[2]
-    assert isinstance(last, Arrived) and last.n_bytes == 5001
+    assert isinstance(last, Arrived)
+    assert last.n_bytes == 5001
     assert [os.pread(fd, 9999, 0) for fd in last.fds] == [b"x" * 5000, b"y"]
     descriptors.close_all(last.fds)
 
@@ -160,7 +162,20 @@ HEAD = struct.Struct(">IHH")
         PIECE.pack(CONTROL, 0, 11) + HEAD.pack(1, 1, 0) + struct.pack(">H", 1) + b"x",
         PIECE.pack(CONTROL, 0, 11) + HEAD.pack(1, 1, 0) + struct.pack(">H", CONTROL) + b"x",
     ],
-    ids=["lane", "empty", "long", "kind", "credit", "no message", "oversize", "many", "huge", "hollow", "opens", "again"],
+    ids=[
+        "lane",
+        "empty",
+        "long",
+        "kind",
+        "credit",
+        "no message",
+        "oversize",
+        "many",
+        "huge",
+        "hollow",
+        "opens",
+        "again",
+    ],
 )
 def test_what_no_other_side_may_send_is_refused(data: bytes):
     with pytest.raises(BadFrame):
