@@ -185,7 +185,8 @@ def _joined_maker(
     def make(joining: Joining, place: str, incarnation: int, connection: _socket.socket, pid: int) -> JoinedProcess:
         if joining.host and app.worker_app and _name_of(joining.app_ref) != _name_of(app.worker_app):
             raise Refused(
-                f"this server runs the application {_name_of(app.worker_app)}, and not {_name_of(joining.app_ref)[:120]}",
+                f"this server runs the application {_name_of(app.worker_app)}, "
+                f"and not {_name_of(joining.app_ref)[:120]}",
                 "app",
             )
         expected = find_pools() if joining.host else ()

@@ -13,7 +13,7 @@ import click
 from corosrv.base.errors import ManagementError, Refused, SettingsError
 from corosrv.fleet.upstreams.spec import UpstreamSpec
 from corosrv.web.management.client import ManagementClient, find_server, path_of
-from corosrv.web.management.joining import Front, Joiner
+from corosrv.web.management.joining import Joiner, JoinTarget
 from corosrv.web.management.remote import Membership, RemoteClient, token_of
 from corosrv.workers.manager.joined import Joining
 
@@ -246,10 +246,10 @@ def worker(
     """
     joining = Joining(app_ref=app, app_dir=app_dir, is_factory=factory, pool=pool)
     try:
-        front = Front(place=path, token=token_of(token_file) if "://" in path else "", ca_file=ca_file)
-        if front.is_remote and not front.token:
+        target = JoinTarget(place=path, token=token_of(token_file) if "://" in path else "", ca_file=ca_file)
+        if target.is_remote and not target.token:
             raise ManagementError("to join over TCP takes the server's token: --token-file, or COROSRV_MGMT_TOKEN_FILE")
-        Joiner(front, joining, shutdown_grace, lambda words: click.echo(words, err=True)).run()
+        Joiner(target, joining, shutdown_grace, lambda words: click.echo(words, err=True)).run()
     except (ManagementError, SettingsError) as error:
         raise click.ClickException(str(error)) from None
 

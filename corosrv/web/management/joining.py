@@ -39,7 +39,7 @@ from corosrv.workers.wire.relay import Relay
 
 
 @dataclass(frozen=True, kw_only=True)
-class Front:
+class JoinTarget:
     """Says which server a worker joins. `place`: a socket, the folder that has it, or the URL of a management port.
 
     `token` and `ca_file` are for a URL.
@@ -72,23 +72,23 @@ class _UnbufferedResponse(http.client.HTTPResponse):
         self.fp = sock.makefile("rb", buffering=0)  # type: ignore[assignment]
 
 
-def join(front: Front, joining: Joining) -> JoinedConnection:
+def join(target: JoinTarget, joining: Joining) -> JoinedConnection:
     """Joins a server. Waits.
 
     Raises OSError where none answers, Unavailable where it takes no worker now, ManagementError where it refuses this
     one or cannot be trusted, and SettingsError for a folder that others can use.
     """
-    path = front.place
+    path = target.place
     client: ManagementClient
-    if front.is_remote:
-        client, protocol = RemoteClient(path, front.token, ca_file=front.ca_file), REMOTE_PROTOCOL
+    if target.is_remote:
+        client, protocol = RemoteClient(path, target.token, ca_file=target.ca_file), REMOTE_PROTOCOL
     else:
         client, protocol = _server_in(path) if Path(path).is_dir() else ManagementClient(path), PROTOCOL
     connection = client.connect()
     connection.response_class = _UnbufferedResponse
     try:
         head = {"Connection": "Upgrade", "Upgrade": protocol} | client.headers()
-        connection.request("POST", f"{JOIN}?{urlencode(_asked(joining, front.is_remote))}", headers=head)
+        connection.request("POST", f"{JOIN}?{urlencode(_join_parameters(joining, target.is_remote))}", headers=head)
         answer = connection.getresponse()
         if answer.status != http.HTTPStatus.SWITCHING_PROTOCOLS:
             _raise(answer)
@@ -115,15 +115,15 @@ def join(front: Front, joining: Joining) -> JoinedConnection:
         connection.close()
 
 
-def _asked(joining: Joining, is_remote: bool) -> dict[str, str]:
+def _join_parameters(joining: Joining, is_remote: bool) -> dict[str, str]:
     """Returns the parameters of a request to join."""
-    asked = {
+    parameters = {
         "app": joining.app_ref,
         "app_dir": joining.app_dir,
         "factory": str(int(joining.is_factory)),
         "pool": joining.pool,
     }
-    return asked | {"pid": str(os.getpid())} if is_remote else asked
+    return parameters | {"pid": str(os.getpid())} if is_remote else parameters
 
 
 def _relayed(connection: socket.socket) -> socket.socket:
@@ -292,9 +292,9 @@ class WorkerLife:
 class Joiner:
     """Keeps one worker joined until it is stopped. Its `run` is the life of `corosrv worker`."""
 
-    def __init__(self, front: Front, joining: Joining, patience: float, say: Callable[[str], None]) -> None:
+    def __init__(self, target: JoinTarget, joining: Joining, patience: float, say: Callable[[str], None]) -> None:
         """`patience`: seconds for running calls at a stop. `say` is told what has changed."""
-        self._front = front
+        self._target = target
         self._retry = RETRY
         self._joining = joining
         self._patience = patience
@@ -315,7 +315,7 @@ class Joiner:
 
     def _pause(self) -> float:
         """Returns how long to wait before another try: longer each time with a server on another machine."""
-        if not self._front.is_remote:
+        if not self._target.is_remote:
             return RETRY
         pause = self._retry * random.uniform(0.5, 1.0)
         self._retry = min(2 * self._retry, LONGEST_RETRY)
@@ -324,11 +324,11 @@ class Joiner:
     def _join(self) -> JoinedConnection | None:
         """Returns None where no server is ready for it yet."""
         try:
-            return join(self._front, self._joining)
+            return join(self._target, self._joining)
         except Unavailable as error:
             self._tell(f"cannot join yet, and goes on trying: {error}")
         except OSError as error:
-            self._tell(f"no server answers at {self._front.place}, and this goes on trying: {error.strerror or error}")
+            self._tell(f"no server answers at {self._target.place}, and this goes on trying: {error.strerror or error}")
         return None
 
     def _live(self, member: JoinedConnection, stops: StopSignals) -> float:

@@ -218,7 +218,7 @@ class _Handler(UpgradableHandler):
         return ""
 
 
-class _Server(WSGIServer):  # type: ignore[misc]
+class _ManagementServer(WSGIServer):  # type: ignore[misc]
     def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> None:
         """Serves a connection over TLS, which must be agreed upon in time; leaves it open where it was upgraded."""
         try:
@@ -290,7 +290,7 @@ class ManagementListener:
         log.info("management on %s, with the token in %s", url, settings.token_file)
 
     def _serve(self, listener: socket.socket, app: Flask, **tls: Any) -> None:
-        server = _Server(
+        server = _ManagementServer(
             listener,
             app,
             log=None,

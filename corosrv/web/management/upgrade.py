@@ -83,7 +83,7 @@ def check_wanted(protocol: str) -> None:
         raise Refused(f"the request must have the headers Connection: Upgrade and Upgrade: {protocol}", "Upgrade")
     if wanted != protocol:
         raise Refused(
-            f"this server speaks {protocol} here, and not {wanted[:120]!r}: use the same version of corosrv on both sides",
+            f"this server speaks {protocol} here, and not {wanted[:120]!r}: use one version of corosrv on both sides",
             "Upgrade",
         )
     if request.content_length or "Transfer-Encoding" in request.headers:

@@ -39,8 +39,8 @@ class JoinedWorkers:
     """Owns a place for each worker that has joined. Belongs to the hub's thread; nothing waits.
 
     The manager plans none of them: nobody here could start another, or end one to make room. What they claim of the
-    host's budget is taken, also where that is more than there was: they run already. What runs on another machine claims
-    nothing of this one.
+    host's budget is taken, also where that is more than there was: they run already. What runs on another machine
+    claims nothing of this one.
     """
 
     def __init__(self, dispatcher: HostDispatcher, clock: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""Relays the channels of a worker process over one TCP connection: what either side does with Unix sockets stays as it is.
+"""Relays the channels of a worker process over one TCP connection: either side speaks to Unix sockets, as elsewhere.
 
 The server's end and the worker's end are the same: each has local sockets, one for every lane, and a `Trunk`.
 """

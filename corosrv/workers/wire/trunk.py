@@ -122,7 +122,7 @@ class _Queued:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _TrunkLane:
     """Both directions of a lane."""
 
     is_open: bool = False  # the other side knows it
@@ -145,7 +145,7 @@ class Trunk:
     def __init__(self, *, opens_lanes: bool) -> None:
         """`opens_lanes`: lanes are opened by this side; otherwise by the other one."""
         self._opens_lanes = opens_lanes
-        self._lanes = {CONTROL: _Lane(is_open=True)}
+        self._lanes = {CONTROL: _TrunkLane(is_open=True)}
         self._ready: deque[int] = deque()  # lanes with something to send and credit for it, each once
         self._urgent = bytearray()  # pieces that need no credit
         self._begun = bytearray()  # the head of a piece, as far as it has come
@@ -162,7 +162,7 @@ class Trunk:
         if len(self._lanes) >= MAX_LANES:
             raise BadFrame(f"more than {MAX_LANES} lanes over one connection")
         number = len(self._lanes)
-        self._lanes[number] = _Lane()
+        self._lanes[number] = _TrunkLane()
         return number
 
     def post(self, lane: int, message: bytes, lanes: Sequence[int] = (), values: Sequence[memoryview] = ()) -> None:
@@ -210,23 +210,23 @@ class Trunk:
 
     def take(self, n_bytes: int = MAX_PIECE) -> bytes:
         """Returns the next pieces: `n_bytes`, or a piece more; nothing where nothing may be sent now."""
-        taken, self._urgent = self._urgent, bytearray()
-        while self._ready and len(taken) < n_bytes:
-            self._take_piece(self._ready.popleft(), taken)
+        pieces, self._urgent = self._urgent, bytearray()
+        while self._ready and len(pieces) < n_bytes:
+            self._take_piece(self._ready.popleft(), pieces)
         if self._urgent:  # of lanes whose last piece this was
-            taken += self._urgent
+            pieces += self._urgent
             self._urgent = bytearray()
-        return bytes(taken)
+        return bytes(pieces)
 
-    def _take_piece(self, lane: int, taken: bytearray) -> None:
+    def _take_piece(self, lane: int, pieces: bytearray) -> None:
         found = self._lanes[lane]
         if not found.queue:  # closed meanwhile
             return
         message = found.queue[0]
         view = message.views[0]
         n_sent = min(len(view), MAX_PIECE, found.credit)
-        taken += _PIECE.pack(lane, _DATA, n_sent)
-        taken += view[:n_sent]
+        pieces += _PIECE.pack(lane, _DATA, n_sent)
+        pieces += view[:n_sent]
         found.credit -= n_sent
         found.n_queued -= n_sent
         message.views[0] = view[n_sent:]
@@ -299,7 +299,7 @@ class Trunk:
         if self._opens_lanes or number in self._lanes or number >= MAX_LANES:
             descriptors.close_all(arrived.fds)
             raise BadFrame(f"the other side opens lane {number}")
-        self._lanes[number] = _Lane(is_open=True)
+        self._lanes[number] = _TrunkLane(is_open=True)
 
     def _add_credit(self, lane: int) -> None:
         (credit,) = _CREDIT.unpack(self._content)
@@ -325,7 +325,7 @@ class Trunk:
         found.n_unreleased = 0
         return True
 
-    def _end_lane(self, lane: _Lane) -> None:
+    def _end_lane(self, lane: _TrunkLane) -> None:
         lane.is_closed = True
         lane.queue.clear()
         lane.n_queued = 0
