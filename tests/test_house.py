@@ -30,7 +30,7 @@ DOORS = {
     "corosrv.fleet.upstreams": 9,
     "corosrv.gateway.delegation": 7,
     "corosrv.models.engine": 6,
-    "corosrv.web.http": 16,
+    "corosrv.web.http": 17,
     "corosrv.web.management": 6,
     "corosrv.workers.dispatch": 13,
     "corosrv.workers.manager": 7,

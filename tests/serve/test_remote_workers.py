@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -387,6 +388,9 @@ def test_over_tls_the_server_is_verified_and_a_new_one_is_joined_again(start: Se
 
             joined.signal(signal.SIGTERM)
             assert joined.wait() == 0
+        seen = ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE)
+        self_signed(folder, openssl)
+        assert ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE) != seen
         with socket.create_connection(("127.0.0.1", port), PATIENCE) as plain:
             plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):

@@ -21,7 +21,7 @@ from corosrv.workers.worker.parent.app_worker import AppWorker
 PROTOCOL = "corosrv-worker/1"
 REMOTE_PROTOCOL = "corosrv-lanes/1"  # over TCP, where lanes share one connection
 JOIN = "/v1/workers/join"
-_MEMBERS = ("app", "app_dir", "factory", "pool", "pid")
+_MEMBERS = ("app", "app_dir", "factory", "pool")
 _LONGEST = 4096  # characters of one of them
 
 # Makes the worker of a connection: what it serves, its place, its incarnation, the connection and its owner's pid.
@@ -82,7 +82,7 @@ def _joining(host: str = "") -> Joining:
     """Reads what the worker says of itself. Raises Refused, which names the parameter."""
     arguments = request.args
     for name, value in arguments.items(multi=True):
-        if name not in _MEMBERS or len(arguments.getlist(name)) > 1:
+        if name not in (*_MEMBERS, *(("pid",) if host else ())) or len(arguments.getlist(name)) > 1:
             raise Refused(f"the parameter {name[:120]!r} is unknown, or there twice", name[:120])
         if len(value) > _LONGEST:
             raise Refused(f"{name} has more than {_LONGEST} characters", name)

@@ -29,6 +29,8 @@ from gevent.pywsgi import Input, WSGIServer
 from corosrv.base.errors import SettingsError, Unauthorized
 from corosrv.base.run_dir import default_path, open_run_dir
 from corosrv.contracts.jobs import State
+from corosrv.web.http.listener import Certificates
+from corosrv.web.http.worker_watch import certificate_fault
 from corosrv.web.management.client import new_socket_path
 from corosrv.web.management.routes import make_app
 from corosrv.web.management.upgrade import UpgradableHandler, check_own
@@ -164,12 +166,10 @@ class ManagementSettings:
 
 def _tls_context(settings: ManagementSettings) -> Any:
     """Returns what speaks TLS with the certificate of the settings. Raises SettingsError."""
+    if fault := certificate_fault(settings.certfile, settings.keyfile or None):
+        raise SettingsError(f"COROSRV_MGMT_CERTFILE: {fault}")
     context = gevent.ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(settings.certfile, settings.keyfile or None, password=lambda: "")
-    except OSError as error:  # also those of TLS
-        files = " and ".join(filter(None, (settings.certfile, settings.keyfile)))
-        raise SettingsError(f"COROSRV_MGMT_CERTFILE: {files} cannot be used: {error}") from None
+    context.load_cert_chain(settings.certfile, settings.keyfile or None)
     return context
 
 
@@ -219,8 +219,12 @@ class _Handler(UpgradableHandler):
 
 
 class _ManagementServer(WSGIServer):  # type: ignore[misc]
+    certificates: Certificates | None = None  # where it speaks TLS
+
     def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> None:
         """Serves a connection over TLS, which must be agreed upon in time; leaves it open where it was upgraded."""
+        if self.certificates is not None:
+            self.certificates.look()
         try:
             with gevent.Timeout(HEAD_TIME, TimeoutError()):
                 secure = self.wrap_socket(client_socket, **self.ssl_args)
@@ -300,6 +304,9 @@ class ManagementListener:
             environ={"SERVER_NAME": self._settings.host, "SERVER_PORT": str(self.port or 0)},
             **tls,
         )
+        if tls:
+            settings = self._settings
+            server.certificates = Certificates(tls["ssl_context"], settings.certfile, settings.keyfile or None)
         server.start()
         self._servers.append(server)
 

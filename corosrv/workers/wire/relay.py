@@ -33,7 +33,7 @@ _READ, _WRITE = 1, 2  # what a watcher of gevent watches for
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class _AsIs:
+class RawCodec:
     """The codec of messages that are passed on unread."""
 
     def encode(self, message: bytes) -> bytes:
@@ -106,7 +106,7 @@ class Relay:
     # From the local sockets.
 
     def _add(self, lane: int, sock: _socket.socket) -> None:
-        channel: GeventChannel[bytes, bytes] = GeventChannel(sock, _AsIs(), takes_fds=True)
+        channel: GeventChannel[bytes, bytes] = GeventChannel(sock, RawCodec(), takes_fds=True)
         channel.on_sent = lambda: self._on_sent(lane)
         self._channels[lane] = channel
         self._readers[lane] = gevent.spawn(self._read_lane, lane, channel)
