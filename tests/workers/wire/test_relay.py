@@ -13,7 +13,7 @@ import pytest
 
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.gevent_channel import GeventChannel
-from corosrv.workers.wire.relay import Relay, RawCodec
+from corosrv.workers.wire.relay import RawCodec, Relay
 from tests.support.waiting import wait_until
 
 Channel = GeventChannel[bytes, bytes]
