@@ -6,7 +6,7 @@ import _socket
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import gevent
 from flask import Blueprint
 from prometheus_client.registry import Collector
 
-from corosrv.base.errors import CorosrvError, ModelFailed
+from corosrv.base.errors import CorosrvError, ModelFailed, Refused, Starting
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferJob, InferReader
 from corosrv.contracts.settings import AppSettings, child_environment
@@ -30,6 +30,7 @@ from corosrv.workers.manager.joined import Joining
 from corosrv.workers.manager.manager import Manager, ManagerSettings
 from corosrv.workers.manager.snapshot import Claim
 from corosrv.workers.objects import ObjectCollector, ObjectStore
+from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
 from corosrv.workers.worker.parent.asks import submit_to
@@ -62,7 +63,7 @@ class AppPart(Part):
             )
         )
         services = HandlerServices(self._submit, self.objects)
-        self._make_joined = _joined_maker(app, services)
+        self._make_joined = _joined_maker(app, services, self._expected_pools)
         self.manager = Manager(
             ManagerSettings(
                 workers=app.workers or 1,
@@ -76,6 +77,12 @@ class AppPart(Part):
             memory_elsewhere=lambda: sum(part.held_bytes for part in context.other_parts(self)),
             on_unstartable=self._on_failure,
         )
+
+    def _expected_pools(self) -> Sequence[PoolCard]:
+        """Returns the pools of this server's application; none where it has none. Raises Starting."""
+        if self.manager.has_app and not self.manager.pools:
+            raise Starting("the application is being imported, with which workers of other machines are compared")
+        return [pool.card for pool in self.manager.pools]
 
     def _submit(self, job: InferJob) -> InferReader:
         """Runs what handlers call."""
@@ -167,10 +174,22 @@ def _maker(app: AppSettings, services: HandlerServices) -> Callable[[str | None,
     return lambda pool, place, incarnation: AppProcess(config, pool, place, incarnation, services)
 
 
-def _joined_maker(app: AppSettings, services: HandlerServices) -> MakeJoinedWorker:
-    """Returns what makes the worker of a connection that a process has opened which others have started."""
+def _joined_maker(
+    app: AppSettings, services: HandlerServices, find_pools: Callable[[], Sequence[PoolCard]]
+) -> MakeJoinedWorker:
+    """Returns what makes the worker of a connection that a process has opened which others have started.
+
+    One of another machine must run what `find_pools` returns: there may be other files under the same name.
+    """
 
     def make(joining: Joining, place: str, incarnation: int, connection: _socket.socket, pid: int) -> JoinedProcess:
+        if joining.host and app.worker_app and _name_of(joining.app_ref) != _name_of(app.worker_app):
+            raise Refused(
+                f"this server runs the application {_name_of(app.worker_app)}, "
+                f"and not {_name_of(joining.app_ref)[:120]}",
+                "app",
+            )
+        expected = find_pools() if joining.host else ()
         config = AppWorkerConfig(
             app_ref=joining.app_ref,
             app_dir=joining.app_dir,
@@ -178,6 +197,11 @@ def _joined_maker(app: AppSettings, services: HandlerServices) -> MakeJoinedWork
             start_timeout_s=app.start_timeout,
             hang_grace_s=app.hang_grace,
         )
-        return JoinedProcess(config, joining.pool, place, incarnation, services, connection, pid)
+        return JoinedProcess(config, joining.pool, place, incarnation, services, connection, pid, expected)
 
     return make
+
+
+def _name_of(app_ref: str) -> str:
+    """Returns how an application is called on every machine: a file without its folder."""
+    return app_ref.rpartition("/")[2]

@@ -243,6 +243,8 @@ class Server:
             port=operator.mgmt_port,
             host=operator.mgmt_host,
             token_file=operator.mgmt_token_file,
+            certfile=operator.mgmt_certfile,
+            keyfile=operator.mgmt_keyfile,
         )
         return ManagementListener(options, lambda: self.context.state, apis)
 

@@ -92,6 +92,10 @@ class OperatorSettings:
     )
     mgmt_host: str = setting("127.0.0.1", "address of that port", check=ADDRESS)
     mgmt_token_file: str = setting("", "file with the token that calls to --mgmt-port must carry")
+    mgmt_certfile: str = setting(
+        "", "certificate in PEM, with which --mgmt-port speaks TLS; empty: it speaks plain HTTP"
+    )
+    mgmt_keyfile: str = setting("", "key of --mgmt-certfile; empty: it is in the same file")
 
     def __post_init__(self) -> None:
         sources.check(self)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import gevent
 
+from corosrv.base.outgoing import keep_alive
 from corosrv.base.waits import Waiter, waiter
 from corosrv.fleet.upstreams.failures import UpstreamDown, words_of
 
@@ -97,17 +98,6 @@ class UpstreamConnection:
 CONNECT_TIMEOUT = 5.0  # seconds, for the name, the connection and TLS together
 MAX_IDLE = 3.0  # seconds; servers close what is idle for 5 s, and a request must not meet that
 
-# A machine that vanishes ends no connection by itself. The system asks an idle one after 10 s whether it is there, and
-# ends it after 30 s without an answer, or with bytes that it has not taken.
-_OPTIONS = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
-)
-
 
 class UpstreamConnections:
     """Lends connections to one upstream. Belongs to the hub's thread; whoever takes one gives it back or closes it.
@@ -169,8 +159,7 @@ class UpstreamConnections:
         address = (self._host, self._port)
         sock = _connected(address) if self.is_numeric else socket.create_connection(address, CONNECT_TIMEOUT)
         try:
-            for level, option, value in _OPTIONS:
-                sock.setsockopt(level, option, value)
+            keep_alive(sock)
             return _tls_context().wrap_socket(sock, server_hostname=self._host) if self._is_tls else sock
         except BaseException:
             sock.close()

@@ -13,8 +13,8 @@ import click
 from corosrv.base.errors import ManagementError, Refused, SettingsError
 from corosrv.fleet.upstreams.spec import UpstreamSpec
 from corosrv.web.management.client import ManagementClient, find_server, path_of
-from corosrv.web.management.joining import Joiner, Membership
-from corosrv.web.management.remote import RemoteClient, token_of
+from corosrv.web.management.joining import Joiner, JoinTarget
+from corosrv.web.management.remote import Membership, RemoteClient, token_of
 from corosrv.workers.manager.joined import Joining
 
 Row = Mapping[str, Any]
@@ -223,9 +223,12 @@ def scale(pool: str, least: int, most: int, run_dir: str, server: str, token_fil
     "--join",
     "path",
     required=True,
-    metavar="PATH",
-    help="a server's COROSRV_RUN_DIR, or its management socket in there",
+    metavar="PATH_OR_URL",
+    help="a server's COROSRV_RUN_DIR, or its management socket in there; on another machine the URL of its management "
+    "port, as https://front:8079",
 )
+@_token_option
+@click.option("--ca-file", default="", help="authorities for the certificate of an https URL; default: the system's")
 @click.option("--app-dir", default="", help="folder that the application is imported from; default: this one")
 @click.option("--factory", is_flag=True, help="the application's name is that of a function that makes it")
 @click.option("--pool", default="", help="the pool of the application to run; needed if it has several")
@@ -233,15 +236,20 @@ def scale(pool: str, least: int, most: int, run_dir: str, server: str, token_fil
     "--shutdown-grace", type=click.FloatRange(0), default=25.0, show_default=True,
     help="seconds that running calls get after SIGTERM or SIGINT",
 )  # fmt: skip
-def worker(app: str, path: str, app_dir: str, factory: bool, pool: str, shutdown_grace: float) -> None:
-    """Run a worker of APP (MODULE:NAME or FILE.py:NAME) for a server of this machine that somebody else has started.
+def worker(
+    app: str, path: str, token_file: str, ca_file: str, app_dir: str, factory: bool, pool: str, shutdown_grace: float
+) -> None:
+    """Run a worker of APP (MODULE:NAME or FILE.py:NAME) for a server that somebody else has started.
 
     It joins again when the server was started anew, and when its process has crashed. SIGTERM and SIGINT end it; calls
     that run may end.
     """
     joining = Joining(app_ref=app, app_dir=app_dir, is_factory=factory, pool=pool)
     try:
-        Joiner(path, joining, shutdown_grace, lambda words: click.echo(words, err=True)).run()
+        target = JoinTarget(place=path, token=token_of(token_file) if "://" in path else "", ca_file=ca_file)
+        if target.is_remote and not target.token:
+            raise ManagementError("to join over TCP takes the server's token: --token-file, or COROSRV_MGMT_TOKEN_FILE")
+        Joiner(target, joining, shutdown_grace, lambda words: click.echo(words, err=True)).run()
     except (ManagementError, SettingsError) as error:
         raise click.ClickException(str(error)) from None
 

@@ -1,34 +1,57 @@
 """Runs a worker process that joins a server, and starts another one when it ends: `corosrv worker`.
 
-The connection that asks a server to let the worker join becomes the worker's control channel. `Membership` keeps a
-server among the upstreams of fronts for as long as it is told to.
+The connection that asks a server to let the worker join becomes the worker's control channel; over TCP it carries the
+lanes of the worker's calls, too.
 """
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import http.client
 import os
+import random
 import select
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
+
+import gevent
 
 from corosrv.base.errors import ManagementError, Unavailable
 from corosrv.contracts.settings import child_environment
-from corosrv.web.management.client import ManagementClient, UnixConnection, decode_answer, path_of, running_servers
-from corosrv.web.management.join_routes import JOIN, PROTOCOL
+from corosrv.web.management.client import ManagementClient, decode_answer, path_of, running_servers
+from corosrv.web.management.join_routes import JOIN, PROTOCOL, REMOTE_PROTOCOL
 from corosrv.web.management.remote import RemoteClient
 from corosrv.workers.manager.joined import Joining
 from corosrv.workers.manager.pool_memory import CrashRecord
 from corosrv.workers.manager.snapshot import PlaceState
+from corosrv.workers.wire.relay import Relay
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinTarget:
+    """Says which server a worker joins. `place`: a socket, the folder that has it, or the URL of a management port.
+
+    `token` and `ca_file` are for a URL.
+    """
+
+    place: str
+    token: str = ""
+    ca_file: str = ""
+
+    @property
+    def is_remote(self) -> bool:
+        return "://" in self.place
 
 
 @dataclass(frozen=True)
@@ -49,32 +72,73 @@ class _UnbufferedResponse(http.client.HTTPResponse):
         self.fp = sock.makefile("rb", buffering=0)  # type: ignore[assignment]
 
 
-def join(path: str, joining: Joining) -> JoinedConnection:
-    """Joins the server at a socket, or the one that runs in a folder. Waits.
+def join(target: JoinTarget, joining: Joining) -> JoinedConnection:
+    """Joins a server. Waits.
 
     Raises OSError where none answers, Unavailable where it takes no worker now, ManagementError where it refuses this
-    one, and SettingsError for a folder that others can use.
+    one or cannot be trusted, and SettingsError for a folder that others can use.
     """
-    client = _server_in(path) if Path(path).is_dir() else ManagementClient(path)
-    asked = {
+    path = target.place
+    client: ManagementClient
+    if target.is_remote:
+        client, protocol = RemoteClient(path, target.token, ca_file=target.ca_file), REMOTE_PROTOCOL
+    else:
+        client, protocol = _server_in(path) if Path(path).is_dir() else ManagementClient(path), PROTOCOL
+    connection = client.connect()
+    connection.response_class = _UnbufferedResponse
+    try:
+        head = {"Connection": "Upgrade", "Upgrade": protocol} | client.headers()
+        connection.request("POST", f"{JOIN}?{urlencode(_join_parameters(joining, target.is_remote))}", headers=head)
+        answer = connection.getresponse()
+        if answer.status != http.HTTPStatus.SWITCHING_PROTOCOLS:
+            _raise(answer)
+        connection.sock.settimeout(None)
+        worker_id = answer.headers["X-Corosrv-Worker"]
+        if not isinstance(client, RemoteClient):
+            return JoinedConnection(connection.sock.dup(), worker_id, client)
+        client.address = connection.sock.getpeername()
+        sock, connection.sock = connection.sock, None
+        return JoinedConnection(_relayed(sock), worker_id, client)
+    except ssl.SSLCertVerificationError as error:
+        raise ManagementError(
+            f"the certificate of {path} cannot be verified: {error.verify_message}; name its authority with --ca-file"
+        ) from None
+    except http.client.RemoteDisconnected:
+        raise ConnectionResetError("it hung up without an answer; perhaps its port is one for https") from None
+    except ssl.SSLError as error:
+        if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+            raise ManagementError(f"the server at {path} speaks no TLS: its URL begins with http://") from None
+        raise
+    except http.client.HTTPException as error:
+        raise ManagementError(f"the server at {client.path} gave no answer: {error!r}") from None
+    finally:
+        connection.close()
+
+
+def _join_parameters(joining: Joining, is_remote: bool) -> dict[str, str]:
+    """Returns the parameters of a request to join."""
+    parameters = {
         "app": joining.app_ref,
         "app_dir": joining.app_dir,
         "factory": str(int(joining.is_factory)),
         "pool": joining.pool,
     }
-    connection = UnixConnection(client.path)
-    connection.response_class = _UnbufferedResponse
+    return parameters | {"pid": str(os.getpid())} if is_remote else parameters
+
+
+def _relayed(connection: socket.socket) -> socket.socket:
+    """Returns the end of a control channel that goes on over this connection, by a thread with a hub of its own."""
+    ours, theirs = socket.socketpair()
+    control = _socket.socket(fileno=theirs.detach())
+    threading.Thread(target=_relay, args=(connection, control), name="corosrv-relay", daemon=True).start()
+    return ours
+
+
+def _relay(connection: socket.socket, control: _socket.socket) -> None:
     try:
-        connection.request("POST", f"{JOIN}?{urlencode(asked)}", headers={"Connection": "Upgrade", "Upgrade": PROTOCOL})
-        answer = connection.getresponse()
-        if answer.status != http.HTTPStatus.SWITCHING_PROTOCOLS:
-            _raise(answer)
-        connection.sock.settimeout(None)
-        return JoinedConnection(connection.sock.dup(), answer.headers["X-Corosrv-Worker"], client)
-    except http.client.HTTPException as error:
-        raise ManagementError(f"the server at {client.path} gave no answer: {error!r}") from None
+        Relay(connection, control, opens_lanes=False).run()
     finally:
-        connection.close()
+        gevent.get_hub().destroy(destroy_loop=True)
 
 
 def _server_in(folder: str) -> ManagementClient:
@@ -98,60 +162,10 @@ def _raise(answer: http.client.HTTPResponse) -> NoReturn:
     raise ManagementError(f"the server answered with status {answer.status}, and is none that workers can join")
 
 
-class Membership:
-    """Adds a server to fronts again and again, so that one which was started anew knows it. One thread's."""
-
-    def __init__(
-        self, fronts: Iterable[RemoteClient], body: Mapping[str, Any], say: Callable[[str], None] = print
-    ) -> None:
-        """`body`: of POST /workers. `say`: is told what has changed, and nothing twice in a row."""
-        self._fronts = tuple(fronts)
-        self._body = dict(body)
-        self._say = say
-        self._said: dict[str, str] = {}  # the last words about each front of the last round
-
-    def renew(self) -> None:
-        """Adds the server to each front that lacks it. Waits for each; failures are reported, not raised."""
-        self._tell_each(self._add)
-
-    def leave(self) -> None:
-        """Removes the server everywhere; what it runs for a front may end. Waits and tells as renew() does."""
-        self._tell_each(self._remove)
-
-    def _tell_each(self, call: Callable[[ManagementClient], str]) -> None:
-        words: dict[str, str] = {}
-        for front in self._fronts:
-            try:
-                clients = front.each_address()
-            except OSError as error:
-                words[front.path] = f"the name in it leads nowhere: {error}"
-                continue
-            for client in clients:
-                words[client.path] = _outcome(call, client)
-        for place, text in words.items():
-            if self._said.get(place) != text:
-                self._say(f"{place}: {text}")
-        self._said = words
-
-    def _add(self, client: ManagementClient) -> str:
-        answer = client.call("POST", "/workers", self._body)
-        return f"{answer['url']} is an upstream, {answer['id']}"
-
-    def _remove(self, client: ManagementClient) -> str:
-        answer = client.call("DELETE", f"/workers/{quote(self._body['url'], safe='')}?mode=drain")
-        return f"{answer['url']} leaves"
-
-
-def _outcome(call: Callable[[ManagementClient], str], client: ManagementClient) -> str:
-    try:
-        return call(client)
-    except (ManagementError, OSError) as error:
-        return f"no success: {error}"
-
-
 STOPS = (signal.SIGTERM, signal.SIGINT)
 LOOK = 0.05  # seconds between two looks whether the server has noticed the end
 RETRY = 1.0  # seconds between two tries to join a server that is not there
+LONGEST_RETRY = 15.0  # seconds, with a server on another machine, which many workers may wait for
 LAST_BREATH = 2.0  # seconds that a worker process may take to end by itself once its server is gone
 _COMMAND = (sys.executable, "-m", "corosrv.workers.worker.app")
 _HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
@@ -278,12 +292,10 @@ class WorkerLife:
 class Joiner:
     """Keeps one worker joined until it is stopped. Its `run` is the life of `corosrv worker`."""
 
-    def __init__(self, path: str, joining: Joining, patience: float, say: Callable[[str], None]) -> None:
-        """`path`: of a server's socket, or of the folder that has it. `patience`: seconds for running calls at a stop.
-
-        `say` is told what has changed.
-        """
-        self._path = path
+    def __init__(self, target: JoinTarget, joining: Joining, patience: float, say: Callable[[str], None]) -> None:
+        """`patience`: seconds for running calls at a stop. `say` is told what has changed."""
+        self._target = target
+        self._retry = RETRY
         self._joining = joining
         self._patience = patience
         self._say = say
@@ -299,21 +311,30 @@ class Joiner:
         stops = StopSignals()
         while not stops.count:
             member = self._join()
-            stops.wait(RETRY if member is None else self._live(member, stops))
+            stops.wait(self._pause() if member is None else self._live(member, stops))
+
+    def _pause(self) -> float:
+        """Returns how long to wait before another try: longer each time with a server on another machine."""
+        if not self._target.is_remote:
+            return RETRY
+        pause = self._retry * random.uniform(0.5, 1.0)
+        self._retry = min(2 * self._retry, LONGEST_RETRY)
+        return pause
 
     def _join(self) -> JoinedConnection | None:
         """Returns None where no server is ready for it yet."""
         try:
-            return join(self._path, self._joining)
+            return join(self._target, self._joining)
         except Unavailable as error:
             self._tell(f"cannot join yet, and goes on trying: {error}")
         except OSError as error:
-            self._tell(f"no server answers at {self._path}, and this goes on trying: {error.strerror or error}")
+            self._tell(f"no server answers at {self._target.place}, and this goes on trying: {error.strerror or error}")
         return None
 
     def _live(self, member: JoinedConnection, stops: StopSignals) -> float:
         """Runs one process to its end; returns how long to wait before the next. Raises ManagementError if in vain."""
         self._tell(f"joined {member.client.path} as {member.worker_id}")
+        self._retry = RETRY
         began = time.monotonic()
         life = WorkerLife(member)
         try:

@@ -12,6 +12,7 @@ import contextlib
 import hmac
 import logging
 import os
+import ssl
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+import gevent.ssl
 from flask import Blueprint, Flask, request
 from gevent import socket
 from gevent.pool import Pool
@@ -27,6 +29,8 @@ from gevent.pywsgi import Input, WSGIServer
 from corosrv.base.errors import SettingsError, Unauthorized
 from corosrv.base.run_dir import default_path, open_run_dir
 from corosrv.contracts.jobs import State
+from corosrv.web.http.listener import Certificates
+from corosrv.web.http.worker_watch import certificate_fault
 from corosrv.web.management.client import new_socket_path
 from corosrv.web.management.routes import make_app
 from corosrv.web.management.upgrade import UpgradableHandler, check_own
@@ -147,12 +151,26 @@ class ManagementSettings:
     port: int | None = None  # for TCP; 0: any free one; None: no TCP
     host: str = "127.0.0.1"
     token_file: str = ""  # whose content a request over TCP has to carry
+    certfile: str = ""  # with which TCP speaks TLS
+    keyfile: str = ""  # of the certificate; empty: the same file
 
     def __post_init__(self) -> None:
+        if (self.certfile and self.port is None) or (self.keyfile and not self.certfile):
+            raise SettingsError("COROSRV_MGMT_CERTFILE is for the port of COROSRV_MGMT_PORT, and COROSRV_MGMT_KEYFILE "
+                                "for that certificate: set these, too")  # fmt: skip
         if self.port is not None and not self.token_file:
             raise SettingsError("COROSRV_MGMT_PORT opens the management of this server to every user of the machine, "
                                 "and needs a token: write one into a file that only you may read, and set "
                                 "COROSRV_MGMT_TOKEN_FILE to its path. The socket needs none")  # fmt: skip
+
+
+def _tls_context(settings: ManagementSettings) -> Any:
+    """Returns what speaks TLS with the certificate of the settings. Raises SettingsError."""
+    if fault := certificate_fault(settings.certfile, settings.keyfile or None):
+        raise SettingsError(f"COROSRV_MGMT_CERTFILE: {fault}")
+    context = gevent.ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(settings.certfile, settings.keyfile or None)
+    return context
 
 
 _FIRST_LINE, _REST = PREFACE.split(b"\r\n", 1)
@@ -200,6 +218,27 @@ class _Handler(UpgradableHandler):
         return ""
 
 
+class _ManagementServer(WSGIServer):  # type: ignore[misc]
+    certificates: Certificates | None = None  # where it speaks TLS
+
+    def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> None:
+        """Serves a connection over TLS, which must be agreed upon in time; leaves it open where it was upgraded."""
+        if self.certificates is not None:
+            self.certificates.look()
+        try:
+            with gevent.Timeout(HEAD_TIME, TimeoutError()):
+                secure = self.wrap_socket(client_socket, **self.ssl_args)
+        except OSError as error:  # also those of TLS
+            log.info("a client speaks no TLS that this server takes: %s", error)
+            return
+        handler = self.handler_class(secure, address, self)
+        try:
+            handler.handle()
+        finally:
+            if not handler.is_upgraded:
+                secure.close()
+
+
 class ManagementListener:
     """Owns the sockets of the management API. Belongs to the hub's thread of the process that made it."""
 
@@ -244,16 +283,18 @@ class ManagementListener:
     def _open_port(self, port: int) -> None:
         settings = self._settings
         guard = TokenGuard(read_token(settings.token_file))
+        tls = {"ssl_context": _tls_context(settings)} if settings.certfile else {}
         try:
             listener = _bind(settings.host, port)
         except OSError as error:
             raise SettingsError(f"the management port {settings.host}:{port} cannot be opened: {error}") from None
         self.port = listener.getsockname()[1]
-        self._serve(listener, make_app(self._find_state, self._apis, guard.check))
-        log.info("management on http://%s:%d, with the token in %s", settings.host, self.port, settings.token_file)
+        self._serve(listener, make_app(self._find_state, self._apis, guard.check), **tls)
+        url = f"{'https' if tls else 'http'}://{settings.host}:{self.port}"
+        log.info("management on %s, with the token in %s", url, settings.token_file)
 
-    def _serve(self, listener: socket.socket, app: Flask) -> None:
-        server = WSGIServer(
+    def _serve(self, listener: socket.socket, app: Flask, **tls: Any) -> None:
+        server = _ManagementServer(
             listener,
             app,
             log=None,
@@ -261,7 +302,11 @@ class ManagementListener:
             spawn=Pool(CONNECTIONS),
             handler_class=_Handler,
             environ={"SERVER_NAME": self._settings.host, "SERVER_PORT": str(self.port or 0)},
+            **tls,
         )
+        if tls:
+            settings = self._settings
+            server.certificates = Certificates(tls["ssl_context"], settings.certfile, settings.keyfile or None)
         server.start()
         self._servers.append(server)
 

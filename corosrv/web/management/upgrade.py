@@ -5,6 +5,7 @@ from __future__ import annotations
 import _socket
 import os
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ _CREDENTIALS = struct.Struct("3i")  # the kernel's struct ucred: process, user a
 class UpgradableHandler(WSGIHandler):  # type: ignore[misc]
     """Serves a connection until a view has upgraded it, and from then on neither reads nor closes it."""
 
+    is_upgraded = False
+
     def get_environ(self) -> dict[str, object]:
         """Returns the WSGI environment with the connection in it."""
         return {**super().get_environ(), CONNECTION: self.socket}
@@ -33,8 +36,10 @@ class UpgradableHandler(WSGIHandler):  # type: ignore[misc]
             super().handle_one_response()
         finally:
             if (succeed := self.environ.get(_SUCCESSOR)) is not None:
+                self.is_upgraded = True
                 self.rfile.close()
-                self.socket.close()
+                if not isinstance(self.socket, ssl.SSLSocket):  # which has no duplicate
+                    self.socket.close()
                 self.socket: Any = None  # the base class leaves it alone then
                 succeed()
 
@@ -47,10 +52,16 @@ class LocalPeer:
     uid: int
 
 
+def is_remote() -> bool:
+    """Returns whether the current request came over TCP."""
+    family: int = request.environ[CONNECTION].family
+    return family != socket.AF_UNIX
+
+
 def local_peer() -> LocalPeer:
     """Returns who is at the other end of the current request. Raises Forbidden for a connection over TCP."""
     connection = request.environ[CONNECTION]
-    if connection.family != socket.AF_UNIX:
+    if is_remote():
         raise Forbidden("this is for programs at the management socket, and not over TCP", "not_local")
     pid, uid, _ = _CREDENTIALS.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -67,15 +78,24 @@ def check_own() -> None:
 
 def check_wanted(protocol: str) -> None:
     """Raises Refused unless the current request asks for this protocol, and has no body."""
-    if request.headers.get("Upgrade", "") != protocol or request.headers.get("Connection", "").lower() != "upgrade":
+    wanted = request.headers.get("Upgrade", "")
+    if not wanted or request.headers.get("Connection", "").lower() != "upgrade":
         raise Refused(f"the request must have the headers Connection: Upgrade and Upgrade: {protocol}", "Upgrade")
+    if wanted != protocol:
+        raise Refused(
+            f"this server speaks {protocol} here, and not {wanted[:120]!r}: use one version of corosrv on both sides",
+            "Upgrade",
+        )
     if request.content_length or "Transfer-Encoding" in request.headers:
         raise Refused("the request must have no body", "body")
 
 
-def duplicate() -> _socket.socket:
-    """Returns a socket of one's own for the connection of the current request."""
-    return _socket.socket(fileno=os.dup(request.environ[CONNECTION].fileno()))
+def duplicate() -> Any:
+    """Returns a socket of one's own for the connection of the current request; over TLS, the connection itself."""
+    connection = request.environ[CONNECTION]
+    if isinstance(connection, ssl.SSLSocket):
+        return connection
+    return _socket.socket(fileno=os.dup(connection.fileno()))
 
 
 def switch(protocol: str, succeed: Callable[[], None], worker_id: str) -> Response:

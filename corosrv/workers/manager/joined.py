@@ -23,25 +23,31 @@ MakeJoined = Callable[[str, int], AppWorker]
 
 @dataclass(frozen=True, kw_only=True)
 class Joining:
-    """Says what a worker that joins has imported, or will. `pool`: of the application; empty: its only one."""
+    """Says what a worker that joins has imported, or will.
+
+    `pool`: of the application; empty: its only one. `host`: the address of its machine; empty: this one.
+    """
 
     app_ref: str
     app_dir: str = ""
     is_factory: bool = False
     pool: str = ""
+    host: str = ""
 
 
 class JoinedWorkers:
     """Owns a place for each worker that has joined. Belongs to the hub's thread; nothing waits.
 
     The manager plans none of them: nobody here could start another, or end one to make room. What they claim of the
-    host's budget is taken, also where that is more than there was: they run already.
+    host's budget is taken, also where that is more than there was: they run already. What runs on another machine
+    claims nothing of this one.
     """
 
     def __init__(self, dispatcher: HostDispatcher, clock: Callable[[], float]) -> None:
         self._dispatcher = dispatcher
         self._clock = clock
         self._places: list[Place] = []
+        self._elsewhere: set[Place] = set()  # those with workers on other machines
         self._is_closed = False
 
     @property
@@ -56,24 +62,27 @@ class JoinedWorkers:
     @property
     def claim(self) -> Claim:
         """Returns what they take of the host together, as far as their applications have been imported."""
-        cards = (card for worker in self.workers() for card in worker.pools if card.name == worker.pool)
+        here = (place.worker for place in self._places if place.state in HOLDING and place not in self._elsewhere)
+        cards = (card for worker in here if worker for card in worker.pools if card.name == worker.pool)
         return sum(map(claim_of, cards), Claim())
 
     def place(self, worker_id: str) -> Place | None:
         return next((place for place in self._places if place.id == worker_id), None)
 
-    def add(self, make: MakeJoined) -> AppWorker:
+    def add(self, make: MakeJoined, host: str = "") -> AppWorker:
         """Makes a worker in a free place and returns it; whoever has asked for it starts it.
 
-        Raises ShuttingDown, and Unavailable where too many have joined.
+        `host`: the address of its machine; empty: this one. Raises ShuttingDown, and Unavailable where too many have
+        joined.
         """
         if self._is_closed:
             raise ShuttingDown("the server is shutting down, and takes no more workers")
         place = self._free_place()
         worker = make(str(place.number), place.incarnation + 1)
         place.take(worker, self._clock())
+        (self._elsewhere.add if host else self._elsewhere.discard)(place)
         worker.on_change(functools.partial(self._follow, place, worker))
-        log.info("worker %s joins, incarnation %d", place.id, place.incarnation)
+        log.info("worker %s joins%s, incarnation %d", place.id, f" from {host}" if host else "", place.incarnation)
         return worker
 
     def _free_place(self) -> Place:

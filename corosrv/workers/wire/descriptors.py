@@ -99,20 +99,25 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 def make(pieces: Iterable[bytes | memoryview]) -> int:
     """Returns a descriptor of a sealed memory file with this content; the caller closes it. Raises OSError."""
-    fd = os.memfd_create("corosrv-value", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = create()
     try:
         for piece in pieces:
             unwritten = memoryview(piece).cast("B")
             while unwritten:
                 unwritten = unwritten[os.write(fd, unwritten) :]
-        _seal(fd)
+        seal(fd)
     except BaseException:  # nobody else knows the descriptor
         os.close(fd)
         raise
     return fd
 
 
-def _seal(fd: int) -> None:
+def create() -> int:
+    """Returns a descriptor of an empty memory file, to be written and sealed; the caller closes it. Raises OSError."""
+    return os.memfd_create("corosrv-value", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def seal(fd: int) -> None:
     """Seals a memory file. The kernel refuses that while it moves one of its pages, and waits for these 0.15 s each."""
     for tries_left in reversed(range(_SEAL_TRIES)):
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _socket
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
 import gevent.event
@@ -17,6 +17,10 @@ from corosrv.workers.wire.frame import MAX_FRAME, ReceiveQueue, SendQueue, encod
 
 _READ_SIZE = 256 << 10  # bytes
 _READ, _WRITE = 1, 2  # what a watcher of gevent watches for
+
+
+def _nothing() -> None:
+    pass
 
 
 class GeventChannel(Generic[Out, In]):
@@ -45,6 +49,7 @@ class GeventChannel(Generic[Out, In]):
         self._readable: Any = loop.io(sock.fileno(), _READ)
         self._writable: Any = loop.io(sock.fileno(), _WRITE)
         self.n_bytes = 0  # of the message received last
+        self.on_sent: Callable[[], None] = _nothing  # called when the socket has taken what it did not take at once
 
     def send(self, message: Out, fds: Sequence[int] = ()) -> None:
         """Sends all of the message or nothing, in the order of the calls. Never waits: the hub writes later what the
@@ -80,6 +85,7 @@ class GeventChannel(Generic[Out, In]):
         except ChannelClosed:
             self._unsent.close()
         self._writable.stop()
+        self.on_sent()
 
     @property
     def n_unsent(self) -> int:

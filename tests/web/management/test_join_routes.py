@@ -85,7 +85,8 @@ def door() -> Iterator[Door]:
     ("query", "headers", "body", "status", "words"),
     [
         ("app=a:b", {}, None, 400, "must have the headers Connection: Upgrade and Upgrade: corosrv-worker/1"),
-        ("app=a:b", UPGRADE | {"Upgrade": "h2c"}, None, 400, "Upgrade: corosrv-worker/1"),
+        ("app=a:b", UPGRADE | {"Upgrade": "h2c"}, None, 400, "speaks corosrv-worker/1 here, and not 'h2c'"),
+        ("app=a:b&pid=1", UPGRADE, None, 400, "'pid' is unknown"),
         ("app=a:b", UPGRADE, b"{}", 400, "no body"),
         ("", UPGRADE, None, 400, "app must be the application"),
         ("app=", UPGRADE, None, 400, "app must be the application"),
@@ -103,12 +104,16 @@ def test_what_is_no_request_to_join_is_refused(door, query, headers, body, statu
     assert door.joined == []
 
 
-def test_nobody_joins_over_tcp(door: Door):
-    status, error = door.ask(
-        "/v1/workers/join?app=a:b", UPGRADE | {"Authorization": f"Bearer {TOKEN}"}, port=door.listener.port
-    )
+def test_nobody_joins_over_tcp_without_the_token_or_in_the_protocol_of_the_socket(door: Door):
+    target, port = "/v1/workers/join?app=a:b", door.listener.port
 
-    assert (status, error) == (403, "this is for programs at the management socket, and not over TCP")
+    assert door.ask(target, UPGRADE | {"Upgrade": "corosrv-lanes/1"}, port=port)[0] == 401
+    status, error = door.ask(target, UPGRADE | {"Authorization": f"Bearer {TOKEN}"}, port=port)
+    assert (status, error) == (
+        400,
+        "this server speaks corosrv-lanes/1 here, and not 'corosrv-worker/1': use one version of corosrv on both sides",
+    )
+    assert door.joined == []
 
 
 def test_the_connection_of_a_worker_that_joins_becomes_its_own():

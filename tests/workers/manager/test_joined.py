@@ -24,8 +24,8 @@ class Host:
     manager: Manager
     script: Script
 
-    def join(self) -> ScriptedWorker:
-        worker = self.manager.joined.add(lambda place, number: self.script.make("joined", place, number))
+    def join(self, address: str = "") -> ScriptedWorker:
+        worker = self.manager.joined.add(lambda place, number: self.script.make("joined", place, number), address)
         worker.start()
         return worker
 
@@ -123,6 +123,20 @@ def test_a_closed_manager_leaves_no_joined_worker(host: Host):
     host.manager.close()
 
     assert worker.state is WorkerState.STOPPED
+
+
+def test_what_runs_on_another_machine_claims_nothing_of_this_one():
+    with managed(pool_card("own"), budget=Claim(1.0, 1e9), has_app=False) as (manager, _):
+        host = Host(manager, Script([pool_card("joined", "add", memory_mb=800.0, gpus=0.25)]))
+        worker = host.join("10.0.0.5")
+        wait_until(lambda: worker.state is WorkerState.READY)
+        assert (manager.joined.claim, manager.held_memory) == (Claim(), 0)
+
+        worker.crash()
+        again = host.join()  # in the same place
+
+        wait_until(lambda: again.state is WorkerState.READY)
+        assert manager.joined.claim == Claim(0.25, 8e8)
 
 
 def test_what_joined_workers_claim_is_not_given_to_the_pools():

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import _socket
 import contextlib
+from collections.abc import Sequence
 
 from gevent.event import Event
 
 from corosrv.workers.wire import calls
 from corosrv.workers.worker.parent.app_process import AppProcess
-from corosrv.workers.worker.parent.app_worker import JOINED, AppWorkerConfig
+from corosrv.workers.worker.parent.app_worker import JOINED, AppWorkerConfig, fault_of_registration
 from corosrv.workers.worker.parent.call_asks import HandlerServices
 from corosrv.workers.worker.parent.process import Exit
 
@@ -75,12 +76,14 @@ class JoinedProcess(AppProcess):
         services: HandlerServices | None,
         connection: _socket.socket,
         pid: int,
+        expected: Sequence[calls.PoolCard] = (),
     ) -> None:
         """`pool`: of the application which the process imports; empty: its only one. `connection`: owned from now on.
 
-        `pid`: of whoever opened the connection.
+        `pid`: of whoever opened the connection. `expected`: the pools that its application must be like; none: any.
         """
         super().__init__(config, pool or None, place, incarnation, services)
+        self._expected = {card.name: card for card in expected}
         self._connection = connection
         self._peer = PeerProcess(connection, pid)
 
@@ -98,6 +101,17 @@ class JoinedProcess(AppProcess):
         if self.pool is None:
             names = ", ".join(pool.name for pool in message.pools)
             self._fail_setup(f"the application has the pools {names}: say which one with --pool")
+        elif self._expected and (card := self._pool_card()) is not None:
+            self._compare(card)
+
+    def _compare(self, card: calls.PoolCard) -> None:
+        """Refuses handlers that are not those of this server's application."""
+        expected = self._expected.get(card.name)
+        if expected is None:
+            names = ", ".join(self._expected)
+            self._fail_setup(f"this server's application has no pool {card.name!r}; it has {names}")
+        elif fault := fault_of_registration(card.handlers, expected):
+            self._fail_setup(f"{fault}: run the same version of the application here and there")
 
     def _exit_words(self, exit: Exit) -> str:
         return "the worker's connection ended"
