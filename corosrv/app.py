@@ -93,6 +93,7 @@ def create_app(settings: Settings) -> Flask:
     server.add_hooks(app)
     app.register_error_handler(HTTPException, _http_error)
     app.extensions["corosrv"] = server
+    app.shortcut = server.shortcut()
     server.start()
     if threading.current_thread() is threading.main_thread():
         _stop_on_sigterm(server)

@@ -19,7 +19,7 @@ from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.call import event, named_event
 from corosrv.dialects.openai import events as openai_errors
 from corosrv.fleet.upstreams.pool import UpstreamPool
-from corosrv.gateway.forwarding.answers import AnswerPassing
+from corosrv.gateway.forwarding.answers import AnswerPassing, PassedAnswer
 from corosrv.gateway.forwarding.event_join import EventJoin
 from corosrv.gateway.forwarding.grouped import GroupedReader
 from corosrv.gateway.forwarding.headers import request_headers
@@ -28,9 +28,11 @@ from corosrv.gateway.forwarding.streamed_body import as_stream
 from corosrv.web.groups.routes import join_group
 from corosrv.web.groups.table import GroupMember, GroupTable
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.lean_flask import current
+from corosrv.web.http.lean_flask import AnyRequest, BareRequest, Visit, current
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.http.terms import request_terms
+from corosrv.web.http.terms import request_terms, visit_terms
+
+_ANTHROPIC_ID = "Request-Id"  # a header of answers in Anthropic's form
 
 
 def error_body(error: CorosrvError, path: str) -> Any:
@@ -93,13 +95,37 @@ class Forwarder:
 
     def forward(self, path: ForwardedPath, body: bytes, peeked: Peeked, method: str = "POST") -> Response:
         """Sends the request on and answers with what comes back. Waits; see AnswerPassing and UpstreamPool.submit."""
-        incoming, options = current(request), self._options
-        environ = incoming.environ
-        terms = request_terms(peeked.priority)
+        incoming = current(request)
+        member = join_group(self._groups)
+        answer = self._send(path, incoming, body, peeked, request_terms(peeked.priority), member, method).response()
+        if path.is_anthropic:
+            answer.headers[_ANTHROPIC_ID] = str(current(g).get("corosrv_request_id", ""))
+        return answer
+
+    def forward_directly(self, path: ForwardedPath, incoming: BareRequest, visit: Visit) -> PassedAnswer:
+        """Sends a request on that asks for nothing which Flask's hooks do; otherwise as `forward`. Waits."""
+        body = self._bodies.read(incoming, self._options.max_body_bytes)
+        peeked = peek(body, reads_prompt=self._options.reads_prompts)
+        answer = self._send(path, incoming, body, peeked, visit_terms(visit, incoming.environ, peeked.priority))
+        if path.is_anthropic:
+            others = [field for field in answer.headers if field[0].lower() != _ANTHROPIC_ID.lower()]
+            answer.headers[:] = [*others, (_ANTHROPIC_ID, visit.request_id)]
+        return answer
+
+    def _send(
+        self,
+        path: ForwardedPath,
+        incoming: AnyRequest,
+        body: bytes,
+        peeked: Peeked,
+        terms: Terms,
+        member: GroupMember | None = None,
+        method: str = "POST",
+    ) -> PassedAnswer:
+        environ, options = incoming.environ, self._options
         session = environ.get("HTTP_X_SESSION_ID", "")[:MAX_SESSION]
         if not session and options.reads_sessions:
             session = peeked.session
-        member = join_group(self._groups)
         if member is not None:
             session = session or f"group {member.name}"  # its answers come from one upstream where that can be
         join = None if member is None else as_stream(path.path, body)
@@ -116,16 +142,14 @@ class Forwarder:
             body=body if join is None else join[0],
             prompt=peeked.prompt,
         )
-        reader = self._submit(peeked.model, forwarded, replace(terms, session=session), member, join and join[1])
+        terms = replace(terms, session=session) if session else terms
+        reader = self._submit(peeked.model, forwarded, terms, member, join and join[1])
         make_error = partial(error_event, is_anthropic=path.is_anthropic, request_id=terms.request_id)
         hold = partial(self._bodies.hold, incoming)
         passing = AnswerPassing(
             incoming, reader, make_error, options.write_timeout, self._stats, hold, is_stream=peeked.is_stream
         )
-        answer = passing.response()
-        if path.is_anthropic:
-            answer.headers["Request-Id"] = str(current(g).get("corosrv_request_id", ""))
-        return answer
+        return passing.passed()
 
     def _submit(
         self,

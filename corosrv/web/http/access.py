@@ -19,6 +19,7 @@ from flask import Request, Response
 from corosrv.base.errors import Forbidden, Unauthorized
 from corosrv.contracts.jobs.job import new_id
 from corosrv.web.accounts import Accounts, KeyAccount
+from corosrv.web.http.lean_flask import AnyRequest
 from corosrv.web.http.reply import Flood
 from corosrv.web.keys import key_of
 
@@ -46,7 +47,7 @@ class Hosts:
         self._is_strict = bool(self._names)
         self._is_allowed = lru_cache(maxsize=256)(self._look)  # most clients send the same few names
 
-    def check(self, request: Request) -> None:
+    def check(self, request: AnyRequest) -> None:
         """Raises Forbidden for a name that this server may not be called by. Requests without a Host pass.
 
         Where the operator named hosts they are checked on every address.
@@ -75,7 +76,7 @@ class Hosts:
         return address.is_private or address.is_loopback
 
 
-def came_by_loopback(request: Request) -> bool:
+def came_by_loopback(request: AnyRequest) -> bool:
     """Returns whether the client connected to a loopback address, as far as the web server tells."""
     socket = request.environ.get("gunicorn.socket")
     try:
@@ -114,7 +115,7 @@ class Origins:
         self._allows_local = "localhost" in origin_names
         self._names = origin_names - {"*", "localhost"}
 
-    def check(self, request: Request) -> None:
+    def check(self, request: AnyRequest) -> None:
         """Raises Forbidden for a request that a browser sends on behalf of a page that may not call.
 
         Requests without an Origin pass: other programs send none, and browsers leave it out only where the page
@@ -150,14 +151,14 @@ class Origins:
         return self._allows_local and _LOCAL.fullmatch(origin) is not None
 
 
-def _is_own(request: Request, origin: str) -> bool:
+def _is_own(request: AnyRequest, origin: str) -> bool:
     """Returns whether the page came from this server, as GET /docs does.
 
     Behind a proxy that sends a Host of its own the browser's word counts, which no page can set.
     """
-    if request.headers.get("Sec-Fetch-Site") == "same-origin":
+    if request.environ.get("HTTP_SEC_FETCH_SITE") == "same-origin":
         return True
-    host = request.headers.get("Host")
+    host = request.environ.get("HTTP_HOST")
     return bool(host) and origin.partition("://")[2] == host
 
 
@@ -193,7 +194,7 @@ class Keys:
     def are_needed(self) -> bool:
         return self._accounts.are_needed
 
-    def check(self, request: Request) -> tuple[str, KeyAccount]:
+    def check(self, request: AnyRequest) -> tuple[str, KeyAccount]:
         """Returns a name for the caller, made from its key, and the key's account.
 
         May wait while the keys are read again. Raises Unauthorized without a good key.
@@ -225,7 +226,7 @@ class Access:
         self._origins = None if leaves_origins and not names else Origins(names, is_guarded=self._keys.are_needed)
         self._hosts = Hosts(hosts)
 
-    def check(self, request: Request) -> tuple[str, KeyAccount | None]:
+    def check(self, request: AnyRequest) -> tuple[str, KeyAccount | None]:
         """Returns the caller's name and account; ("", None) where no key is asked for.
 
         May wait while the keys are read again. Raises Forbidden and Unauthorized.
@@ -243,7 +244,7 @@ class Access:
             self._origins.allow(request, response)
 
 
-def request_id(request: Request) -> str:
+def request_id(request: AnyRequest) -> str:
     """Returns the client's own id if it sent a sane one, else a new one."""
     client_id = request.environ.get("HTTP_X_REQUEST_ID", "")
     return client_id if _SANE_ID.fullmatch(client_id) else new_id("req_")
