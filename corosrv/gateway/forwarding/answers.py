@@ -80,7 +80,7 @@ class ForwardedEvents:
         self._make_error = make_error
 
     def encode(self, items: list[InferItem]) -> bytes:
-        events = b"".join(map(self._encode, items))
+        events = self._encode(items[0]) if len(items) == 1 else b"".join(map(self._encode, items))
         if self._looks and _ERROR.search(events):
             self.has_error = True
         return events

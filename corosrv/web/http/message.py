@@ -62,11 +62,13 @@ class ClientRequest(Request):  # type: ignore[misc]
     def _parse_plain(self, data: bytes) -> bytes | None:
         """Returns what is behind a plain head; None, with nothing changed, if it is none, or is not whole."""
         head = _PLAIN_HEAD.match(data)
-        if head is None or head.end() > self.limit_request_field_size or head.start(3) > (self.limit_request_line or 8190):
+        if (
+            head is None
+            or head.end() > self.limit_request_field_size
+            or head.start(3) > (self.limit_request_line or 8190)
+        ):
             return None
-        headers = [
-            (name.upper(), value.rstrip(" ")) for name, value in _PLAIN_FIELD.findall(head[3].decode("ascii"))
-        ]
+        headers = [(name.upper(), value.rstrip(" ")) for name, value in _PLAIN_FIELD.findall(head[3].decode("ascii"))]
         names = {name for name, _ in headers}
         if len(headers) > self.limit_request_fields or len(names) < len(headers) or "EXPECT" in names:
             return None
@@ -190,6 +192,12 @@ def is_read_out(request: Request) -> bool:
     return isinstance(body.reader, LengthReader) and body.reader.length == 0 and not body.buf.tell()
 
 
+def is_all_there(request: Request, n_buffered: int) -> bool:
+    """Returns whether the whole body, of a known length, is among so many bytes that have come behind the head."""
+    reader = request.body.reader
+    return isinstance(reader, PromptLengthReader) and bool(reader.length <= n_buffered)
+
+
 def is_worth_reading_on(request: Request) -> bool:
     """Returns whether the rest of the body is short enough to skip, so that the next request can be read behind it."""
     if is_read_out(request):
@@ -217,6 +225,7 @@ class HttpResponse(Response):  # type: ignore[misc]
     is_ended = False  # the last chunk was sent with the last piece
     is_counted = False  # `sent` has to say at the end how long the body was
     is_cut_off = False  # a bug has ended the body before its end
+    _said_close: bool | None = None  # in the head
 
     def write(self, arg: bytes) -> None:
         """Sends a piece of the body; a short one goes with the headers, which would wake the client for nothing.
@@ -249,7 +258,8 @@ class HttpResponse(Response):  # type: ignore[misc]
 
     def default_headers(self) -> list[str]:
         """Returns the status line and gunicorn's own fields, of which the date is written once a second."""
-        connection = "upgrade" if self.upgrade else "close" if self.should_close() else "keep-alive"
+        self._said_close = self.should_close()
+        connection = "upgrade" if self.upgrade else "close" if self._said_close else "keep-alive"
         major, minor = self.req.version
         lines = [
             f"HTTP/{major}.{minor} {self.status}\r\n",
@@ -260,6 +270,8 @@ class HttpResponse(Response):  # type: ignore[misc]
         return [*lines, "Transfer-Encoding: chunked\r\n"] if self.chunked else lines
 
     def should_close(self) -> bool:
+        if self.headers_sent and self._said_close is not None:  # by then the rest is known
+            return self._said_close or self.must_close or not is_worth_reading_on(self.req)
         has_left = self.status is not None and self.status_code == CLIENT_GONE
         return has_left or bool(super().should_close()) or not is_worth_reading_on(self.req)
 
@@ -304,7 +316,7 @@ class DirectSender:
 
     def send(self, piece: bytes, *, is_last: bool = False) -> bool:
         """Sends one piece, not empty. Never waits; False when the client is slow, and flush() has to send the rest."""
-        chunk = chunk_of(piece)
+        chunk = b"%X\r\n%b\r\n" % (len(piece), piece)
         if is_last:
             chunk += LAST_CHUNK
             self._answer.is_ended = True
