@@ -27,7 +27,6 @@ from corosrv.dialects.openai import answer_types
 from corosrv.dialects.openai.batches import routes as batch_routes
 from corosrv.fleet.cluster.registry import FrontOffer, host_name
 from corosrv.formats import bodies
-from corosrv.serving.gate import Gate, describe
 from corosrv.serving.live import LiveRecorder
 from corosrv.serving.part import ServerContext
 from corosrv.serving.parts import make_parts
@@ -128,7 +127,7 @@ class Server:
         self._batches = self._make_batches()
         has_log = server.access_log_form != "off" or self._tracer is not None
         self.access_log = access_log.AccessLog(server.access_log_form, self._tracer) if has_log else None
-        self._gate = Gate(self._stats, self._bodies, self._access, self.accounts, self.access_log, self.start)
+        self._entrance = access.Entrance(self._stats, self._bodies, self._access, self.accounts, has_log, self.start)
         self._is_started = False
         self._has_warned = False
         self._started_at = int(time.time())
@@ -423,7 +422,7 @@ class Server:
         parts = self.parts
         if parts.upstreams is None or parts.models is not None or parts.peers is not None:
             return None
-        return parts.upstreams.direct(self._gate)
+        return parts.upstreams.direct(self._entrance)
 
     def _begin(self) -> None:
         """Lets a request in, or raises why it may not pass."""
@@ -451,9 +450,11 @@ class Server:
             return
         visit = Visit(notes.corosrv_request_id, notes.corosrv_began)
         try:
-            self._gate.admit(http_request, visit)
+            self._entrance.admit(http_request, visit)
         finally:
-            self._note(visit)
+            notes.corosrv_caller = visit.caller
+            if visit.account is not None:
+                notes.corosrv_account = visit.account
 
     def _take_over(self, visit: Visit) -> NoReturn:
         """Goes on with a visit that the shortcut could not answer: raises why, for the handlers of errors."""
@@ -461,19 +462,15 @@ class Server:
         notes.corosrv_is_busy = True
         notes.corosrv_began = visit.began
         notes.corosrv_request_id = visit.request_id
-        self._note(visit)
+        notes.corosrv_caller = visit.caller
+        if visit.account is not None:
+            notes.corosrv_account = visit.account
         error, visit.error = visit.error, None
         assert error is not None
         try:
             raise error
         finally:
             del error, visit  # which would hold this frame, and the request, until garbage is collected
-
-    def _note(self, visit: Visit) -> None:
-        notes = current(g)
-        notes.corosrv_caller = visit.caller
-        if visit.account is not None:
-            notes.corosrv_account = visit.account
 
     def _end(self, error: BaseException | None) -> None:
         """Counts the request as ended; its stream may have begun."""
@@ -503,7 +500,7 @@ class Server:
     def _describe(self, log: AccessLog, trace: RequestTrace, route: str, response: Response) -> None:
         """Tells a request's trace what is known by now, and ends it with its answer where nobody else will."""
         visit = Visit(response.headers["X-Request-Id"], 0.0, account=current(g).get("corosrv_account"))
-        describe(trace, visit, "" if route == "none" else route)
+        trace.describe(visit, "" if route == "none" else route)
         if not trace.is_ended_here:
             return
         body = response.response

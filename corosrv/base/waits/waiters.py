@@ -218,7 +218,7 @@ class Waiter:
         """Stops watching. Twice is harmless."""
 
     @property
-    def ended(self) -> Container[int] | None:
+    def ended_numbers(self) -> Container[int] | None:
         """Returns what holds the descriptors whose other ends are closed; None where nobody knows.
 
         Of any other, whoever has read less than was asked for is woken by what comes next, an end as well.
@@ -307,7 +307,7 @@ class HubWaiter(Waiter):
                 self._greenlet.switch(True)
 
     @property
-    def ended(self) -> Container[int] | None:
+    def ended_numbers(self) -> Container[int] | None:
         return self._set.ended if isinstance(self._set, EdgeSet) else None
 
     def _arm(self, seconds: float) -> None:

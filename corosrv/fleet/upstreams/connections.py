@@ -80,7 +80,7 @@ class UpstreamConnection:
         """
         if self._waiter is None:
             self._waiter = waiter(self._number)
-            self._ended = None if self._is_tls else self._waiter.ended
+            self._ended = None if self._is_tls else self._waiter.ended_numbers
         self._waiter.wait(timeout, look)
 
     @property

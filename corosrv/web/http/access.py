@@ -2,7 +2,7 @@
 
 Where no key is asked for, a browser on this machine must not let any page call: the `Host` that it sends has to be one
 of this server's, and its `Origin` an allowed one. Pages that may call get the cross-origin headers that browsers wait
-for. Keys never reach the log.
+for. Keys never reach the log. The `Entrance` does all of this for one request, whether Flask answers it or not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -18,9 +19,13 @@ from flask import Request, Response
 
 from corosrv.base.errors import Forbidden, Unauthorized
 from corosrv.contracts.jobs.job import new_id
+from corosrv.contracts.jobs.terms import TRACE
 from corosrv.web.accounts import Accounts, KeyAccount
-from corosrv.web.http.lean_flask import AnyRequest
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.lean_flask import VISIT, AnyRequest, BareRequest, Visit
+from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import Flood
+from corosrv.web.http.terms import FROM_BATCH
 from corosrv.web.keys import key_of
 
 log = logging.getLogger("corosrv.http")
@@ -261,3 +266,65 @@ def redacted(environ: dict[str, Any]) -> dict[str, Any]:
     hidden = {name: without_secrets(environ[name]) for name in names if name in environ}
     query = environ.get("QUERY_STRING", "")
     return {**environ, **hidden, "QUERY_STRING": without_secrets("?" + query)[1:]}
+
+
+class Entrance:
+    """The checks of every request of a server, and what every answer has; see corosrv.gateway.forwarding.forwarder."""
+
+    def __init__(
+        self,
+        stats: HttpStats,
+        bodies: BodyReader,
+        access: Access,
+        accounts: Accounts,
+        has_access_log: bool,
+        start: Callable[[], None],
+    ) -> None:
+        """`start`: starts the server, with its first request at the latest."""
+        self._stats = stats
+        self._bodies = bodies
+        self._access = access
+        self._accounts = accounts
+        self._has_access_log = has_access_log
+        self._start = start
+
+    def open(self, request: BareRequest) -> Visit | None:
+        """Begins a visit, which is to be left or to get an error; None where Flask has to begin it.
+
+        It is in the environment from now on, where `Server` finds it if Flask has to answer it after all.
+        """
+        environ = request.environ
+        if self._has_access_log and TRACE not in environ:
+            return None  # its trace ends with Flask's response
+        self._start()
+        self._stats.begin_work()
+        visit = environ[VISIT] = Visit(request_id(request), time.monotonic())
+        return visit
+
+    def admit(self, request: AnyRequest, visit: Visit) -> None:
+        """Lets a visitor in. May wait while keys are read again; raises Forbidden, Unauthorized and LimitReached."""
+        owner = request.environ.get(FROM_BATCH)
+        if owner is None:
+            visit.caller, visit.account = self._access.check(request)
+        else:
+            visit.caller, visit.account = owner, self._accounts.account_of(owner)
+        if visit.account is not None:
+            visit.account.admit(request.environ["REQUEST_METHOD"])
+
+    def headers(self, visit: Visit) -> list[tuple[str, str]]:
+        """Returns what an answer gets besides its own headers."""
+        headers = [("X-Request-Id", visit.request_id)]
+        if visit.account is not None and visit.account.entry.has_limits:
+            headers += visit.account.headers()
+        return headers
+
+    def leave(self, request: BareRequest, visit: Visit, route: str, status: int) -> None:
+        """Ends a visit that was answered; its stream may have begun. `status` 0: it was not."""
+        environ = request.environ
+        environ.pop(VISIT, None)
+        self._stats.end_work()
+        self._bodies.release(request)
+        if status:
+            self._stats.count_answer(route, status)
+            if (trace := environ.get(TRACE)) is not None:
+                trace.describe(visit, route)

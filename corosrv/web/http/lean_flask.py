@@ -141,12 +141,16 @@ class LeanFlask(Flask):
         super().__init__(name, static_folder=None)
         # A path with two slashes is unknown. Flask would redirect, to the host that the client names.
         self.url_map.merge_slashes = False
-        self.shortcut: Shortcut | None = None
 
-    def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
-        if self.shortcut is not None and (body := self.shortcut(environ, start_response)) is not None:
-            return body
-        return super().wsgi_app(environ, start_response)
+    def take_shortcut(self, shortcut: Shortcut) -> None:
+        """Asks `shortcut` first for each request, from now on."""
+        by_flask = self.wsgi_app
+
+        def answer(environ: dict[str, Any], start_response: Any) -> Any:
+            body = shortcut(environ, start_response)
+            return by_flask(environ, start_response) if body is None else body
+
+        self.wsgi_app = answer  # type: ignore[method-assign]
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Routes by path alone; Flask's own reads and normalises the Host for that, twice."""
