@@ -62,6 +62,7 @@ load: $(TOOLS)
 	$(BIN)/python -m tests.load.upstream_permits
 	$(BIN)/python -m tests.load.upstream_streams
 	$(BIN)/python -m tests.load.upstream_chats
+	$(BIN)/python -m tests.load.forwarding_cost
 	$(BIN)/python -m tests.load.shared_prompts
 
 # Side by side with llama-server: the tables and plots in benchmarks/. ROUNDS=1 QUICK=1 for a first look.

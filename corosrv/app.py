@@ -93,6 +93,8 @@ def create_app(settings: Settings) -> Flask:
     server.add_hooks(app)
     app.register_error_handler(HTTPException, _http_error)
     app.extensions["corosrv"] = server
+    if (shortcut := server.shortcut()) is not None:
+        app.take_shortcut(shortcut)
     server.start()
     if threading.current_thread() is threading.main_thread():
         _stop_on_sigterm(server)

@@ -48,8 +48,8 @@ PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --pee
 IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 CONFIG = "corosrv config --model path/to/model.gguf --slots 16"
-# Followed elsewhere in tests: of listening, of the access log and traces, of Prometheus' files, of replays, of batches; the wheel
-# of a release by `make dist` itself.
+# Followed elsewhere in tests: of listening, of the access log and traces, of Prometheus' files, of replays, of batches.
+# `make dist` tries the wheel of a release itself.
 ELSEWHERE = [
     "corosrv serve --certfile certificate.pem --keyfile key.pem",
     "corosrv serve --host unix:/run/corosrv/http.sock,127.0.0.1",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from flask import Blueprint, Flask, Response, current_app, g, request
 from flask.sansio.scaffold import Scaffold
@@ -40,7 +40,7 @@ from corosrv.web.http import access, access_log, body_reader, health, metrics, o
 from corosrv.web.http.access_log import AccessLog, RequestTrace
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.heap import BodyBudget
-from corosrv.web.http.lean_flask import LeanFlask, current
+from corosrv.web.http.lean_flask import VISIT, LeanFlask, Shortcut, Visit, current
 from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, long_json_response, register_errors
 from corosrv.web.http.siblings import is_repeated
 from corosrv.web.http.sse import EventStream
@@ -128,6 +128,7 @@ class Server:
         self._batches = self._make_batches()
         has_log = server.access_log_form != "off" or self._tracer is not None
         self.access_log = access_log.AccessLog(server.access_log_form, self._tracer) if has_log else None
+        self._entrance = access.Entrance(self._stats, self._bodies, self._access, self.accounts, has_log, self.start)
         self._is_started = False
         self._has_warned = False
         self._started_at = int(time.time())
@@ -419,8 +420,17 @@ class Server:
     def _engine_state(self) -> str | None:
         return None if self.parts.models is None else self.parts.models.engine_state
 
+    def shortcut(self) -> Shortcut | None:
+        """Returns what answers plain requests without Flask; None where hooks of other parts look at all of them."""
+        parts = self.parts
+        if parts.upstreams is None or parts.models is not None or parts.peers is not None:
+            return None
+        return parts.upstreams.direct(self._entrance)
+
     def _begin(self) -> None:
         """Lets a request in, or raises why it may not pass."""
+        if (visit := current(request).environ.pop(VISIT, None)) is not None:
+            self._take_over(visit)
         self.start()
         http_request, notes, peers = current(request), current(g), self.parts.peers
         has_copies = http_request.environ.get("wsgi.multiprocess") and self.settings.engine != "process"
@@ -441,14 +451,29 @@ class Server:
         if caller is not None or is_open:
             notes.corosrv_caller = caller or ""
             return
-        owner = http_request.environ.get(terms.FROM_BATCH)
-        if owner is None:
-            notes.corosrv_caller, account = self._access.check(http_request)
-        else:
-            notes.corosrv_caller, account = owner, self.accounts.account_of(owner)
-        if account is not None:
-            notes.corosrv_account = account
-            account.admit(http_request.method)
+        visit = Visit(notes.corosrv_request_id, notes.corosrv_began)
+        try:
+            self._entrance.admit(http_request, visit)
+        finally:
+            notes.corosrv_caller = visit.caller
+            if visit.account is not None:
+                notes.corosrv_account = visit.account
+
+    def _take_over(self, visit: Visit) -> NoReturn:
+        """Goes on with a visit that the shortcut could not answer: raises why, for the handlers of errors."""
+        notes = current(g)
+        notes.corosrv_is_busy = True
+        notes.corosrv_began = visit.began
+        notes.corosrv_request_id = visit.request_id
+        notes.corosrv_caller = visit.caller
+        if visit.account is not None:
+            notes.corosrv_account = visit.account
+        error, visit.error = visit.error, None
+        assert error is not None
+        try:
+            raise error
+        finally:
+            del error, visit  # which would hold this frame, and the request, until garbage is collected
 
     def _end(self, error: BaseException | None) -> None:
         """Counts the request as ended; its stream may have begun."""
@@ -477,10 +502,8 @@ class Server:
 
     def _describe(self, log: AccessLog, trace: RequestTrace, route: str, response: Response) -> None:
         """Tells a request's trace what is known by now, and ends it with its answer where nobody else will."""
-        notes = current(g)
-        account: KeyAccount | None = notes.get("corosrv_account")
-        trace.id, trace.route = response.headers["X-Request-Id"], "" if route == "none" else route
-        trace.key = "" if account is None else account.entry.name
+        visit = Visit(response.headers["X-Request-Id"], 0.0, account=current(g).get("corosrv_account"))
+        trace.describe(visit, "" if route == "none" else route)
         if not trace.is_ended_here:
             return
         body = response.response

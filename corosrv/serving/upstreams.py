@@ -20,9 +20,10 @@ from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.policies import make_policy
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.fleet.upstreams.spec import parse_all
-from corosrv.gateway.forwarding.forwarder import Forwarder, ForwardOptions, error_body
+from corosrv.gateway.forwarding.forwarder import DirectForwarding, Forwarder, ForwardOptions, error_body
 from corosrv.gateway.forwarding.routes import ForwardingRoutes, LocalModels
 from corosrv.serving.part import Part, ServerContext, why_not_served
+from corosrv.web.http.access import Entrance
 from corosrv.web.management import upstream_routes
 from corosrv.web.management.listener import TokenGuard, read_token
 from corosrv.workers.dispatch.dispatcher import Dispatcher
@@ -99,9 +100,10 @@ class UpstreamPart(Part):
             reads_sessions=settings.upstream_policy == "sticky",
         )
         models_here: LocalModels | None = None if local is None else PoolModels(local, settings.upstream_spill)
+        self._forwarder = Forwarder(self.pool, context.bodies, context.http_stats, options, context.groups)
         self._routes = ForwardingRoutes(
             self.pool,
-            Forwarder(self.pool, context.bodies, context.http_stats, options, context.groups),
+            self._forwarder,
             context.answers,
             models_here,
             is_strict=server.strict_model,
@@ -160,6 +162,10 @@ class UpstreamPart(Part):
     def add_hook(self, scaffold: Scaffold) -> None:
         """Has requests looked at that a model served here could answer, after the checks of every request."""
         self._routes.add_hook(scaffold)
+
+    def direct(self, entrance: Entrance) -> DirectForwarding:
+        """Returns what forwards plain requests without Flask."""
+        return DirectForwarding(self._forwarder, entrance)
 
     def has_path(self, path: str) -> bool:
         """Returns True: errors have this part's shape wherever no other part but models answers, who have it too."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.load import plain_upstream
 from tests.load.chats import N_CONNECTIONS, throughput
+from tests.load.forwarding_cost import chat_cost, event_cost
 from tests.load.upstream_chats import COMMAND, SHORT, first_tokens
 from tests.load.upstream_permits import PERMITS, Growth, compare, grow, growth
 from tests.load.upstream_servers import corosrv_server, load_front, upstream_servers
@@ -50,6 +52,16 @@ def test_short_chats_through_a_front_are_all_answered() -> None:
 
     assert all(direct > 0 and forwarded > 0 for direct, forwarded in pairs)
     assert figures.outcome.refusals == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_what_a_front_pays_for_chats_and_events_is_measured() -> None:
+    with upstream_servers(plain_upstream.command(0.02)) as servers, load_front(servers, 8) as front:
+        taken = chat_cost(front.server, 2, 0.3), event_cost(front.server, 4, 0.3)
+
+        assert min(taken) > 0
+        assert front.server.metric("corosrv_upstream_ttfb_seconds_count") > 4
 
 
 def test_rates_are_read_from_the_times_at_which_calls_ended() -> None:

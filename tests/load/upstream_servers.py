@@ -134,14 +134,19 @@ class LoadedFront:
 
 
 @contextlib.contextmanager
-def load_front(servers: Sequence[UpstreamServer], concurrency: int, **settings: str) -> Iterator[LoadedFront]:
-    """Starts a front of these servers, each of which gets `concurrency` calls at once."""
+def load_front(
+    servers: Sequence[UpstreamServer], concurrency: int, checkout: str | None = None, **settings: str
+) -> Iterator[LoadedFront]:
+    """Starts a front of these servers, each of which gets `concurrency` calls at once.
+
+    `checkout`: the folder whose corosrv it is, if not this one's.
+    """
     urls = " ".join(f"{server.url}?concurrency={concurrency}" for server in servers)
     with tempfile.TemporaryDirectory(prefix="corosrv-") as folder:
         run_dir, log = Path(folder) / "run", Path(folder) / "log"
         run_dir.mkdir(0o700)
         options = {"MODEL": "", "UPSTREAM": urls, "ELASTIC": "1", "RUN_DIR": str(run_dir), **settings}
-        with serving(options, log=log) as server:
+        with serving(options, log=log, folder=checkout) as server:
             front = LoadedFront(server, run_dir, log)
             front.wait_ready(len(servers))
             yield front

@@ -178,6 +178,48 @@ def test_its_api_document_and_metrics_show_upstreams(forwarding: ServerFront, up
     names = {name.partition("{")[0].removeprefix("corosrv_upstream_") for name in metrics}
     assert names >= {"in_flight", "ok_total", "aborted_total", "first_byte_seconds_total", "call_seconds_total",
                      "tokens_total", "token_seconds_total"}  # fmt: skip
+    n_begun = metrics[f"corosrv_upstream_first_bytes_total{{{host},{id}}}"]
+    assert metrics[f'corosrv_upstream_ttfb_seconds_bucket{{{host},le="+Inf",{id}}}'] == n_begun
+    assert metrics[f"corosrv_upstream_duration_seconds_count{{{host},{id}}}"] >= n_begun
+
+
+OF_EACH = {"date", "content-length", "vary"}  # headers of which each answer has its own
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    (CHAT, chat(model="small", max_tokens=2)),
+    (CHAT, chat(model="small", max_tokens=2, stream=True)),
+    (CHAT, chat(model="small", max_tokens="many")),
+    (CHAT, b"{"),
+    ("/v1/messages", {"model": "small", "messages": HI, "max_tokens": 2}),
+    ("/v1/messages", {"model": "small", "messages": HI, "max_tokens": 2, "stream": True}),
+    ("/v1/messages", b"[1]"),
+])  # fmt: skip
+def test_an_answer_is_the_same_whether_flask_has_a_part_in_it_or_not(forwarding: ServerFront, path: str, body: object):
+    with forwarding.server.connect() as connection:
+        named = {"X-Request-Id": "one"}
+        plain = connection.post(body, path, named)
+        by_flask = connection.post(body, path, named | {"Origin": "http://localhost:3000"})  # which its hooks answer
+        counter = f'corosrv_http_requests_total{{route="{path}",status="{plain.status}"}}'
+        n_counted = forwarding.server.metrics()[counter]
+        connection.post(body, path)
+
+        assert forwarding.server.metrics()[counter] == n_counted + 1
+
+    assert "access-control-allow-origin" in by_flask.headers
+    assert plain.headers["x-request-id"] == "one"
+    assert plain.status == by_flask.status
+    assert _common(plain) == _common(by_flask)
+    if plain.status != 200:
+        assert (plain.status, plain.body) == (400, by_flask.body)
+
+
+def _common(answer: Answer) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in answer.headers.items()
+        if name not in OF_EACH and not name.startswith("access-control-")
+    }
 
 
 # Errors.

@@ -11,7 +11,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import gevent.hub
@@ -107,6 +107,7 @@ class EdgeSet:
         self.hub = hub
         self._pid = os.getpid()
         self._members: dict[int, Callable[[], None]] = {}
+        self.ended: set[int] = set()  # descriptors whose other end was closed, or which failed
         self._epoll: Any = None
         self._watcher: Any = None
 
@@ -119,7 +120,7 @@ class EdgeSet:
         """Calls `on_edge` at each write from now on, and at once if the descriptor is readable. Raises OSError."""
         if self._epoll is None:
             self._open()
-        self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+        self._epoll.register(fd, select.EPOLLIN | select.EPOLLET | select.EPOLLRDHUP)
         self._members[fd] = on_edge
 
     def remove(self, fd: int) -> None:
@@ -130,6 +131,7 @@ class EdgeSet:
         if self.is_inherited:
             return
         del self._members[fd]
+        self.ended.discard(fd)
         self._epoll.unregister(fd)
         if not self._members:
             self._close()
@@ -151,8 +153,10 @@ class EdgeSet:
             return
         members = self._members
         # Each call may run a greenlet up to its next wait, and that may add and remove.
-        for fd, _ in self._epoll.poll(0, AT_ONCE):
+        for fd, events in self._epoll.poll(0, AT_ONCE):
             if on_edge := members.get(fd):
+                if events != select.EPOLLIN:
+                    self.ended.add(fd)
                 try:
                     on_edge()
                 except BaseException:  # of a bare greenlet that ended: the others were told of as well, and only once
@@ -212,6 +216,14 @@ class Waiter:
 
     def close(self) -> None:
         """Stops watching. Twice is harmless."""
+
+    @property
+    def ended_numbers(self) -> Container[int] | None:
+        """Returns what holds the descriptors whose other ends are closed; None where nobody knows.
+
+        Of any other, whoever has read less than was asked for is woken by what comes next, an end as well.
+        """
+        return None
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Calls a function where this waiter may be closed. Any thread."""
@@ -293,6 +305,10 @@ class HubWaiter(Waiter):
         else:
             if is_over:
                 self._greenlet.switch(True)
+
+    @property
+    def ended_numbers(self) -> Container[int] | None:
+        return self._set.ended if isinstance(self._set, EdgeSet) else None
 
     def _arm(self, seconds: float) -> None:
         # The timer is not moved at each edge or wait, unless it would fire too late: when it fires early it goes to

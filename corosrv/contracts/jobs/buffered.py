@@ -131,9 +131,11 @@ class BufferedReader(Reader[Item]):
 
     def on_news(self, listener: Callable[[], None]) -> bool:
         """Calls `listener` once, at the next item or at the end. Returns False, and calls nothing, if that is there."""
-        if self._items or self.is_finished:
+        if self._items or self._has_ended or self._is_closed:
             return False
-        self._listen(listener)
+        if self._on_news is not None:
+            self._listen(listener)  # which says what is wrong
+        self._on_news = listener
         return True
 
     def _listen(self, listener: Callable[[], None]) -> None:
@@ -180,7 +182,9 @@ class BufferedReader(Reader[Item]):
         if not self._is_closed:
             self._items.append(item)
             self._n_bytes += n_bytes
-            self._wake()
+            if (on_news := self._on_news) is not None:
+                self._on_news = None
+                on_news()
 
     def add_last(self, item: Item, n_bytes: int = 0) -> None:
         """Adds the last item. Never waits."""
@@ -191,7 +195,8 @@ class BufferedReader(Reader[Item]):
         """Ends the reader after the items that it has. Never waits."""
         self._has_ended = True
         self._cancel = None
-        self._wake()
+        if self._on_news is not None:
+            self._wake()
         if self._room is not None:
             self._room.set()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+import msgspec
 
 from corosrv.contracts.jobs.infer import Headers
 
@@ -25,8 +26,7 @@ class BadAnswer(ValueError):
     """Tells that an upstream has sent what HTTP/1.1 does not call an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedHead:
+class ReceivedHead(msgspec.Struct, frozen=True):
     """Holds the head of an answer. `minor`: its version is HTTP/1.minor."""
 
     status: int
@@ -48,6 +48,7 @@ class HeadReader:
     def __init__(self) -> None:
         self._held = b""
         self._n_interim = 0  # bytes of interim answers
+        self.n_bytes = 0  # that have come
         self.rest = b""  # what has come behind the head
 
     def feed(self, data: bytes) -> ReceivedHead | None:
@@ -56,6 +57,7 @@ class HeadReader:
         `100 Continue` is skipped: nobody waits for it.
         """
         self._held += data
+        self.n_bytes += len(data)
         while (end := _END.search(self._held)) is not None:
             head = parse_head(self._held[: end.end()])
             self._held = self._held[end.end() :]
@@ -76,7 +78,7 @@ def parse_head(data: bytes) -> ReceivedHead:
         raise BadAnswer(f"{text[:40]!r} does not begin an answer of HTTP/1.1")
     if "\n " in text or "\n\t" in text:
         text = _FOLD.sub(" ", text)
-    fields = tuple((name, value.rstrip(" \t")) for name, value in _FIELD.findall(text, status_line.end()))
+    fields = tuple([(name, value.rstrip(" \t")) for name, value in _FIELD.findall(text, status_line.end())])
     if len(fields) > MAX_FIELDS:
         raise BadAnswer(f"it has more than {MAX_FIELDS} header fields")
     return received_head(int(status_line[2]), int(status_line[1]), fields)
@@ -93,6 +95,7 @@ def received_head(status: int, minor: int, fields: Headers) -> ReceivedHead:
 MAX_LINE = 4096  # bytes of a chunk's size with its extensions, and of a trailer
 MAX_TRAILERS = 65_536  # bytes of all trailers
 
+_WHOLE_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,7})\r\n")
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 
 
@@ -114,16 +117,15 @@ class ChunkDecoder:
     What arrives together is returned together: a burst of small chunks is one piece.
     """
 
+    ends_connection = False
+
     def __init__(self) -> None:
+        self.is_finished = False
         self._part = _ChunkPhase.SIZE
         self._left = 0  # bytes of the chunk that are still to come
         self._line = b""  # the beginning of a line whose end is still to come
         self._n_trailers = 0
         self.has_more = False  # bytes came after the end, which belong to no body
-
-    @property
-    def is_finished(self) -> bool:
-        return self._part is _ChunkPhase.END
 
     def close(self) -> None:
         """Takes the end of the connection. Raises BadChunks if the body lacks something."""
@@ -132,6 +134,11 @@ class ChunkDecoder:
 
     def feed(self, data: bytes) -> bytes:
         """Returns the content of the next bytes of the body, which may be nothing. Raises BadChunks."""
+        if self._part is _ChunkPhase.SIZE and not self._line and (chunk := _WHOLE_CHUNK.match(data)) is not None:
+            # A chunk that came alone, as the events of a stream do. One of another length is looked into below.
+            begin, length = chunk.end(), int(chunk[1], 16)
+            if length and begin + length + 2 == len(data) and data.endswith(b"\r\n"):
+                return data[begin:-2]
         if self._line:
             data, self._line = self._line + data, b""
         pieces: list[bytes] = []
@@ -165,6 +172,7 @@ class ChunkDecoder:
             self._part = _ChunkPhase.SIZE
         elif line in (b"\r\n", b"\n"):
             self._part = _ChunkPhase.END
+            self.is_finished = True
         else:
             self._n_trailers += len(line)
             if self._n_trailers > MAX_TRAILERS:
@@ -185,11 +193,9 @@ _WITHOUT_BODY = (204, 304)
 class BodyDecoder(Protocol):
     """Takes a body as it arrives and returns what it holds. Touches no socket."""
 
-    @property
-    def is_finished(self) -> bool:
-        """Tells whether the whole body has come."""
-
+    is_finished: bool  # the whole body has come
     has_more: bool  # bytes came after the end, which belong to no body
+    ends_connection: bool  # its end is that of its connection
 
     def feed(self, data: bytes) -> bytes:
         """Returns the content of the next bytes, which may be nothing. Raises BadChunks."""
@@ -198,22 +204,22 @@ class BodyDecoder(Protocol):
         """Takes the end of the connection. Raises BadAnswer if the body lacks something."""
 
 
-class LengthDecoder(BodyDecoder):
+class LengthDecoder:
     """Takes a body of a known length."""
+
+    ends_connection = False
 
     def __init__(self, length: int) -> None:
         self._left = length
         self.has_more = False
-
-    @property
-    def is_finished(self) -> bool:
-        return self._left == 0
+        self.is_finished = length == 0
 
     def feed(self, data: bytes) -> bytes:
         if len(data) > self._left:
             self.has_more = True
             data = data[: self._left]
         self._left -= len(data)
+        self.is_finished = self._left == 0
         return data
 
     def close(self) -> None:
@@ -221,46 +227,46 @@ class LengthDecoder(BodyDecoder):
             raise BadAnswer("it is shorter than it said")
 
 
-class ConnectionDecoder(BodyDecoder):
+class ConnectionDecoder:
     """Takes a body that ends where its connection does."""
 
     has_more = False
+    ends_connection = True
 
     def __init__(self) -> None:
-        self._is_closed = False
-
-    @property
-    def is_finished(self) -> bool:
-        return self._is_closed
+        self.is_finished = False
 
     def feed(self, data: bytes) -> bytes:
         return data
 
     def close(self) -> None:
-        self._is_closed = True
+        self.is_finished = True
 
 
 def body_decoder(head: ReceivedHead, method: str) -> BodyDecoder:
     """Returns what takes the body of the answer to a request with this method. Raises BadAnswer."""
     if method == "HEAD" or head.status in _WITHOUT_BODY:
         return LengthDecoder(0)
-    codings = head.members("transfer-encoding")
-    if codings == ["chunked"]:
-        return ChunkDecoder()
-    if codings:
+    if "transfer-encoding" in head.values and (codings := head.members("transfer-encoding")):
+        if codings == ["chunked"]:
+            return ChunkDecoder()
         raise BadAnswer(f"its body is coded as {codings[-1][:40]!r}, which was not asked for")
-    lengths = set(head.members("content-length"))
-    if not lengths:
-        return ConnectionDecoder()
-    length = lengths.pop()
-    if lengths or not _LENGTH.fullmatch(length):
-        raise BadAnswer("its Content-Length is no number, or several")
+    length = head.values.get("content-length", "")
+    if not _LENGTH.fullmatch(length):
+        lengths = set(head.members("content-length"))
+        if not lengths:
+            return ConnectionDecoder()
+        length = lengths.pop()
+        if lengths or not _LENGTH.fullmatch(length):
+            raise BadAnswer("its Content-Length is no number, or several")
     return LengthDecoder(int(length))
 
 
 def keeps_connection(head: ReceivedHead, body: BodyDecoder) -> bool:
     """Tells whether another request may follow on the connection."""
-    if isinstance(body, ConnectionDecoder):
+    if body.ends_connection:
         return False
+    if "connection" not in head.values:
+        return head.minor > 0
     options = head.members("connection")
     return "close" not in options if head.minor else "keep-alive" in options

@@ -29,9 +29,13 @@ class FaultShare:
         self._calls = RecentCount(WINDOW)
         self._faults = RecentCount(WINDOW)
 
+    def count(self, now: float) -> None:
+        """Counts a call that has ended well."""
+        self._calls.add(1, now)
+
     def note(self, is_fault: bool, now: float) -> bool:
         """Counts a call that has ended, and returns whether too many of the calls are faults."""
-        self._calls.add(1, now)
+        self.count(now)
         self._faults.add(is_fault, now)
         n_calls = self._calls.total(now)
         return n_calls >= N_COMPARED and self._faults.total(now) >= MAX_SHARE * n_calls
@@ -64,19 +68,23 @@ class Breaker:
 
     def lets_pass(self, now: float) -> bool:
         """Returns whether a call may go to the upstream now."""
+        if self._state is BreakerState.CLOSED:
+            return now >= self._paused_until
         state = self.state(now)
         if state is BreakerState.OPEN or now < self._paused_until:
             return False
-        return state is BreakerState.CLOSED or not self._has_trial
+        return not self._has_trial
 
     def next_change(self, now: float) -> float:
         """Returns when calls may pass that may not now, if nothing else happens; infinity if time changes nothing."""
-        moments = (self._paused_until, self._opens_until if self._state is BreakerState.OPEN else -math.inf)
-        return max((moment for moment in moments if moment > now), default=math.inf)
+        latest = self._paused_until
+        if self._state is BreakerState.OPEN:
+            latest = max(latest, self._opens_until)
+        return latest if latest > now else math.inf
 
     def begin(self, now: float) -> bool:
         """Records that a call goes to the upstream, and returns whether it is a trial."""
-        if self.state(now) is not BreakerState.TRYING:
+        if self._state is BreakerState.CLOSED or self.state(now) is not BreakerState.TRYING:
             return False
         self._has_trial = True
         return True
@@ -85,7 +93,7 @@ class Breaker:
         """Records that the upstream has answered a call, were it with a refusal."""
         if self._state is BreakerState.CLOSED:
             self._n_faults = 0
-            self._share.note(False, now)
+            self._share.count(now)
         elif is_trial and self._state is BreakerState.TRYING:
             self._has_trial = False
             self._n_well += 1

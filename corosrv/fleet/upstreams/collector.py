@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import urlsplit
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from corosrv.fleet.upstreams.upstream import Upstream, UpstreamState
+from corosrv.workers.dispatch.estimates import Distribution
 
 _LABELS = ("upstream", "host")
 _GAUGES: dict[str, tuple[str, Callable[[Upstream], float]]] = {
@@ -20,13 +21,21 @@ _COUNTERS: dict[str, tuple[str, Callable[[Upstream], float]]] = {
     "ok": ("Calls that it answered", lambda upstream: upstream.stats.ok),
     "aborted": ("Calls that were ended before their answer was whole", lambda upstream: upstream.stats.aborted),
     "first_bytes": ("Answers that it began", lambda upstream: upstream.stats.n_first_bytes),
-    "first_byte_seconds": ("Time until it began them", lambda upstream: upstream.stats.first_byte_s),
-    "call_seconds": ("Time until its calls ended", lambda upstream: upstream.stats.total_s),
+    "first_byte_seconds": ("Time until it began them", lambda upstream: upstream.stats.first_bytes.sum),
+    "call_seconds": ("Time until its calls ended", lambda upstream: upstream.stats.durations.sum),
     "answer_bytes": ("Bytes of the bodies of its answers", lambda upstream: upstream.stats.n_bytes),
     "tokens": ("Tokens of its answers, of those that tell", lambda upstream: upstream.stats.n_tokens),
     "token_seconds": ("Time until the answers that tell their tokens ended", lambda upstream: upstream.stats.token_s),
     "aborts_sent": ("Requests to its abort endpoint that it took", lambda upstream: upstream.aborter.n_sent),
     "aborts_failed": ("Those that it did not take", lambda upstream: upstream.aborter.n_failed),
+}
+
+_HISTOGRAMS: dict[str, tuple[str, Callable[[Upstream], Distribution]]] = {
+    "ttfb_seconds": (
+        "From a call's start to the first byte of its answer",
+        lambda upstream: upstream.stats.first_bytes,
+    ),
+    "duration_seconds": ("From a call's start to its end, however it ended", lambda upstream: upstream.stats.durations),
 }
 
 
@@ -48,6 +57,12 @@ class UpstreamCollector(Collector):
             for reason, count in upstream.stats.failed.items():
                 failed.add_metric([*_labels_of(upstream), reason], count)
         yield from (states, failed)
+        for name, (text, distribution) in _HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(f"corosrv_upstream_{name}", text, labels=_LABELS)
+            for upstream in upstreams:
+                values = distribution(upstream)
+                histogram.add_metric(_labels_of(upstream), values.cumulative(), values.sum)
+            yield histogram
         for name, (text, number) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"corosrv_upstream_{name}", text, labels=_LABELS)
             for upstream in upstreams:

@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import cache
 from ipaddress import ip_address
 from typing import Any
@@ -31,13 +31,16 @@ class UpstreamConnection:
         """`socket`: a connected one, which nobody uses from now on."""
         self._socket = socket
         socket.settimeout(0.0)
-        is_tls = isinstance(socket, ssl.SSLSocket)
+        self._is_tls = is_tls = isinstance(socket, ssl.SSLSocket)  # which may hold what it has decrypted
         # The system's own: gevent's wait, and cost as much again.
         raw = getattr(socket, "_sock", socket)
         self._send: Callable[[bytes], int] = socket.send if is_tls else functools.partial(_socket.socket.send, raw)
         self._receive: Callable[[int], bytes]
         self._receive = socket.recv if is_tls else functools.partial(_socket.socket.recv, raw)
         self._waiter: Waiter | None = None
+        self._number = self.fileno()
+        self._ended: Container[int] | None = None  # descriptors; None where that is not known
+        self.is_drained = False
         self.is_closed = False
 
     def fileno(self) -> int:
@@ -60,12 +63,15 @@ class UpstreamConnection:
     def receive(self) -> bytes | None:
         """Returns what has come, nothing at the end of the connection; None if there is nothing now. Never waits.
 
-        Raises OSError.
+        Raises OSError. `is_drained` says of what was returned whether it was all there is, and no end behind it:
+        whatever comes later calls the `look` of `wait`.
         """
         try:
-            return self._receive(PIECE)
+            data = self._receive(PIECE)
         except _NOT_NOW:
             return None
+        self.is_drained = len(data) < PIECE and self._ended is not None and self._number not in self._ended
+        return data
 
     def wait(self, timeout: float | None, look: Callable[[], bool]) -> None:
         """Calls `look` each time that something has come since the last call, in the hub, until it returns True.
@@ -74,7 +80,8 @@ class UpstreamConnection:
         raises, and TimedOut if nothing comes for `timeout` seconds.
         """
         if self._waiter is None:
-            self._waiter = waiter(self.fileno())
+            self._waiter = waiter(self._number)
+            self._ended = None if self._is_tls else self._waiter.ended_numbers
         self._waiter.wait(timeout, look)
 
     @property

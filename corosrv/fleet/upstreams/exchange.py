@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import gevent
@@ -46,16 +47,23 @@ def request_head(method: str, target: str, host: str, headers: Headers, n_body: 
         raise ValueError(f"{target[:60]!r} is no target of a request")
     lines = [f"{method} {target} HTTP/1.1\r\nHost: {host}\r\n"]
     for name, value in headers:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name[:60]!r} is no name of a field")
+        is_sent = _is_sent(name)
         if not _VALUE.fullmatch(value):
             raise ValueError(f"the value of {name[:60]} has more than one line")
-        if name.lower() not in NOT_SENT:
+        if is_sent:
             lines.append(f"{name}: {value}\r\n")
     if n_body or method not in ("GET", "HEAD"):
         lines.append(f"Content-Length: {n_body}\r\n")
     lines.append("\r\n")
     return "".join(lines).encode("latin-1")
+
+
+@lru_cache(256)  # of those that clients choose
+def _is_sent(name: str) -> bool:
+    """Tells whether a field goes to an upstream as it is. Raises ValueError for what is no name of one."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name[:60]!r} is no name of a field")
+    return name.lower() not in NOT_SENT
 
 
 SHORTEST_PAUSE = 1.0  # seconds, where an upstream that is busy names none
@@ -111,21 +119,25 @@ class Exchange:
         except ValueError as error:
             raise Refused(f"the request cannot be sent on: {error}") from None
         self._connection = connection = self._connections.take()
-        late = UpstreamSilent(f"the upstream did not answer within {self._limits.first_byte:g} s")
         self.is_sent = True
         try:
-            with gevent.Timeout(self._limits.first_byte, late):
-                self._send(connection, sent, request.body)
-                head = self._receive_head(connection)
+            deadline = time.monotonic() + self._limits.first_byte
+            self._send(connection, sent, request.body)
+            head = self._receive_head(connection, deadline)
             self._body = body_decoder(head, request.method)
+        except TimedOut:
+            raise self._late() from None
         except (BadAnswer, OSError) as error:
             if isinstance(error, TimeoutError) and error.errno is None:  # of sending, and not the system's own
-                raise late from None
+                raise self._late() from None
             raise UpstreamLost(f"the upstream broke off before it answered: {words_of(error)}") from None
         if head.status < 200:
             raise UpstreamLost(f"the upstream answered {head.status}, which is no end of an exchange")
         self._is_reusable = self._is_reusable and keeps_connection(head, self._body)
         return AnswerHead(status=head.status, headers=_passed_on(head))
+
+    def _late(self) -> UpstreamSilent:
+        return UpstreamSilent(f"the upstream did not answer within {self._limits.first_byte:g} s")
 
     def _send(self, connection: UpstreamConnection, head: bytes, body: bytes) -> None:
         try:
@@ -138,13 +150,24 @@ class Exchange:
             # An upstream may answer, and close, before it has read everything.
             self._is_reusable = False
 
-    def _receive_head(self, connection: UpstreamConnection) -> ReceivedHead:
+    def _receive_head(self, connection: UpstreamConnection, deadline: float) -> ReceivedHead:
+        """Waits for the whole head. Raises TimedOut at the deadline, however much of it has come by then."""
         self._head_reader = reader = HeadReader()
-        connection.wait(None, self._take_head)
+        # Until something has come, the connection's own timer will do, which is not set anew for each request.
+        connection.wait(max(deadline - time.monotonic(), 0.0), self._has_begun)
+        if self._head is None:
+            with gevent.Timeout(max(deadline - time.monotonic(), 0.0), TimedOut()):
+                connection.wait(None, self._take_head)
         self._head_reader = None
         self._unread = reader.rest
         assert self._head is not None
         return self._head
+
+    def _has_begun(self) -> bool:
+        """Reads what has come of the head, and returns whether that is anything. Never waits."""
+        reader = self._head_reader
+        assert reader is not None
+        return self._take_head() or reader.n_bytes > 0
 
     def _take_head(self) -> bool:
         """Reads what has come of the head, and returns whether it is whole. Never waits."""
@@ -190,17 +213,23 @@ class Exchange:
         assert body is not None
         assert sink is not None
         while not body.is_finished:
-            data = self._unread or connection.receive()
-            if data is None:
-                return False
-            self._unread = b""
-            if not data:
-                body.close()
-                return True
+            if data := self._unread:
+                self._unread = b""
+                is_drained = False  # what came with the head may not be all there was
+            else:
+                received = connection.receive()
+                if received is None:
+                    return False
+                data, is_drained = received, connection.is_drained
+                if not data:
+                    body.close()
+                    return True
             piece = body.feed(data)
             self._turn += len(data)
             if (piece and not sink(piece)) or self._turn > PIECE:
                 return True
+            if is_drained and not body.is_finished:
+                return False
         return True
 
     def pieces(self) -> Iterator[bytes]:
@@ -254,8 +283,8 @@ def is_redirect(status: int) -> bool:
 
 def _passed_on(head: ReceivedHead) -> Headers:
     """Returns the headers of an answer that go on to the client."""
-    own = _NOT_PASSED_ON.union(members) if (members := head.members("connection")) else _NOT_PASSED_ON
-    return tuple(field for field in head.fields if field[0].lower() not in own)
+    own = _NOT_PASSED_ON.union(head.members("connection")) if "connection" in head.values else _NOT_PASSED_ON
+    return tuple([field for field in head.fields if field[0].lower() not in own])
 
 
 TIME_LIMIT = 2.0  # seconds that one answer may take

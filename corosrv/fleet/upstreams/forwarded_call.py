@@ -31,7 +31,7 @@ _SPACED = re.compile(rb"\n\r?\n")
 
 # A line of its own: in JSON, a line end inside a text is escaped.
 _MARK = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop)\r?\n", re.MULTILINE)
-_WORDS = (b"[DONE]", b"message_stop")
+_DONE, _STOP = b"[DONE]", b"message_stop"
 
 
 class StreamEnd:
@@ -47,8 +47,11 @@ class StreamEnd:
         """Returns True once the last event is whole. Touches no socket."""
         text = self._line + piece
         if not self._has_mark:
-            match = _MARK.search(text) if any(word in text for word in _WORDS) else None
+            match = _MARK.search(text) if _DONE in text or _STOP in text else None
             if match is None:
+                if text.endswith(b"\n"):
+                    self._line = b""
+                    return False
                 self._line = text[text.rfind(b"\n") + 1 :]
                 if len(self._line) > _LONGEST_LINE:
                     self._line = b"-"  # which begins no mark
@@ -279,6 +282,7 @@ def fault_of(head: AnswerHead) -> str:
 
 
 def _is_event_stream(head: AnswerHead) -> bool:
-    return any(
-        name.lower() == "content-type" and value.lower().startswith("text/event-stream") for name, value in head.headers
-    )
+    for name, value in head.headers:
+        if name.lower() == "content-type" and value.lower().startswith("text/event-stream"):
+            return True
+    return False

@@ -33,6 +33,7 @@ from corosrv.fleet.upstreams.failures import (
 )
 from corosrv.fleet.upstreams.forwarded_call import ForwardedCall
 from corosrv.fleet.upstreams.spec import DEFAULT_CONCURRENCY, UpstreamSpec
+from corosrv.workers.dispatch.estimates import SECONDS, Distribution
 from corosrv.workers.dispatch.host import (
     CallListener,
     HandedCall,
@@ -47,6 +48,7 @@ log = logging.getLogger("corosrv.upstreams")
 
 ANY_MODEL = ""  # the name under which every upstream takes calls that name no model
 POOL = "upstreams"  # of all of them, as the dispatcher knows it
+CALL_SECONDS = (*SECONDS, 120.0, 300.0, 600.0)  # bounds of histograms: answers may begin late, and be long
 
 
 class UpstreamState(str, Enum):
@@ -67,14 +69,14 @@ _REASONS = {
 
 @dataclass(slots=True)
 class UpstreamStats:
-    """Counts the calls of one upstream that have ended; times are sums, in seconds."""
+    """Counts the calls of one upstream that have ended; times are in seconds."""
 
     ok: int = 0
     aborted: int = 0
     failed: Counter[str] = field(default_factory=Counter)  # by the code of the error
     n_first_bytes: int = 0
-    first_byte_s: float = 0.0
-    total_s: float = 0.0
+    first_bytes: Distribution = field(default_factory=lambda: Distribution(CALL_SECONDS))  # times until answers began
+    durations: Distribution = field(default_factory=lambda: Distribution(CALL_SECONDS))  # of all calls that ended
     n_bytes: int = 0
     n_tokens: int = 0  # of the answers that tell theirs
     token_s: float = 0.0  # that those answers took
@@ -241,7 +243,7 @@ class Upstream:
         """Counts the beginning of an answer, which decides a trial: a long answer must not keep others waiting."""
         now = time.monotonic()
         self.stats.n_first_bytes += 1
-        self.stats.first_byte_s += now - call.started_at
+        self.stats.first_bytes.add(now - call.started_at)
         if not call.fault:
             self._complaints.clear()
         is_decided = call.error_body is None or not call.error_body.is_pending
@@ -261,7 +263,7 @@ class Upstream:
 
     def _count(self, call: ForwardedCall, error: CorosrvError | None, now: float) -> None:
         stats = self.stats
-        stats.total_s += now - call.started_at
+        stats.durations.add(now - call.started_at)
         stats.n_bytes += call.n_bytes
         if error is None and not call.fault:
             stats.ok += 1

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from flask import Request, Response
+from flask import Response
 
 from corosrv.base.errors import ClientGone, CorosrvError, WorkerLost
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, InferEnd, InferItem, InferReader
 from corosrv.gateway.forwarding.headers import answer_headers, media_type
 from corosrv.web.http import sse
 from corosrv.web.http.client import ClientWatch
+from corosrv.web.http.lean_flask import AnyRequest
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.kept.keyed_answers import is_keyed, keep_if
 
@@ -78,7 +80,7 @@ class ForwardedEvents:
         self._make_error = make_error
 
     def encode(self, items: list[InferItem]) -> bytes:
-        events = b"".join(map(self._encode, items))
+        events = self._encode(items[0]) if len(items) == 1 else b"".join(map(self._encode, items))
         if self._looks and _ERROR.search(events):
             self.has_error = True
         return events
@@ -100,12 +102,29 @@ class ForwardedEvents:
         pass
 
 
+@dataclass(frozen=True, slots=True)
+class PassedAnswer:
+    """Holds an answer as it goes on to the client: whole, or as a stream that has begun."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes | sse.EventStream[InferItem]
+
+    def response(self) -> Response:
+        """Makes Flask's response of it."""
+        if isinstance(self.body, bytes):
+            return Response(self.body, self.status, self.headers)
+        answer = sse.response(self.body)
+        answer.status_code = self.status
+        return _with_headers(answer, self.headers)
+
+
 class AnswerPassing:
     """Passes one answer on. Owns the reader of the call."""
 
     def __init__(
         self,
-        request: Request,
+        request: AnyRequest,
         reader: InferReader,
         make_error: Callable[[CorosrvError], bytes],
         write_timeout: float,
@@ -125,6 +144,10 @@ class AnswerPassing:
         self._hold = hold
 
     def response(self) -> Response:
+        """Makes Flask's response of `passed`. Waits; raises what that does."""
+        return self.passed().response()
+
+    def passed(self) -> PassedAnswer:
         """Returns the answer once it has begun, or is there as a whole where it is no stream. Waits.
 
         A client that leaves meanwhile cancels the call. Raises ClientGone, the error that has ended the call,
@@ -146,7 +169,7 @@ class AnswerPassing:
         self._reader.close()
         if is_keyed(self._request) and _ERROR.search(body):
             keep_if(lambda: False)
-        return Response(body, head.status, headers)
+        return PassedAnswer(head.status, headers, body)
 
     def _begin(self, watch: ClientWatch) -> tuple[AnswerHead, list[InferItem]]:
         """Returns the head of the answer, and what came along with it."""
@@ -180,7 +203,7 @@ class AnswerPassing:
 
     def _stream(
         self, head: AnswerHead, headers: list[tuple[str, str]], items: list[InferItem], ends: tuple[bytes, ...]
-    ) -> Response:
+    ) -> PassedAnswer:
         events = ForwardedEvents(self._make_error, looks_for_errors=is_keyed(self._request), ends=ends)
         if is_keyed(self._request):
             keep_if(lambda: not events.has_error)
@@ -188,9 +211,7 @@ class AnswerPassing:
         stream = sse.EventStream(
             self._request.environ, self._reader, first, events, _NO_PINGS, self._write_timeout, self._stats
         )
-        answer = sse.response(stream)
-        answer.status_code = head.status
-        return _with_headers(answer, headers)
+        return PassedAnswer(head.status, headers, stream)
 
 
 def _pieces(items: Iterable[InferItem]) -> Iterable[bytes]:

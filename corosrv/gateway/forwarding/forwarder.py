@@ -1,17 +1,22 @@
 """Forwards requests to upstreams: looks into their bodies, queues them, and passes the answers on.
 
-Errors have the form that the clients of a path expect: OpenAI's or Anthropic's.
+Errors have the form that the clients of a path expect: OpenAI's or Anthropic's. Plain requests are answered without
+Flask (`DirectForwarding`), whose share of a short chat would be a quarter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from http import HTTPStatus
 from typing import Any
 
 from flask import Response, g, request
+from werkzeug.http import HTTP_STATUS_CODES
 
 from corosrv.base.errors import CorosrvError
+from corosrv.contracts.idempotency import HEADER
 from corosrv.contracts.jobs.infer import ForwardRequest, InferReader
 from corosrv.contracts.jobs.terms import FIRST_PRIORITY, Terms
 from corosrv.dialects.anthropic import answer_types as anthropic_errors
@@ -19,18 +24,22 @@ from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.call import event, named_event
 from corosrv.dialects.openai import events as openai_errors
 from corosrv.fleet.upstreams.pool import UpstreamPool
-from corosrv.gateway.forwarding.answers import AnswerPassing
+from corosrv.gateway.forwarding.answers import AnswerPassing, PassedAnswer
 from corosrv.gateway.forwarding.event_join import EventJoin
 from corosrv.gateway.forwarding.grouped import GroupedReader
 from corosrv.gateway.forwarding.headers import request_headers
-from corosrv.gateway.forwarding.peek import MAX_SESSION, ForwardedPath, Peeked, peek
+from corosrv.gateway.forwarding.peek import BY_PATH, MAX_SESSION, ForwardedPath, Peeked, peek
 from corosrv.gateway.forwarding.streamed_body import as_stream
-from corosrv.web.groups.routes import join_group
+from corosrv.web.groups.routes import GROUP, join_group
 from corosrv.web.groups.table import GroupMember, GroupTable
+from corosrv.web.http.access import Entrance
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.lean_flask import current
+from corosrv.web.http.lean_flask import AnyRequest, BareRequest, Visit, current
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.http.terms import request_terms
+from corosrv.web.http.terms import request_terms, visit_terms
+from corosrv.web.kept.streams import CONVERSATION_FIELD
+
+_ANTHROPIC_ID = "Request-Id"  # a header of answers in Anthropic's form
 
 
 def error_body(error: CorosrvError, path: str) -> Any:
@@ -93,13 +102,37 @@ class Forwarder:
 
     def forward(self, path: ForwardedPath, body: bytes, peeked: Peeked, method: str = "POST") -> Response:
         """Sends the request on and answers with what comes back. Waits; see AnswerPassing and UpstreamPool.submit."""
-        incoming, options = current(request), self._options
-        environ = incoming.environ
-        terms = request_terms(peeked.priority)
+        incoming = current(request)
+        member = join_group(self._groups)
+        answer = self._send(path, incoming, body, peeked, request_terms(peeked.priority), member, method).response()
+        if path.is_anthropic:
+            answer.headers[_ANTHROPIC_ID] = str(current(g).get("corosrv_request_id", ""))
+        return answer
+
+    def forward_directly(self, path: ForwardedPath, incoming: BareRequest, visit: Visit) -> PassedAnswer:
+        """Sends a request on that asks for nothing which Flask's hooks do; otherwise as `forward`. Waits."""
+        body = self._bodies.read(incoming, self._options.max_body_bytes)
+        peeked = peek(body, reads_prompt=self._options.reads_prompts)
+        answer = self._send(path, incoming, body, peeked, visit_terms(visit, incoming.environ, peeked.priority))
+        if path.is_anthropic:
+            others = [field for field in answer.headers if field[0].lower() != _ANTHROPIC_ID.lower()]
+            answer.headers[:] = [*others, (_ANTHROPIC_ID, visit.request_id)]
+        return answer
+
+    def _send(
+        self,
+        path: ForwardedPath,
+        incoming: AnyRequest,
+        body: bytes,
+        peeked: Peeked,
+        terms: Terms,
+        member: GroupMember | None = None,
+        method: str = "POST",
+    ) -> PassedAnswer:
+        environ, options = incoming.environ, self._options
         session = environ.get("HTTP_X_SESSION_ID", "")[:MAX_SESSION]
         if not session and options.reads_sessions:
             session = peeked.session
-        member = join_group(self._groups)
         if member is not None:
             session = session or f"group {member.name}"  # its answers come from one upstream where that can be
         join = None if member is None else as_stream(path.path, body)
@@ -116,16 +149,14 @@ class Forwarder:
             body=body if join is None else join[0],
             prompt=peeked.prompt,
         )
-        reader = self._submit(peeked.model, forwarded, replace(terms, session=session), member, join and join[1])
+        terms = replace(terms, session=session) if session else terms
+        reader = self._submit(peeked.model, forwarded, terms, member, join and join[1])
         make_error = partial(error_event, is_anthropic=path.is_anthropic, request_id=terms.request_id)
         hold = partial(self._bodies.hold, incoming)
         passing = AnswerPassing(
             incoming, reader, make_error, options.write_timeout, self._stats, hold, is_stream=peeked.is_stream
         )
-        answer = passing.response()
-        if path.is_anthropic:
-            answer.headers["Request-Id"] = str(current(g).get("corosrv_request_id", ""))
-        return answer
+        return passing.passed()
 
     def _submit(
         self,
@@ -142,3 +173,80 @@ class Forwarder:
         except BaseException:
             member.leave()
             raise
+
+
+def _in_environ(header: str) -> str:
+    return f"HTTP_{header.upper().replace('-', '_')}"
+
+
+_NOT_PLAIN = frozenset({
+    _in_environ(HEADER), _in_environ(GROUP), CONVERSATION_FIELD, _in_environ("Origin"), _in_environ("Content-Encoding"),
+})  # fmt: skip
+_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+_OF_STREAMS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+_UNTYPED = ("Content-Type", "text/html; charset=utf-8")  # what Flask makes of an answer that has no type
+
+
+class DirectForwarding:
+    """Forwards plain requests: a Shortcut of a LeanFlask."""
+
+    def __init__(self, forwarder: Forwarder, entrance: Entrance) -> None:
+        self._forwarder = forwarder
+        self._entrance = entrance
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes] | None:
+        path = BY_PATH.get(environ["PATH_INFO"])
+        if path is None or not _is_plain(environ):
+            return None
+        request, entrance = BareRequest(environ), self._entrance
+        if (visit := entrance.open(request)) is None:
+            return None
+        try:
+            entrance.admit(request, visit)
+            answer = self._forwarder.forward_directly(path, request, visit)
+            headers = entrance.headers(visit)
+        except Exception as error:
+            visit.error = error
+            return None
+        except BaseException:
+            entrance.leave(request, visit, path.path, 0)
+            raise
+        entrance.leave(request, visit, path.path, answer.status)
+        return _begin(answer, headers, environ, start_response)
+
+
+def _is_plain(environ: Mapping[str, Any]) -> bool:
+    return (
+        environ["REQUEST_METHOD"] == "POST"
+        and not environ.get("SCRIPT_NAME")
+        and environ.keys().isdisjoint(_NOT_PLAIN)
+        and "CONTENT_LENGTH" in environ
+    )
+
+
+def _begin(
+    answer: PassedAnswer, more: list[tuple[str, str]], environ: dict[str, Any], start_response: Any
+) -> Iterable[bytes]:
+    """Says the status and the headers, and returns the body."""
+    status, body = answer.status, answer.body
+    names = {name.lower() for name, _ in answer.headers}
+    if status < HTTPStatus.OK or status in _WITHOUT_BODY or "location" in names:
+        response = answer.response()
+        response.headers.extend(more)
+        return response(environ, start_response)
+    headers = [*answer.headers, *more]
+    if isinstance(body, bytes):
+        if "content-type" not in names:
+            headers.append(_UNTYPED)
+        headers.append(("Content-Length", str(len(body))))
+        start_response(_status_line(status), headers)
+        return [body]
+    headers += [field for field in _OF_STREAMS if field[0].lower() not in names]
+    start_response(_status_line(status), headers)
+    body.begin(start_response)
+    return body
+
+
+@lru_cache(64)
+def _status_line(status: int) -> str:
+    return f"{status} {HTTP_STATUS_CODES.get(status, 'unknown').upper()}"

@@ -45,15 +45,18 @@ def request_headers(
     `passes_keys`: the client's key is not for this server, so that it may be for the upstream. `passes_idempotency`:
     this server keeps no answers under idempotency keys.
     """
-    one_hop = {_field(name.strip()) for name in environ.get("HTTP_CONNECTION", "").split(",")}
-    passing = [field for field in environ if _goes_on(field) and field not in one_hop]
+    connection = environ.get("HTTP_CONNECTION", "")
+    one_hop = {_field(name.strip()) for name in connection.split(",")} if connection not in ("", "keep-alive") else ()
+    passing = [field for field in environ if _goes_on(field)]
     if passes_keys:
-        passing += [field for field in _KEYS if field in environ and field not in one_hop]
+        passing += [field for field in _KEYS if field in environ]
+    if one_hop:
+        passing = [field for field in passing if field not in one_hop]
     if passes_idempotency:
         passing += [field for field in _IDEMPOTENCY if field in environ]
     return (
         ("Content-Type", environ.get("CONTENT_TYPE") or "application/json"),
-        *((_spelt(field), environ[field]) for field in passing),
+        *[(_spelt(field), environ[field]) for field in passing],
         ("Accept-Encoding", "identity"),
         (REQUEST_ID, request_id),
     )

@@ -94,8 +94,7 @@ _routed = msgspec.json.Decoder(RoutedBody)
 _prompted = msgspec.json.Decoder(PromptedBody)
 
 
-@dataclass(frozen=True, slots=True)
-class Peeked:
+class Peeked(msgspec.Struct, frozen=True):
     """Holds what a body says. `session`: the name that it gives its session; `prompt`: the beginning, if asked for."""
 
     model: str | None
@@ -113,14 +112,17 @@ def peek(body: bytes, *, reads_prompt: bool) -> Peeked:
     return Peeked(
         model=routed.model if isinstance(routed.model, str) and routed.model else None,
         priority=priority if is_known else None,
-        session=next((name[:MAX_SESSION] for name in (routed.prompt_cache_key, routed.user) if _is_name(name)), ""),
+        session=_session(routed),
         prompt=_beginning(routed) if isinstance(routed, PromptedBody) else b"",
         is_stream=routed.stream is True,
     )
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+def _session(body: RoutedBody) -> str:
+    for name in (body.prompt_cache_key, body.user):
+        if isinstance(name, str) and name:
+            return name[:MAX_SESSION]
+    return ""
 
 
 def _beginning(body: PromptedBody) -> bytes:

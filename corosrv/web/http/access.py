@@ -2,7 +2,7 @@
 
 Where no key is asked for, a browser on this machine must not let any page call: the `Host` that it sends has to be one
 of this server's, and its `Origin` an allowed one. Pages that may call get the cross-origin headers that browsers wait
-for. Keys never reach the log.
+for. Keys never reach the log. The `Entrance` does all of this for one request, whether Flask answers it or not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -18,8 +19,13 @@ from flask import Request, Response
 
 from corosrv.base.errors import Forbidden, Unauthorized
 from corosrv.contracts.jobs.job import new_id
+from corosrv.contracts.jobs.terms import TRACE
 from corosrv.web.accounts import Accounts
+from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.lean_flask import VISIT, AnyRequest, BareRequest, Visit
+from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import Flood
+from corosrv.web.http.terms import FROM_BATCH
 from corosrv.web.key_account import KeyAccount
 from corosrv.web.keys import key_of
 
@@ -47,7 +53,7 @@ class Hosts:
         self._is_strict = bool(self._names)
         self._is_allowed = lru_cache(maxsize=256)(self._look)  # most clients send the same few names
 
-    def check(self, request: Request) -> None:
+    def check(self, request: AnyRequest) -> None:
         """Raises Forbidden for a name that this server may not be called by. Requests without a Host pass.
 
         Where the operator named hosts they are checked on every address.
@@ -76,7 +82,7 @@ class Hosts:
         return address.is_private or address.is_loopback
 
 
-def came_by_loopback(request: Request) -> bool:
+def came_by_loopback(request: AnyRequest) -> bool:
     """Returns whether the client connected to a loopback address, as far as the web server tells."""
     socket = request.environ.get("gunicorn.socket")
     try:
@@ -115,7 +121,7 @@ class Origins:
         self._allows_local = "localhost" in origin_names
         self._names = origin_names - {"*", "localhost"}
 
-    def check(self, request: Request) -> None:
+    def check(self, request: AnyRequest) -> None:
         """Raises Forbidden for a request that a browser sends on behalf of a page that may not call.
 
         Requests without an Origin pass: other programs send none, and browsers leave it out only where the page
@@ -151,14 +157,14 @@ class Origins:
         return self._allows_local and _LOCAL.fullmatch(origin) is not None
 
 
-def _is_own(request: Request, origin: str) -> bool:
+def _is_own(request: AnyRequest, origin: str) -> bool:
     """Returns whether the page came from this server, as GET /docs does.
 
     Behind a proxy that sends a Host of its own the browser's word counts, which no page can set.
     """
-    if request.headers.get("Sec-Fetch-Site") == "same-origin":
+    if request.environ.get("HTTP_SEC_FETCH_SITE") == "same-origin":
         return True
-    host = request.headers.get("Host")
+    host = request.environ.get("HTTP_HOST")
     return bool(host) and origin.partition("://")[2] == host
 
 
@@ -194,7 +200,7 @@ class Keys:
     def are_needed(self) -> bool:
         return self._accounts.are_needed
 
-    def check(self, request: Request) -> tuple[str, KeyAccount]:
+    def check(self, request: AnyRequest) -> tuple[str, KeyAccount]:
         """Returns a name for the caller, made from its key, and the key's account.
 
         May wait while the keys are read again. Raises Unauthorized without a good key.
@@ -226,7 +232,7 @@ class Access:
         self._origins = None if leaves_origins and not names else Origins(names, is_guarded=self._keys.are_needed)
         self._hosts = Hosts(hosts)
 
-    def check(self, request: Request) -> tuple[str, KeyAccount | None]:
+    def check(self, request: AnyRequest) -> tuple[str, KeyAccount | None]:
         """Returns the caller's name and account; ("", None) where no key is asked for.
 
         May wait while the keys are read again. Raises Forbidden and Unauthorized.
@@ -244,7 +250,7 @@ class Access:
             self._origins.allow(request, response)
 
 
-def request_id(request: Request) -> str:
+def request_id(request: AnyRequest) -> str:
     """Returns the client's own id if it sent a sane one, else a new one."""
     client_id = request.environ.get("HTTP_X_REQUEST_ID", "")
     return client_id if _SANE_ID.fullmatch(client_id) else new_id("req_")
@@ -261,3 +267,65 @@ def redacted(environ: dict[str, Any]) -> dict[str, Any]:
     hidden = {name: without_secrets(environ[name]) for name in names if name in environ}
     query = environ.get("QUERY_STRING", "")
     return {**environ, **hidden, "QUERY_STRING": without_secrets("?" + query)[1:]}
+
+
+class Entrance:
+    """The checks of every request of a server, and what every answer has; see corosrv.gateway.forwarding.forwarder."""
+
+    def __init__(
+        self,
+        stats: HttpStats,
+        bodies: BodyReader,
+        access: Access,
+        accounts: Accounts,
+        has_access_log: bool,
+        start: Callable[[], None],
+    ) -> None:
+        """`start`: starts the server, with its first request at the latest."""
+        self._stats = stats
+        self._bodies = bodies
+        self._access = access
+        self._accounts = accounts
+        self._has_access_log = has_access_log
+        self._start = start
+
+    def open(self, request: BareRequest) -> Visit | None:
+        """Begins a visit, which is to be left or to get an error; None where Flask has to begin it.
+
+        It is in the environment from now on, where `Server` finds it if Flask has to answer it after all.
+        """
+        environ = request.environ
+        if self._has_access_log and TRACE not in environ:
+            return None  # its trace ends with Flask's response
+        self._start()
+        self._stats.begin_work()
+        visit = environ[VISIT] = Visit(request_id(request), time.monotonic())
+        return visit
+
+    def admit(self, request: AnyRequest, visit: Visit) -> None:
+        """Lets a visitor in. May wait while keys are read again; raises Forbidden, Unauthorized and LimitReached."""
+        owner = request.environ.get(FROM_BATCH)
+        if owner is None:
+            visit.caller, visit.account = self._access.check(request)
+        else:
+            visit.caller, visit.account = owner, self._accounts.account_of(owner)
+        if visit.account is not None:
+            visit.account.admit(request.environ["REQUEST_METHOD"])
+
+    def headers(self, visit: Visit) -> list[tuple[str, str]]:
+        """Returns what an answer gets besides its own headers."""
+        headers = [("X-Request-Id", visit.request_id)]
+        if visit.account is not None and visit.account.entry.has_limits:
+            headers += visit.account.headers()
+        return headers
+
+    def leave(self, request: BareRequest, visit: Visit, route: str, status: int) -> None:
+        """Ends a visit that was answered; its stream may have begun. `status` 0: it was not."""
+        environ = request.environ
+        environ.pop(VISIT, None)
+        self._stats.end_work()
+        self._bodies.release(request)
+        if status:
+            self._stats.count_answer(route, status)
+            if (trace := environ.get(TRACE)) is not None:
+                trace.describe(visit, route)

@@ -17,6 +17,7 @@ import msgspec
 from corosrv.contracts.jobs.infer import Headers
 from corosrv.contracts.jobs.terms import TRACE, TracePart
 from corosrv.web.http.access import without_secrets
+from corosrv.web.http.lean_flask import Visit
 from corosrv.web.http.reply import line
 
 _LONGEST = 1000  # characters of a path and its query
@@ -54,6 +55,11 @@ class RequestTrace:
     @property
     def trace_id(self) -> str:
         return "" if self.span is None else self.span.trace_id
+
+    def describe(self, visit: Visit, route: str) -> None:
+        """Takes what is known of the request by the time of its answer."""
+        self.id, self.route = visit.request_id, route
+        self.key = "" if visit.account is None else visit.account.entry.name
 
     def name_model(self, model: str) -> None:
         self.model = model

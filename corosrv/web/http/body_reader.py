@@ -31,6 +31,7 @@ from corosrv.base.processor import Turns
 from corosrv.base.waits import call_in_thread, own_hub
 from corosrv.formats import bodies
 from corosrv.web.http.heap import BodyBudget, BodyShare
+from corosrv.web.http.lean_flask import AnyRequest
 
 # Types that clients send JSON under: curl calls everything form data unless told otherwise.
 _PLAUSIBLE_TYPES = ("", "application/x-www-form-urlencoded", "text/plain", "application/octet-stream")
@@ -147,7 +148,7 @@ class BodyReader:
         self._budget = budget or BodyBudget(2**62)
         self.keeps_bodies = False  # as they were sent, for take_kept()
 
-    def read(self, request: Request, limit: int) -> bytes:
+    def read(self, request: AnyRequest, limit: int) -> bytes:
         """Reads the whole body; waits for it.
 
         Raises BodyTooLarge, before reading where the body says that it is; TooManyBodies; BodyTooSlow; Refused for one
@@ -157,7 +158,7 @@ class BodyReader:
             raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
         return self._read(request, limit)
 
-    def pieces(self, request: Request, limit: int) -> Iterator[bytes]:
+    def pieces(self, request: AnyRequest, limit: int) -> Iterator[bytes]:
         """Yields the body piece by piece, and keeps none of it; waits for it. Raises what `read` does."""
         if _encoding(request):
             raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
@@ -181,11 +182,11 @@ class BodyReader:
         if length is not None and n_bytes != length:
             raise _unequal(request, n_bytes, length)
 
-    def read_ahead(self, request: Request, limit: int) -> bytes:
+    def read_ahead(self, request: AnyRequest, limit: int) -> bytes:
         """Reads the whole body as `read` does, which returns it once more afterwards. Waits."""
         return self.put_back(request, self.read(request, limit))
 
-    def read_inflated(self, request: Request, limit: int) -> bytes:
+    def read_inflated(self, request: AnyRequest, limit: int) -> bytes:
         """Reads the whole body, which may be compressed, as `read` does; `limit` also holds for what it inflates to.
 
         Gives way to other greenlets. Raises what `read` does, and Refused for data that are not of their encoding.
@@ -196,26 +197,26 @@ class BodyReader:
         body = self._read(request, limit)
         return self._inflate(request, body, encoding, limit) if encoding else body
 
-    def take_kept(self, request: Request) -> bytes | None:
+    def take_kept(self, request: AnyRequest) -> bytes | None:
         """Returns the body as it was sent, which is kept no longer; None if nobody has read it, or none is kept."""
         body: bytes | None = request.environ.pop(_KEPT, None)
         return body
 
-    def read_again(self, request: Request, body: bytes, limit: int) -> bytes:
+    def read_again(self, request: AnyRequest, body: bytes, limit: int) -> bytes:
         """Returns a body that was kept as `read_inflated` does."""
         self.put_back(request, body)
         return self.read_inflated(request, limit)
 
-    def put_back(self, request: Request, body: bytes) -> bytes:
+    def put_back(self, request: AnyRequest, body: bytes) -> bytes:
         """Has a body read once more, as it was sent; returns it."""
         request.environ[_READ_AHEAD] = body
         return body
 
-    def read_as_sent(self, request: Request, limit: int) -> bytes:
+    def read_as_sent(self, request: AnyRequest, limit: int) -> bytes:
         """Reads the whole body, compressed or not, as `read` does."""
         return self._read(request, limit)
 
-    def _inflate(self, request: Request, body: bytes, encoding: str, limit: int) -> bytes:
+    def _inflate(self, request: AnyRequest, body: bytes, encoding: str, limit: int) -> bytes:
         share: BodyShare = request.environ[_SHARE]
         pieces, n_bytes = [], 0
         for piece in Turns().among(inflate(body, encoding)):
@@ -226,7 +227,7 @@ class BodyReader:
             pieces.append(piece)
         return b"".join(pieces)
 
-    def _read(self, request: Request, limit: int) -> bytes:
+    def _read(self, request: AnyRequest, limit: int) -> bytes:
         environ = request.environ  # asked itself, for the request's own headers take longer
         ahead: bytes | None = environ.pop(_READ_AHEAD, None)
         if ahead is not None:
@@ -236,7 +237,7 @@ class BodyReader:
             environ[_KEPT] = body
         return body
 
-    def _read_whole(self, request: Request, limit: int) -> bytes:
+    def _read_whole(self, request: AnyRequest, limit: int) -> bytes:
         environ = request.environ
         length = get_content_length(environ.get("CONTENT_LENGTH"), environ.get("HTTP_TRANSFER_ENCODING"))
         if (length or 0) > limit:
@@ -255,13 +256,13 @@ class BodyReader:
             raise _unequal(request, len(body), length)
         return body
 
-    def _read_in_time(self, request: Request, length: int | None) -> bytes:
+    def _read_in_time(self, request: AnyRequest, length: int | None) -> bytes:
         if PACED in request.environ or own_hub() is None:
             return self._read_counted(request, length)
         with gevent.Timeout(self._seconds, BodyTooSlow()):
             return self._read_counted(request, length)
 
-    def _read_counted(self, request: Request, length: int | None) -> bytes:
+    def _read_counted(self, request: AnyRequest, length: int | None) -> bytes:
         share = request.environ[_SHARE] = BodyShare(self._budget)
         if length and length <= _PIECE:
             share.grow(length)
@@ -276,18 +277,18 @@ class BodyReader:
             parts.append(piece)
         return b"".join(parts)
 
-    def hold(self, request: Request, n_bytes: int) -> None:
+    def hold(self, request: AnyRequest, n_bytes: int) -> None:
         """Counts bytes of an answer with the request's body, until the request is over. Raises TooManyBodies."""
         share: BodyShare = request.environ.setdefault(_SHARE, BodyShare(self._budget))
         share.grow(n_bytes)
 
-    def release(self, request: Request) -> None:
+    def release(self, request: AnyRequest) -> None:
         """Releases the request's body, if it had one. Calling it twice is harmless."""
         share = self.hand_over(request)
         if share is not None:
             share.close()
 
-    def hand_over(self, request: Request) -> BodyShare | None:
+    def hand_over(self, request: AnyRequest) -> BodyShare | None:
         """Returns the request's share of the budget, which the caller closes instead of releasing the body."""
         share: BodyShare | None = request.environ.pop(_SHARE, None)
         return share
@@ -301,12 +302,12 @@ def _pieces(source: Any, length: int) -> Iterator[bytes]:
         yield piece
 
 
-def _stream_pieces(request: Request) -> Iterator[bytes]:
+def _stream_pieces(request: AnyRequest) -> Iterator[bytes]:
     """Yields a body whose length nobody has announced. Waits."""
     return iter(lambda: request.stream.read(_PIECE), b"")
 
 
-def _encoding(request: Request) -> str:
+def _encoding(request: AnyRequest) -> str:
     encoding = request.environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
     return "" if encoding == "identity" else encoding
 
@@ -318,7 +319,7 @@ def _broken(error: Exception) -> CorosrvError:
     return BodyIncomplete("the request body could not be read to its end")
 
 
-def _unequal(request: Request, n_bytes: int, length: int) -> CorosrvError:
+def _unequal(request: AnyRequest, n_bytes: int, length: int) -> CorosrvError:
     """Makes the error for a body of another length than the request says."""
     if "form" in vars(request):  # parsed by somebody before us, who has the only copy
         return Refused("the body was read as a form: send it with 'Content-Type: application/json'", None, "form_body")

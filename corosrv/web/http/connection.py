@@ -94,6 +94,14 @@ class PacedUnreader(SocketUnreader):  # type: ignore[misc]
         self._n_left = MAX_HEAD_BYTES
         self._look_for_line(self.buf.getvalue())
 
+    def begin_request(self, limits: ClientLimits, now: float) -> None:
+        """Begins to read a request, as begin_head does; where its whole head has come, there is no pace to keep."""
+        if self.buf.getvalue().find(b"\r\n\r\n") > 0:  # not at the front, where other protocols may have it
+            self._pace = self._behind_line = None
+            self._n_left = MAX_HEAD_BYTES
+        else:
+            self.begin_head(limits.pace_of_line(now), limits.pace_of_head(now))
+
     def begin_body(self, pace: Pace) -> None:
         """Begins to read a body. Its size is not limited here: whoever reads it knows how much is wanted."""
         self._pace, self._behind_line = pace, None
@@ -102,6 +110,11 @@ class PacedUnreader(SocketUnreader):  # type: ignore[misc]
     def _look_for_line(self, data: bytes) -> None:
         if self._behind_line is not None and b"\n" in data:
             self._pace, self._behind_line = self._behind_line, None
+
+    @property
+    def n_buffered(self) -> int:
+        """The bytes that have come and that nobody has taken."""
+        return int(self.buf.getbuffer().nbytes)
 
     @property
     def has_buffered(self) -> bool:
@@ -260,13 +273,13 @@ class Connection:
         Waits. Raises ParseException or TooSlow for a request that cannot be read; the connection is useless then.
         """
         while self._wait():
-            now = awake_clock.now()
-            self._unreader.begin_head(self._limits.pace_of_line(now), self._limits.pace_of_head(now))
+            self._unreader.begin_request(self._limits, awake_clock.now())
             request = self._next()
             if request is None:
                 return
             message.prepare(request, self._socket)
-            self._unreader.begin_body(self._limits.pace_of_body(awake_clock.now()))
+            if not message.is_all_there(request, self._unreader.n_buffered):
+                self._unreader.begin_body(self._limits.pace_of_body(awake_clock.now()))
             yield request
             if not self._forget_body():
                 return

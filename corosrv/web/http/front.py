@@ -13,13 +13,14 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import cached_property
 from types import FrameType
 from typing import Any, Protocol
 
 import gevent
 from gevent.event import Event
 from gunicorn import sock as gunicorn_socket
-from gunicorn.config import PostRequest
+from gunicorn.config import PostRequest, PreRequest
 from gunicorn.http import wsgi
 from gunicorn.http.errors import ParseException
 from gunicorn.http.message import Request
@@ -338,7 +339,8 @@ class Front(GeventWorker):  # type: ignore[misc]
         """Runs one request through the application, whose answer is to be sent. Waits."""
         exchange = HttpExchange(request)
         try:
-            self.cfg.pre_request(self, request)
+            if self._has_pre_request:
+                self.cfg.pre_request(self, request)
             is_logged = self._logs_requests
             response_class = HttpResponse if is_logged else UnloggedResponse
             answer, environ = wsgi.create(request, sock, addr, listener_name, self.cfg, response_class=response_class)
@@ -387,13 +389,24 @@ class Front(GeventWorker):  # type: ignore[misc]
             self.access_log.end(exchange.trace, status, n_bytes, end)
         if exchange.environ and self._has_access_log and answer is not None and answer.status is not None:
             self.log.access(answer, request, access.redacted(exchange.environ), datetime.now() - exchange.began)
-        self.cfg.post_request(self, request, exchange.environ, answer)
+        if self.cfg.post_request is not PostRequest.default:
+            self.cfg.post_request(self, request, exchange.environ, answer)
 
-    @property
+    # Looked at for each request, and the same for all of a process.
+
+    @cached_property
+    def _has_pre_request(self) -> bool:
+        """True where gunicorn's hook before requests does anything: its own writes a line for the debug level."""
+        error_log = getattr(self.log, "error_log", None)
+        return (
+            self.cfg.pre_request is not PreRequest.default or error_log is None or error_log.isEnabledFor(logging.DEBUG)
+        )
+
+    @cached_property
     def _has_access_log(self) -> bool:
         return bool(getattr(self.log, "access_log_enabled", True))  # a log of somebody else's may not say
 
-    @property
+    @cached_property
     def _logs_requests(self) -> bool:
         """True when the access log or the user's own hook looks at a request once more when it is over."""
         return self._has_access_log or self.cfg.post_request is not PostRequest.default

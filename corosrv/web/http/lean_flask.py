@@ -1,17 +1,22 @@
 """Flask without the parts that no route of corosrv uses, each of which costs every request some microseconds.
 
-`caller` names the caller of a request, so that prompts and stored responses of one are kept from all others.
+`caller` names the caller of a request, so that prompts and stored responses of one are kept from all others. A
+`Shortcut` answers requests without Flask, whose contexts, hooks and responses cost most of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from flask import Flask, Request, g
 from flask.sessions import NullSession, SessionInterface, SessionMixin
 from werkzeug.routing import Map, MapAdapter, Rule
+from werkzeug.wsgi import get_input_stream
+
+from corosrv.web.key_account import KeyAccount
 
 T = TypeVar("T")
 
@@ -37,6 +42,38 @@ class LeanRequest(Request):
     @cached_property
     def blueprints(self) -> list[str]:
         return super().blueprints
+
+
+class BareRequest:
+    """A request as its WSGI environment has it, for what needs nothing of Flask's."""
+
+    def __init__(self, environ: dict[str, Any]) -> None:
+        self.environ = environ
+        self.max_content_length: int | None = None
+
+    @property
+    def stream(self) -> IO[bytes]:
+        return get_input_stream(self.environ, max_content_length=self.max_content_length)
+
+
+AnyRequest = Request | BareRequest
+
+VISIT = "corosrv.visit"  # in the WSGI environment: that of a request which a shortcut could not answer
+
+
+@dataclass(slots=True)
+class Visit:
+    """Holds who sends a request and when. `error`: why a shortcut did not answer it, which Flask does then."""
+
+    request_id: str
+    began: float  # of time.monotonic()
+    caller: str = ""
+    account: KeyAccount | None = None
+    error: Exception | None = None
+
+
+# Answers a request without Flask, as a WSGI application does; returns None for one that Flask is to answer.
+Shortcut = Callable[[dict[str, Any], Any], Iterable[bytes] | None]
 
 
 class LeanMap(Map):
@@ -104,6 +141,16 @@ class LeanFlask(Flask):
         super().__init__(name, static_folder=None)
         # A path with two slashes is unknown. Flask would redirect, to the host that the client names.
         self.url_map.merge_slashes = False
+
+    def take_shortcut(self, shortcut: Shortcut) -> None:
+        """Asks `shortcut` first for each request, from now on."""
+        by_flask = self.wsgi_app
+
+        def answer(environ: dict[str, Any], start_response: Any) -> Any:
+            body = shortcut(environ, start_response)
+            return by_flask(environ, start_response) if body is None else body
+
+        self.wsgi_app = answer  # type: ignore[method-assign]
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Routes by path alone; Flask's own reads and normalises the Host for that, twice."""

@@ -8,6 +8,7 @@ thousands of pieces a second that is a third of the front's time.
 from __future__ import annotations
 
 import _socket
+import re
 import time
 from collections.abc import Iterable
 from functools import lru_cache
@@ -32,8 +33,51 @@ LAST_CHUNK = b"0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+# A head as most clients send it: of what gunicorn takes as well, what needs none of its decisions. Nothing is decoded,
+# folded or left out in it, and the bytes that a field may have are those of words and addresses.
+_PLAIN_HEAD = re.compile(
+    rb"(GET|POST) (/(?:[A-Za-z0-9_.~-][A-Za-z0-9_.~/-]*)?) HTTP/1\.1\r\n"
+    rb"((?:[A-Za-z0-9-]+:[ \t]*(?:[\x21-\x7e][\x20-\x7e]*)?\r\n)+)\r\n"
+)
+_PLAIN_FIELD = re.compile(r"([^:]+):[ \t]*([^\r]*)\r\n")
+
+
 class ClientRequest(Request):  # type: ignore[misc]
-    """gunicorn's request, which does not read its client's address again to learn whether it is a proxy's."""
+    """gunicorn's request, which parses a plain head in one go.
+
+    It does not read its client's address again to learn whether it is a proxy's.
+    """
+
+    def parse(self, unreader: Any) -> bytes:
+        """Returns what has come behind the head. Waits for the head. Raises what gunicorn's own does."""
+        if self.cfg.proxy_protocol == "off":
+            if not (data := unreader.read()):
+                raise StopIteration
+            if (rest := self._parse_plain(data)) is not None:
+                return rest
+            unreader.unread(data)
+        behind: bytes = super().parse(unreader)
+        return behind
+
+    def _parse_plain(self, data: bytes) -> bytes | None:
+        """Returns what is behind a plain head; None, with nothing changed, if it is none, or is not whole."""
+        head = _PLAIN_HEAD.match(data)
+        if (
+            head is None
+            or head.end() > self.limit_request_field_size
+            or head.start(3) > (self.limit_request_line or 8190)
+        ):
+            return None
+        headers = [(name.upper(), value.rstrip(" ")) for name, value in _PLAIN_FIELD.findall(head[3].decode("ascii"))]
+        names = {name for name, _ in headers}
+        if len(headers) > self.limit_request_fields or len(names) < len(headers) or "EXPECT" in names:
+            return None
+        if not names.isdisjoint(self.cfg.secure_scheme_headers):
+            return None
+        self.method, self.uri = head[1].decode("ascii"), head[2].decode("ascii")
+        self.path, self.query, self.fragment, self.version = self.uri, "", "", (1, 1)
+        self.headers = headers
+        return data[head.end() :]
 
     def _peer_is_trusted_proxy(self) -> bool:
         if not isinstance(self.peer_addr, tuple):
@@ -123,7 +167,7 @@ def prepare(request: Request, socket: Any) -> None:
     Raises UnsupportedTransferCoding for a coding besides chunks, which gunicorn passes on as it comes.
     """
     for name, value in request.headers:
-        if name == "CONNECTION" and "close" in _members(value):
+        if name == "CONNECTION" and value != "keep-alive" and "close" in _members(value):
             request.force_close()  # gunicorn looks for it alone
         if name == "TRANSFER-ENCODING" and _members(value) != ["chunked"]:
             raise UnsupportedTransferCoding(value)
@@ -146,6 +190,12 @@ def is_read_out(request: Request) -> bool:
     """Returns whether the whole body was read, as far as that is known without reading on."""
     body = request.body
     return isinstance(body.reader, LengthReader) and body.reader.length == 0 and not body.buf.tell()
+
+
+def is_all_there(request: Request, n_buffered: int) -> bool:
+    """Returns whether the whole body, of a known length, is among so many bytes that have come behind the head."""
+    reader = request.body.reader
+    return isinstance(reader, PromptLengthReader) and bool(reader.length <= n_buffered)
 
 
 def is_worth_reading_on(request: Request) -> bool:
@@ -175,6 +225,7 @@ class HttpResponse(Response):  # type: ignore[misc]
     is_ended = False  # the last chunk was sent with the last piece
     is_counted = False  # `sent` has to say at the end how long the body was
     is_cut_off = False  # a bug has ended the body before its end
+    _said_close: bool | None = None  # in the head
 
     def write(self, arg: bytes) -> None:
         """Sends a piece of the body; a short one goes with the headers, which would wake the client for nothing.
@@ -207,7 +258,8 @@ class HttpResponse(Response):  # type: ignore[misc]
 
     def default_headers(self) -> list[str]:
         """Returns the status line and gunicorn's own fields, of which the date is written once a second."""
-        connection = "upgrade" if self.upgrade else "close" if self.should_close() else "keep-alive"
+        self._said_close = self.should_close()
+        connection = "upgrade" if self.upgrade else "close" if self._said_close else "keep-alive"
         major, minor = self.req.version
         lines = [
             f"HTTP/{major}.{minor} {self.status}\r\n",
@@ -218,6 +270,8 @@ class HttpResponse(Response):  # type: ignore[misc]
         return [*lines, "Transfer-Encoding: chunked\r\n"] if self.chunked else lines
 
     def should_close(self) -> bool:
+        if self.headers_sent and self._said_close is not None:  # by then the rest is known
+            return self._said_close or self.must_close or not is_worth_reading_on(self.req)
         has_left = self.status is not None and self.status_code == CLIENT_GONE
         return has_left or bool(super().should_close()) or not is_worth_reading_on(self.req)
 
@@ -262,7 +316,7 @@ class DirectSender:
 
     def send(self, piece: bytes, *, is_last: bool = False) -> bool:
         """Sends one piece, not empty. Never waits; False when the client is slow, and flush() has to send the rest."""
-        chunk = chunk_of(piece)
+        chunk = b"%X\r\n%b\r\n" % (len(piece), piece)
         if is_last:
             chunk += LAST_CHUNK
             self._answer.is_ended = True

@@ -38,12 +38,19 @@ _start_thread = monkey.get_original("_thread", "start_new_thread")
 class HubLag:
     """A timer that measures by how much it is late, and says what the hub did meanwhile where that is long.
 
-    Runs only while it is started: an idle server stays asleep. Used from the hub's thread.
+    Runs from start() on for as long as it is needed: an idle server stays asleep. Used from the hub's thread.
     """
 
-    def __init__(self, observe: Callable[[float], None], count_blocked: Callable[[], None]) -> None:
-        """`observe` is told every lag in seconds, `count_blocked` of each that is long."""
+    def __init__(
+        self,
+        observe: Callable[[float], None],
+        count_blocked: Callable[[], None],
+        is_needed: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`observe` is told every lag in seconds, `count_blocked` of each that is long. `is_needed`: asked each time;
+        a server with one request after the other would start and stop the timer with each."""
         self._observe = observe
+        self._is_needed = is_needed
         self._count_blocked = count_blocked
         self._timer: Any = None
         self._due = 0.0
@@ -72,7 +79,10 @@ class HubLag:
         self._observe(lag)
         if lag > BLOCKED:
             self._tell(lag)
-        self._expect()
+        if self._is_needed():
+            self._expect()
+        else:
+            self.stop()
 
     def _tell(self, lag: float) -> None:
         self._count_blocked()
@@ -178,7 +188,7 @@ class HttpStats:
         )
         self._observe_lag = lag.observe
         self._worst_lag = 0.0
-        self._lag = HubLag(self._note_lag, blocked.inc)
+        self._lag = HubLag(self._note_lag, blocked.inc, lambda: self._n_busy > 0)
         self.registry.register(GarbageCollector())
         ProcessCollector(registry=self.registry)  # memory, processor time and open files
         self._n_busy = 0
@@ -202,15 +212,13 @@ class HttpStats:
         self.n_answers += 1
 
     def begin_work(self) -> None:
-        """Counts a piece of work for the hub, whose lag is measured until as many have ended."""
+        """Counts a piece of work for the hub, whose lag is measured until some time after as many have ended."""
         self._n_busy += 1
         if self._n_busy == 1:
             self._lag.start()
 
     def end_work(self) -> None:
         self._n_busy -= 1
-        if self._n_busy == 0:
-            self._lag.stop()
 
     def stream_opened(self) -> None:
         self._open_streams.inc()

@@ -14,7 +14,7 @@ import difflib
 import functools
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from time import monotonic
 from typing import Annotated, Any
@@ -36,8 +36,7 @@ from corosrv.contracts.jobs.terms import (
     parse_timeout,
 )
 from corosrv.contracts.settings import TIERS
-from corosrv.web.http.lean_flask import caller, current
-from corosrv.web.key_account import KeyAccount
+from corosrv.web.http.lean_flask import Visit, caller, current
 
 log = logging.getLogger("corosrv.http")
 
@@ -74,21 +73,28 @@ def request_terms(priority: int | None = None, timeout_s: float | None = None) -
     gives the request; the earlier end counts. Raises Refused, which names the header.
     """
     notes, environ = current(g), current(request).environ
-    limits = [timeout_s, parse_timeout(environ.get("HTTP_X_REQUEST_TIMEOUT_MS"))]
-    timeout = min((limit for limit in limits if limit is not None), default=None)
-    terms = Terms(
-        caller=caller(),
-        request_id=notes.get("corosrv_request_id", ""),
-        priority=priority or parse_priority(environ.get("HTTP_X_PRIORITY")) or DEFAULT_PRIORITY,
-        deadline=None if timeout is None else arrival() + timeout,
-        trace=environ.get(TRACE),
-    )
-    account: KeyAccount | None = notes.get("corosrv_account")
-    if account is not None:
-        terms = account.terms(terms)
+    visit = Visit(notes.get("corosrv_request_id", ""), arrival(), caller(), notes.get("corosrv_account"))
+    terms = visit_terms(visit, environ, priority, timeout_s)
     if FROM_BATCH in environ:  # as another caller: the tier is one of all that a caller runs
         return replace(terms, tier=TIERS, caller=f"{terms.caller} batch")
     return terms
+
+
+def visit_terms(
+    visit: Visit, environ: Mapping[str, Any], priority: int | None = None, timeout_s: float | None = None
+) -> Terms:
+    """Returns the terms of a visit; see request_terms."""
+    timeout = parse_timeout(environ.get("HTTP_X_REQUEST_TIMEOUT_MS"))
+    if timeout_s is not None:
+        timeout = timeout_s if timeout is None else min(timeout, timeout_s)
+    terms = Terms(
+        caller=visit.caller,
+        request_id=visit.request_id,
+        priority=priority or parse_priority(environ.get("HTTP_X_PRIORITY")) or DEFAULT_PRIORITY,
+        deadline=None if timeout is None else visit.began + timeout,
+        trace=environ.get(TRACE),
+    )
+    return terms if visit.account is None else visit.account.terms(terms)
 
 
 def arrival() -> float:

@@ -29,7 +29,7 @@ from corosrv.contracts.idempotency import (
     parse_key,
 )
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.lean_flask import caller, current
+from corosrv.web.http.lean_flask import AnyRequest, caller, current
 from corosrv.web.http.openapi import with_idempotency_key
 from corosrv.web.http.sse import EventStream
 from corosrv.web.kept.recording import AnswerClaim, AnswerRecording, KeptAnswer
@@ -238,7 +238,7 @@ class KeyedAnswers:
         self._lost_claims.append(claim)
 
 
-def is_keyed(incoming: Request) -> bool:
+def is_keyed(incoming: AnyRequest) -> bool:
     """Tells whether a request has an Idempotency-Key, so that its answer may be kept."""
     return _FIELD in incoming.environ
 

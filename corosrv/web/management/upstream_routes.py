@@ -42,7 +42,7 @@ def upstream_view(upstream: Upstream, now: float) -> dict[str, Any]:
         "aborted": stats.aborted,
         "failed": dict(stats.failed),
         "tokens_per_s": round(stats.n_tokens / stats.token_s, 3) if stats.token_s else None,
-        "first_byte_ms": round(stats.first_byte_s / stats.n_first_bytes * 1000, 3) if stats.n_first_bytes else None,
+        "first_byte_ms": round(stats.first_bytes.sum / stats.n_first_bytes * 1000, 3) if stats.n_first_bytes else None,
     }
 
 

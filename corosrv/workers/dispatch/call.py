@@ -24,6 +24,8 @@ class CallState(Enum):
     PAUSED = "paused"  # it failed, and waits for its next attempt
     ENDED = "ended"  # its reader has its end
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and asked for at each move
+
 
 MOVES: dict[CallState, frozenset[CallState]] = {
     CallState.WAITING: frozenset({CallState.RUNNING, CallState.ENDED}),

@@ -60,6 +60,8 @@ class Quarantine:
 
     def admits(self, now: float) -> bool:
         """Returns whether a call may come in now."""
+        if self._state is QuarantineState.FREE:
+            return True
         state = self.state(now)
         return state is QuarantineState.FREE or (state is QuarantineState.TRYING and not self._has_trial)
 
@@ -147,12 +149,12 @@ class HostGroup:
     @property
     def n_permits(self) -> int:
         """The number of slots that can run calls, now or when what they run has ended; 0 while the host drains."""
-        return self.permits.n_usable if self.takes_calls else 0
+        return self.permits.n_usable if self.is_registered and not self.host.is_draining else 0
 
     @property
     def has_free(self) -> bool:
         """True if a call can be handed over now."""
-        return self.permits.available > 0 and self.takes_calls
+        return self.permits.available > 0 and self.is_registered and not self.host.is_draining
 
     @property
     def load(self) -> float:

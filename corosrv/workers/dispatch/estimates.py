@@ -70,10 +70,16 @@ class ServiceTimes:
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=self.LENGTH)
-        self._sorted: list[float] = []
+        self._sorted_times: list[float] | None = []  # None: until they are asked for
         self._starts: list[float] = []  # of those that run, the oldest first
         self._news_at = -math.inf
         self._is_trying = False
+
+    @property
+    def _sorted(self) -> list[float]:
+        if self._sorted_times is None:
+            self._sorted_times = sorted(self._times)
+        return self._sorted_times
 
     def start(self, now: float) -> None:
         self._starts.append(now)
@@ -90,7 +96,7 @@ class ServiceTimes:
         if is_trial and not is_cut:
             self._times.clear()
         self._times.append(seconds)
-        self._sorted = sorted(self._times)
+        self._sorted_times = None
 
     def may_try(self, now: float) -> bool:
         """Returns whether no news has come for so long that a call may be started whatever is known."""
@@ -128,15 +134,16 @@ class RecentCount:
 
     def __init__(self, window: float) -> None:
         self._window = window
-        self._seconds: deque[tuple[int, int]] = deque()  # each with its number of events
+        self._seconds: deque[list[int]] = deque()  # each with its number of events
         self._n_events = 0
 
     def add(self, n_events: int, now: float) -> None:
-        second, n_before = int(now), 0
-        if self._seconds and self._seconds[-1][0] == second:
-            _, n_before = self._seconds.pop()
-        self._seconds.append((second, n_before + n_events))
+        second = int(now)
         self._n_events += n_events
+        if self._seconds and self._seconds[-1][0] == second:
+            self._seconds[-1][1] += n_events
+            return
+        self._seconds.append([second, n_events])
         self._forget(now)
 
     def total(self, now: float) -> int:

@@ -137,8 +137,10 @@ def handed_call(calls: Sequence[QueuedCall], handler: int, number: int = 0) -> H
         )
         for call in calls
     ]
-    chain = max((call.job.terms.waiting_keys for call in calls), key=len)
-    return HandedCall(handler, items, calls[0].n_attempts, calls[0].is_stream, (*chain, calls[0].key), number)
+    chain = calls[0].job.terms.waiting_keys
+    if len(calls) > 1:
+        chain = max((call.job.terms.waiting_keys for call in calls), key=len)
+    return HandedCall(handler, items, calls[0].n_attempts, calls[0].is_stream, (*chain, calls[0].entry.key), number)
 
 
 MAX_DEPTH = 8

@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
+
+import msgspec
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs, InferRequest
@@ -165,8 +167,7 @@ class LaneGroup:
     weight: float = 1.0  # its share of the calls beside other workers, for a policy that heeds weights
 
 
-@dataclass(frozen=True, slots=True)
-class HandedItem:
+class HandedItem(msgspec.Struct, frozen=True):
     """Holds one request of a call that is handed over."""
 
     request: InferRequest
@@ -177,15 +178,14 @@ class HandedItem:
     trace: TracePart | None = None  # that the worker goes on with
 
 
-@dataclass(frozen=True, slots=True)
-class HandedCall:
+class HandedCall(msgspec.Struct, frozen=True):
     """Holds what a worker runs for one of its handlers: one request, or those of a batch."""
 
     handler: int  # its position in HandlerHost.handlers
     items: Sequence[HandedItem]
     attempt: int = 1
     stream: bool = False
-    waiting_keys: tuple[str, ...] = field(default=())  # of the calls that wait for this one, its own among them
+    waiting_keys: tuple[str, ...] = ()  # of the calls that wait for this one, its own among them
     number: int = 0  # of the hand-over; the calls that its handler makes name it as their asker
 
 

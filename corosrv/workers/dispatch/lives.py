@@ -247,10 +247,11 @@ class CallLives(Outcomes):
     def pass_on(self, call: QueuedCall, outputs: InferOutputs, n_bytes: int) -> None:
         if call.answer is None:
             call.has_sent = True
-            chosen = choose(call.entry.card, outputs, call.job.request.outputs, True)
+            if (names := call.job.request.outputs) is not None:
+                outputs = choose(call.entry.card, outputs, names, True)
             if call.keeper is not None:
-                call.keeper.add(chosen)
-            call.reader.add(chosen, n_bytes)
+                call.keeper.add(outputs)
+            call.reader.add_item(outputs, n_bytes)
         elif (error := call.answer.add(outputs)) is not None:
             self.stop(call, error)
 
@@ -328,8 +329,9 @@ class CallLives(Outcomes):
     def _end(self, call: QueuedCall, error: CorosrvError | None) -> None:
         now = self._clock()
         call.enter(CallState.ENDED)
-        self._timetable.cancel(call.expiry)
-        self._timetable.cancel(call.appointment)
+        if call.expiry is not None or call.appointment is not None:
+            self._timetable.cancel(call.expiry)
+            self._timetable.cancel(call.appointment)
         self._calls.pop(call, None)
         if (asks := self.asks.get(call.job.terms.asker)) is not None:
             asks.pop(call, None)

@@ -134,6 +134,9 @@ class Scheduler:
 
     def on_host_change(self, host: HandlerHost) -> None:
         """Looks at a host whose permits have changed, or which drains."""
+        if not self._waiting.bounds.n_calls:
+            self.on_free()
+            return
         groups = self._registry.groups_of(host)
         if host.is_draining or any(group.permits.n_usable == 0 for group in groups):
             self.return_local(host.id)
@@ -192,10 +195,11 @@ class Scheduler:
         group.turn = first.entry.turn = number = next(self._turns)
         attempt = CallFollower(self._lives, group.host, calls, now, number=number, running_of=group.running)
         for call in calls:
-            self._timetable.cancel(call.appointment)
+            if call.appointment is not None:
+                self._timetable.cancel(call.appointment)
             call.traffic.count_wait(now - call.waits_since)
         self._policy.note(first, group)
-        handler = group.entries[first.key][1]
+        handler = group.entries[first.entry.key][1]
         attempt.watch(group.host.start_call(permit, handed_call(calls, handler, number), attempt))
 
     # Handlers without a worker.

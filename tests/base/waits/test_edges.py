@@ -1,6 +1,8 @@
 """The epoll set of a hub's readers: each write is told of once, to whoever waits, and to nobody else."""
 
+import contextlib
 import os
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +10,7 @@ import gevent
 import greenlet
 import pytest
 
-from corosrv.base.waits.waiters import AT_ONCE, EdgeSet, edges_of
+from corosrv.base.waits.waiters import AT_ONCE, EdgeSet, HubWaiter, edges_of
 from tests.support import children
 from tests.support.descriptors import n_descriptors
 from tests.support.engines import TIMEOUT
@@ -175,3 +177,20 @@ FORKING = """
 
 def test_a_child_takes_no_edge_of_its_parent():
     assert children.output(FORKING) == "0 1 2"
+
+
+def test_an_end_that_comes_along_with_data_is_told_of_with_them():
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(ours), contextlib.closing(HubWaiter(gevent.get_hub(), ours.fileno())) as waiter:
+        numbers = waiter.ended_numbers
+        assert numbers is not None
+        theirs.sendall(b"data")
+        waiter.wait(TIMEOUT)
+        assert ours.fileno() not in numbers
+
+        theirs.sendall(b"more")
+        theirs.close()
+        waiter.wait(TIMEOUT)
+
+        assert ours.fileno() in numbers
+    assert not numbers

@@ -85,9 +85,10 @@ def test_a_connection_that_closes_without_an_answer_loses_the_call():
         assert len(upstream.requests) == 1
 
 
-def test_an_upstream_that_does_not_answer_in_time_loses_the_call():
+@pytest.mark.parametrize("beginning", [b"", b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n"])
+def test_an_upstream_that_does_not_answer_in_time_loses_the_call(beginning: bytes):
     with (
-        raw_server(answers(b"", then_waits=True)) as url,
+        raw_server(answers(beginning, then_waits=True)) as url,
         connected(url, QUICK) as exchange,
         pytest.raises(UpstreamLost, match=r"did not answer within 0.2 s"),
     ):

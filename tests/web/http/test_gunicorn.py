@@ -21,7 +21,7 @@ REPLACED = {
     },
     "PacedUnreader": {"chunk", "max_body_chunk"},
     "_ClientParser": {"mesg_class"},
-    "ClientRequest": {"_peer_is_trusted_proxy"},
+    "ClientRequest": {"_peer_is_trusted_proxy", "parse"},
     "BoundedChunks": {"parse_chunk_size"},
     "PromptLengthReader": {"read"},
     "HttpResponse": {"close", "default_headers", "send_headers", "should_close", "write"},
@@ -34,7 +34,8 @@ REPLACED = {
 
 # What corosrv imports of gunicorn. A name that begins with an underscore may go with any release.
 IMPORTED = {
-    "gunicorn.sock", "gunicorn.app.base.BaseApplication", "gunicorn.config.PostRequest", "gunicorn.errors.HaltServer",
+    "gunicorn.sock", "gunicorn.app.base.BaseApplication", "gunicorn.config.PostRequest", "gunicorn.config.PreRequest",
+    "gunicorn.errors.HaltServer",
     "gunicorn.glogging.Logger",
     "gunicorn.http.body.ChunkedReader", "gunicorn.http.body.EOFReader", "gunicorn.http.body.LengthReader",
     "gunicorn.http.errors", "gunicorn.http.errors.InvalidChunkSize", "gunicorn.http.errors.InvalidRequestLine",

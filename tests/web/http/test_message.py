@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import random
 
 import pytest
 from gunicorn.config import Config
@@ -33,6 +34,52 @@ def prepared(fields: str, body: bytes = b"") -> tuple[Request, Sent]:
     request = Request(Config(), IterUnreader([head + body]), ("127.0.0.1", 1))
     message.prepare(request, sent)
     return request, sent
+
+
+def parsed(kind: type[Request], data: bytes) -> tuple[object, ...]:
+    """What a class of requests makes of bytes, or the error that it raises."""
+    unreader = IterUnreader([data])
+    try:
+        made = kind(Config(), unreader, ("127.0.0.1", 1))
+    except Exception as error:
+        return (type(error),)
+    what = made.method, made.uri, made.path, made.query, made.fragment, made.version, made.headers, made.scheme
+    return *what, type(made.body.reader), made.should_close(), unreader.read()
+
+
+LINES = (
+    "POST / HTTP/1.1", "GET /v1/models HTTP/1.1", "POST /a//b/%2e?c=d#e HTTP/1.1", "POST //a HTTP/1.1",
+    "POST /a HTTP/1.0", "PUT / HTTP/1.1", "POST http://a/b HTTP/1.1", "post / HTTP/1.1", "POST  / HTTP/1.1",
+)  # fmt: skip
+FIELDS = (
+    "Host: a", "host:b", "Content-Length: 3", "Content-Length: 3", "Content-Length: x", "Content-Type: a/b;c=d",
+    "Transfer-Encoding: chunked", "Expect: 100-continue", "Connection: close", "Connection: keep-alive", "X-A:",
+    "X-A: \t b c \t ", "X_B: c", "X-Forwarded-Proto: https", "X-Forwarded-Proto: http", "X-A : b", " folded",
+    "X-A: b\x00", "X-A: \xe4", "X-A: b\rc", "no field", ": nothing", "X-(: a",
+)  # fmt: skip
+
+
+def test_a_plain_head_is_read_as_gunicorn_reads_it_and_any_other_is_left_to_it(monkeypatch: pytest.MonkeyPatch):
+    chance = random.Random(1)
+    n_plain = 0
+
+    def count(request: message.ClientRequest, data: bytes) -> bytes | None:
+        nonlocal n_plain
+        rest = parse_plain(request, data)
+        n_plain += rest is not None
+        return rest
+
+    parse_plain = message.ClientRequest._parse_plain
+    monkeypatch.setattr(message.ClientRequest, "_parse_plain", count)
+    for _ in range(2000):
+        fields = chance.sample(FIELDS, chance.randrange(5))
+        end = chance.choice(("\r\n", "\r\n", "\r\n", "\n"))
+        head = end.join([chance.choice(LINES[:2] if chance.random() < 0.7 else LINES), *fields, "", ""])
+        data = head.encode("latin-1") + b"abcGET / HTTP/1.1\r\n\r\n"
+
+        assert parsed(message.ClientRequest, data) == parsed(Request, data), data
+
+    assert n_plain > 100
 
 
 @pytest.mark.parametrize(("fields", "body"), [
