@@ -58,7 +58,9 @@ def keeps(request, context):
     """Stores a large object, has another handler read it, and returns what that one found."""
     ref = context.objects.create(bytes(range(256)) * (3 << 12), key="large")
     print("stored", ref.size)
-    return {"sha": context.call(model="finds", inputs={}).outputs[0].data}
+    found = context.call(model="finds", inputs={}).outputs[0].data
+    context.objects.delete(ref)
+    return {"sha": found}
 
 
 @app.model("finds", outputs=[TensorSpec("sha", "BYTES", [1])])

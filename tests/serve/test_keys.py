@@ -331,6 +331,7 @@ def test_several_workers_keep_one_limit(start: Servers, tmp_path: Path) -> None:
     admin = add_key(path, "operator", {"admin": True})
     server = start.start(*GUNICORN, "-b", "127.0.0.1:0", "-w", "3", "corosrv.app", api_keys_file=path)
     body = {"prompt": "hi", "max_tokens": 1}
+    eventually(lambda: server.log.count("model synthetic: loaded") == 3, what="three workers that are ready")
 
     statuses = [ask(server, "POST", "/v1/completions", key, body).status_code for _ in range(30)]
     others = {ask(server, "POST", "/v1/completions", free, body).status_code for _ in range(10)}

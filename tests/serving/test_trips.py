@@ -63,7 +63,7 @@ MOST = {
     "chat": (355, 60),
     "chat with a format": (450, 66),
     "message": (352, 55),
-    "response": (408, 60),
+    "response": (408, 61),
     "completion": (309, 50),
 }
 

@@ -54,6 +54,33 @@ class JoinTarget:
         return "://" in self.place
 
 
+class RelayThread(threading.Thread):
+    """A thread with a hub of its own, in which the control channel of a worker goes on over a TCP connection."""
+
+    def __init__(self, connection: socket.socket, control: _socket.socket) -> None:
+        super().__init__(name="corosrv-relay", daemon=True)
+        self._connection = connection
+        self._control = control
+        self._same_connection = _socket.socket(fileno=os.dup(connection.fileno()))  # TLS keeps off other threads
+
+    def run(self) -> None:
+        try:
+            Relay(self._connection, self._control, opens_lanes=False).run()
+        finally:
+            gevent.get_hub().destroy(destroy_loop=True)
+
+    def end(self) -> None:
+        """Waits until the thread has ended: a hub that outlives the interpreter crashes the process.
+
+        It ends by itself once the control channel is closed; a connection that takes nothing any more is cut.
+        """
+        self.join(RELAY_END)
+        with contextlib.suppress(OSError):  # it is gone already
+            self._same_connection.shutdown(_socket.SHUT_RDWR)
+        self.join(RELAY_END)
+        self._same_connection.close()
+
+
 @dataclass(frozen=True)
 class JoinedConnection:
     """Holds the connection of a worker that has joined, its name there, and a client of that server."""
@@ -61,6 +88,13 @@ class JoinedConnection:
     connection: socket.socket
     worker_id: str
     client: ManagementClient
+    relay: RelayThread | None = None  # over TCP
+
+    def close(self) -> None:
+        """Closes the connection; waits until its last messages are passed on, or are given up."""
+        self.connection.close()
+        if self.relay is not None:
+            self.relay.end()
 
 
 class _UnbufferedResponse(http.client.HTTPResponse):
@@ -98,7 +132,10 @@ def join(target: JoinTarget, joining: Joining) -> JoinedConnection:
             return JoinedConnection(connection.sock.dup(), worker_id, client)
         client.address = connection.sock.getpeername()
         sock, connection.sock = connection.sock, None
-        return JoinedConnection(_relayed(sock), worker_id, client)
+        ours, theirs = socket.socketpair()
+        relay = RelayThread(sock, _socket.socket(fileno=theirs.detach()))
+        relay.start()
+        return JoinedConnection(ours, worker_id, client, relay)
     except ssl.SSLCertVerificationError as error:
         raise ManagementError(
             f"the certificate of {path} cannot be verified: {error.verify_message}; name its authority with --ca-file"
@@ -126,21 +163,6 @@ def _join_parameters(joining: Joining, is_remote: bool) -> dict[str, str]:
     return parameters | {"pid": str(os.getpid())} if is_remote else parameters
 
 
-def _relayed(connection: socket.socket) -> socket.socket:
-    """Returns the end of a control channel that goes on over this connection, by a thread with a hub of its own."""
-    ours, theirs = socket.socketpair()
-    control = _socket.socket(fileno=theirs.detach())
-    threading.Thread(target=_relay, args=(connection, control), name="corosrv-relay", daemon=True).start()
-    return ours
-
-
-def _relay(connection: socket.socket, control: _socket.socket) -> None:
-    try:
-        Relay(connection, control, opens_lanes=False).run()
-    finally:
-        gevent.get_hub().destroy(destroy_loop=True)
-
-
 def _server_in(folder: str) -> ManagementClient:
     servers = running_servers(folder)
     if not servers:
@@ -166,6 +188,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 LOOK = 0.05  # seconds between two looks whether the server has noticed the end
 RETRY = 1.0  # seconds between two tries to join a server that is not there
 LONGEST_RETRY = 15.0  # seconds, with a server on another machine, which many workers may wait for
+RELAY_END = 5.0  # seconds in which the last messages of a worker on another machine are passed on
 LAST_BREATH = 2.0  # seconds that a worker process may take to end by itself once its server is gone
 _COMMAND = (sys.executable, "-m", "corosrv.workers.worker.app")
 _HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
@@ -221,7 +244,7 @@ class WorkerLife:
             )
         except OSError:
             os.close(self._lifeline)
-            member.connection.close()
+            member.close()
             raise
         finally:
             os.close(theirs)
@@ -271,7 +294,7 @@ class WorkerLife:
         self._process.wait()
         os.close(self._pidfd)
         os.close(self._lifeline)
-        self._member.connection.close()
+        self._member.close()
 
     def standing(self) -> dict[str, Any]:
         """Returns what the server says of the worker that has failed. Waits for it to have noticed.
