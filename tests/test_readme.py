@@ -48,11 +48,15 @@ PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --pee
 IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 CONFIG = "corosrv config --model path/to/model.gguf --slots 16"
-# Followed elsewhere in tests: of listening, of the access log and traces, of Prometheus' files, of replays, of batches.
+# Followed elsewhere in tests: of listening, of the access log and traces, of Prometheus' files, of replays, of batches,
+# of workers that join.
 # `make dist` tries the wheel of a release itself.
 ELSEWHERE = [
     "corosrv serve --certfile certificate.pem --keyfile key.pem",
     "corosrv serve --host unix:/run/corosrv/http.sock,127.0.0.1",
+    "corosrv serve --joinable --host 0.0.0.0 --mgmt-host 0.0.0.0 --mgmt-port 8079 --mgmt-token-file token "
+    "--mgmt-certfile front.pem --mgmt-keyfile front.key",
+    "corosrv worker basic.py:app --join https://front:8079 --token-file token",
     "make dist",
     "pip install dist/corosrv-*.whl",
     "pip install 'corosrv[otel]'",

@@ -132,6 +132,10 @@ class SimSocket:
         can_write = self._room() > 0 or self._error is not None or self._has_hung_up
         return (READ if can_read else 0) | (WRITE if can_write else 0)
 
+    def edge(self) -> int:
+        """Returns what an epoll set tells of a socket that may be read."""
+        return select.EPOLLIN | (select.EPOLLRDHUP if self._is_over or self._error is not None else 0)
+
     def _room(self) -> int:
         """Returns how many bytes may be sent now: what the other end has not read counts as on its way."""
         return WINDOW - self._n_travelling - (0 if self.peer.is_closed else self.peer._n_unread)
@@ -230,6 +234,8 @@ class SimSocket:
                 self._inbox.popleft()
         data = b"".join(pieces)
         self._n_unread -= len(data)
+        if self._inbox and len(data) < n_bytes:
+            self._changed(is_edge=True)
         self.peer._changed()
         return data, fds
 
@@ -384,7 +390,7 @@ class SimEpoll:
         fds = list(self._news)[:n_events]
         for fd in fds:
             del self._news[fd]
-        return [(fd, select.EPOLLIN) for fd in fds if self._members[fd].events() & READ]
+        return [(fd, self._members[fd].edge()) for fd in fds if self._members[fd].events() & READ]
 
     def close(self) -> None:
         self._loop.descriptors.pop(self._fd, None)
