@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import gevent
 import pytest
+from msgspec.structs import replace
 
 from corosrv.base.errors import (
     CallCancelled,
