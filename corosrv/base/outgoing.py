@@ -319,7 +319,7 @@ _KEEP_ALIVE = (
 
 
 def keep_alive(sock: Any) -> None:
-    """Has the system notice within half a minute that the machine at the other end of a TCP connection is gone.
+    """Sets a TCP connection up to fail within half a minute after the machine at its other end has gone.
 
     `sock`: a socket of any library. Raises OSError for a connection that has ended.
     """

@@ -104,7 +104,7 @@ class ForwardedEvents:
 
 @dataclass(frozen=True, slots=True)
 class PassedAnswer:
-    """Holds an answer as it goes on to the client: whole, or as a stream that has begun."""
+    """An answer that goes on to the client: whole, or as a stream that has begun."""
 
     status: int
     headers: list[tuple[str, str]]

@@ -227,7 +227,7 @@ def _is_plain(environ: Mapping[str, Any]) -> bool:
 def _begin(
     answer: PassedAnswer, more: list[tuple[str, str]], environ: dict[str, Any], start_response: Any
 ) -> Iterable[bytes]:
-    """Says the status and the headers, and returns the body."""
+    """Calls `start_response` with the status and all headers of an answer, and returns its body."""
     status, body = answer.status, answer.body
     names = {name.lower() for name, _ in answer.headers}
     if status < HTTPStatus.OK or status in _WITHOUT_BODY or "location" in names:

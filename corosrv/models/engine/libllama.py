@@ -68,7 +68,7 @@ def open_library() -> None:
 
 
 def provide_declarations() -> None:
-    """Lets `import llama_cpp` find the declarations that belong to the libllama of the wheel, and opens that first."""
+    """Opens libllama, and puts the declarations of the one in the wheel onto the path of imports, as `llama_cpp`."""
     open_library()
     if BUNDLE.is_dir() and str(BUNDLE) not in sys.path:
         sys.path.insert(0, str(BUNDLE))

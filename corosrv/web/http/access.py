@@ -303,7 +303,10 @@ class Entrance:
         return visit
 
     def admit(self, request: AnyRequest, visit: Visit) -> None:
-        """Lets a visitor in. May wait while keys are read again; raises Forbidden, Unauthorized and LimitReached."""
+        """Checks the host and the key of a request, and counts it. May wait while keys are read again.
+
+        Raises Forbidden, Unauthorized and LimitReached.
+        """
         owner = request.environ.get(FROM_BATCH)
         if owner is None:
             visit.caller, visit.account = self._access.check(request)

@@ -63,7 +63,7 @@ VISIT = "corosrv.visit"  # in the WSGI environment: that of a request which a sh
 
 @dataclass(slots=True)
 class Visit:
-    """Holds who sends a request and when. `error`: why a shortcut did not answer it, which Flask does then."""
+    """The sender and the time of a request. `error`: why a shortcut did not answer it, which Flask does then."""
 
     request_id: str
     began: float  # of time.monotonic()

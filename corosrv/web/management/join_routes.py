@@ -50,7 +50,7 @@ def blueprint(joined: JoinedWorkers, make: MakeJoinedWorker) -> Blueprint:
 
 
 def _join_remote(joined: JoinedWorkers, make: MakeJoinedWorker) -> Response:
-    """Lets a worker of another machine join: its lanes share the connection, and a relay parts them here."""
+    """Joins a worker of another machine: its lanes share the connection, and a relay parts them here."""
     upgrade.check_wanted(REMOTE_PROTOCOL)
     host = request.remote_addr or "an unknown address"
     joining = _joining(host)

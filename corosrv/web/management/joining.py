@@ -40,7 +40,7 @@ from corosrv.workers.wire.relay import Relay
 
 @dataclass(frozen=True, kw_only=True)
 class JoinTarget:
-    """Says which server a worker joins. `place`: a socket, the folder that has it, or the URL of a management port.
+    """The server that a worker joins. `place`: a socket, the folder that has it, or the URL of a management port.
 
     `token` and `ca_file` are for a URL.
     """

@@ -97,7 +97,7 @@ class Relay:
         self._is_ended.set()
 
     def _pass_on_rest(self) -> None:
-        """Lets local sockets take what has come before the end, for a while."""
+        """Waits until local sockets have taken what had come before the end, for LAST_WORDS seconds at most."""
         with gevent.Timeout(LAST_WORDS, False):
             for channel in list(self._channels.values()):
                 while channel.n_unsent and not channel.is_closed:

@@ -105,7 +105,7 @@ class JobLedger:
             self._resume(job)
 
     def note_loss(self, has_crashed: bool) -> RemoteJob | None:
-        """Takes note that the engine is gone; `has_crashed`: by itself, and nobody has killed it.
+        """Records that the engine is gone; `has_crashed`: by itself, and nobody has killed it.
 
         Returns the job that has crashed three engines, which has ended with an error, if there is one.
         """
