@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 PAUSE = 4.0  # seconds: longer than all limits below
 LIMITS = {"head_timeout_s": 1, "body_timeout_s": 2, "write_timeout_s": 2, "queue_timeout_s": 2, "stall_timeout_s": 2}
-OPTIONS = ("--timeout", "2", "--keep-alive", "2")  # seconds until the master kills a silent worker, and of idleness
+OPTIONS = ("--timeout", "3", "--keep-alive", "2")  # seconds until the master kills a silent worker, and of idleness
 
 
 def deployed(app: str = "corosrv.app") -> tuple[str, ...]:
@@ -24,9 +24,9 @@ def deployed(app: str = "corosrv.app") -> tuple[str, ...]:
 
 
 @contextmanager
-def paused(pid: int, signal_to: Callable[[int, int], None] = os.killpg) -> Iterator[None]:
-    """Stops a session's processes for PAUSE seconds, and lets them go on."""
-    end = time.monotonic() + PAUSE
+def paused(pid: int, signal_to: Callable[[int, int], None] = os.killpg, seconds: float = PAUSE) -> Iterator[None]:
+    """Stops a session's processes for some seconds, and lets them go on."""
+    end = time.monotonic() + seconds
     signal_to(pid, signal.SIGSTOP)
     try:
         yield
@@ -94,7 +94,7 @@ def test_a_client_that_sends_nothing_more_is_refused_in_spite_of_a_pause(start: 
 def test_a_worker_that_was_stopped_alone_is_not_killed(start: Servers) -> None:
     server = start.start(*deployed())
     worker = server.worker
-    with paused(worker.pid, os.kill):
+    with paused(worker.pid, os.kill, 7.0):  # the master looks once a second, and may have missed a heartbeat before
         pass
 
     assert server.get("/health")[0] == 200
