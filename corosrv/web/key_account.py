@@ -334,11 +334,12 @@ class KeyBill:
         self._unread = []
         self.close(0)
 
-    def close(self, generated_tokens: int) -> None:
+    def close(self, generated_tokens: int, compute_ms: float = 0.0) -> None:
         if not self._is_open:
             return
         self._is_open = False
         # Nobody has read the end of these, so that what was computed of them is not known: it may be all.
         self.prompt_tokens += sum(self._unread)
         self.generated_tokens = generated_tokens
+        self.compute_ms += compute_ms
         self._account.settle(self)

@@ -156,7 +156,7 @@ def test_a_stream_that_its_client_leaves_counts_as_far_as_it_came_and_makes_room
     shown = usage(guarded, key)["total"]
     assert 10 <= shown["generated_tokens"] < 1000
     assert shown["prompt_tokens"] > 0
-    assert shown["compute_ms"] > 50
+    assert shown["compute_ms"] > 20  # nearly 5 ms a token
 
 
 def test_a_request_that_is_refused_for_its_own_fault_costs_no_tokens(guarded: Server, add: AddKey) -> None:

@@ -56,7 +56,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     code: str = ""  # of an ERROR, a word for programs; "" is a bug or a failed decode
     slot: int = -1  # where it ran last
     dropped_tokens: int = 0  # by shifts of the context, to make room
-    compute_ms: float = 0.0  # of the machine: its part of each step
+    compute_ms: float = 0.0  # of the machine so far: its part of each step; in every chunk
     image_tokens: int = 0  # of the prompt's, those that stand for images
     drafted_tokens: int = 0  # guesses of next tokens that were computed; also where tokens are told of
     accepted_tokens: int = 0  # of these, those that came true

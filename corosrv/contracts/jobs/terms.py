@@ -39,8 +39,9 @@ class Bill(Protocol):
     def drop(self) -> None:
         """Gives the charge back: the job was never queued."""
 
-    def close(self, generated_tokens: int) -> None:
-        """Settles the charge, however the job ended; `generated_tokens`: of all its tasks. Twice is harmless."""
+    def close(self, generated_tokens: int, compute_ms: float = 0.0) -> None:
+        """Settles the charge, however the job ended; `generated_tokens`: of all its tasks; `compute_ms`: of those whose
+        end nobody has read. Twice is harmless."""
 
 
 class Account(Protocol):

@@ -74,8 +74,8 @@ class JobRecord:
     """
 
     __slots__ = (
-        "_as_json", "_began", "_bill", "_cached_tokens", "_decode_ms", "_forkable", "_generated_tokens", "_id",
-        "_model", "_n_running", "_outcome", "_prompt_ms", "_prompt_tokens", "_trace"
+        "_as_json", "_began", "_bill", "_cached_tokens", "_compute_ms", "_decode_ms", "_forkable", "_generated_tokens",
+        "_id", "_model", "_n_running", "_outcome", "_prompt_ms", "_prompt_tokens", "_trace"
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +97,7 @@ class JobRecord:
         self._forkable = forkable
         self._trace = trace
         self._n_running = n_tasks
+        self._compute_ms: dict[int, float] = {}  # by index, of the tasks whose end was not read
         self._began = time.monotonic()
         self._outcome = _STOP
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
@@ -108,7 +109,9 @@ class JobRecord:
             self._forkable.add(chunks)
         for chunk in chunks:
             self._generated_tokens += chunk.n_tokens
-            if chunk.finish is not None:
+            if chunk.finish is None:
+                self._compute_ms[chunk.index] = chunk.compute_ms
+            else:
                 self._add_last(chunk, chunk.finish)
 
     def _add_last(self, chunk: Chunk, finish: Finish) -> None:
@@ -118,6 +121,7 @@ class JobRecord:
         self._decode_ms = max(self._decode_ms, chunk.decode_ms)
         if self._bill is not None:
             self._bill.add_end(chunk)
+        self._compute_ms.pop(chunk.index, None)
         self._n_running -= 1
         if finish is not Finish.STOP:
             self._outcome = chunk.code or finish.value
@@ -130,7 +134,7 @@ class JobRecord:
             return
         self._n_running = -1
         if self._bill is not None:
-            self._bill.close(self._generated_tokens)
+            self._bill.close(self._generated_tokens, sum(self._compute_ms.values()))
         if self._trace is not None:
             self._end_trace(self._trace, outcome)
         level = logging.DEBUG if outcome in _NORMAL else logging.INFO

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,6 +12,26 @@ from corosrv.dialects.generation.job_log import JobRecord
 STOP = Chunk(0, "", 1, Finish.STOP, 7, 3, 10.0, 40.0)
 LENGTH = Chunk(1, "", 0, Finish.LENGTH, 7, 3, 12.0, 30.0)
 FAILED = Chunk(0, "no token fits", 0, Finish.ERROR, 7, code="grammar_dead_end")
+
+
+class ListedBill:
+    """Lists what the record of a job counts."""
+
+    def __init__(self) -> None:
+        self.ended_ms: list[float] = []
+        self.closed: list[tuple[int, float]] = []
+
+    def charge(self, prompt_tokens: Sequence[int]) -> None:
+        raise AssertionError("a record does not charge")
+
+    def drop(self) -> None:
+        raise AssertionError("a record does not drop its bill")
+
+    def add_end(self, chunk: Chunk) -> None:
+        self.ended_ms.append(chunk.compute_ms)
+
+    def close(self, generated_tokens: int, compute_ms: float = 0.0) -> None:
+        self.closed.append((generated_tokens, compute_ms))
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +79,19 @@ def test_a_job_whose_client_left_was_cancelled(caplog):
 
     (line,) = caplog.records
     assert (line.levelno, "ended: cancelled" in line.getMessage()) == (logging.INFO, True)
+
+
+def test_what_was_computed_until_a_client_left_is_billed():
+    bill = ListedBill()
+    ending = JobRecord("req-1", "tiny", 3, bill=bill)
+
+    ending.add([Chunk(0, "So", 1, compute_ms=12.0), Chunk(1, "On", 1, compute_ms=5.0)])
+    ending.add([Chunk(0, " it", 2, compute_ms=22.0), Chunk(1, "", 1, Finish.STOP, 7, compute_ms=9.0)])
+    ending.end()
+    ending.end()
+
+    assert bill.ended_ms == [9.0]
+    assert bill.closed == [(5, 22.0)]
 
 
 def test_a_line_may_be_json(caplog):

@@ -87,8 +87,9 @@ def _chunk(chunk: Any) -> Chunk:
     prompt_info = _token_infos(chunk.prompt_info) if chunk.prompt_info.n_entries else ()
     if finish == _UNFINISHED and not tokens and not prompt_info and chunk.read_tokens < 0:
         if chunk.n_ids:
-            return Chunk(chunk.index, text, chunk.n_tokens, ids=_ids(chunk), state=_state(chunk))
-        return Chunk(chunk.index, text, chunk.n_tokens)
+            ids, state = _ids(chunk), _state(chunk)
+            return Chunk(chunk.index, text, chunk.n_tokens, compute_ms=chunk.compute_ms, ids=ids, state=state)
+        return Chunk(chunk.index, text, chunk.n_tokens, compute_ms=chunk.compute_ms)
     return Chunk(
         chunk.index,
         text,
