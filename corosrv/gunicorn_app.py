@@ -27,6 +27,7 @@ from corosrv.web.http.worker_watch import (
     WorkerReplacement,
     WorkerWatch,
     let_stops_through,
+    tell_replaced,
 )
 
 # gunicorn's own limit only has to come after ours, which ends streams with an event and fails predictions in words.
@@ -92,7 +93,8 @@ def when_ready(arbiter: Any) -> None:
 
     A first SIGTERM or SIGINT lets running answers end, a second one ends the server quickly; gunicorn drops a second
     SIGTERM. Where a predictor is served, SIGTERM may not count at all. A pause of the machine is no reason to kill a
-    worker. SIGHUP replaces the workers by others once these are ready.
+    worker. SIGHUP replaces the workers by others once these are ready. SIGUSR2 starts another master, of what is
+    installed then, beside this one, which SIGTERM ends.
     """
     arbiter.murder_workers = WorkerWatch(arbiter).kill_hung
     replacement = WorkerReplacement(arbiter)
@@ -111,6 +113,8 @@ def when_ready(arbiter: Any) -> None:
 
     def stop(number: int, frame: FrameType | None) -> None:
         replacement.is_given_up = True
+        if arbiter.reexec_pid:
+            tell_replaced(arbiter.WORKERS.values())
         if next(n_stops) == 0:
             arbiter.signal(signal.SIGTERM, frame)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import BIN, DEPLOYED, REPOSITORY, SERVE, Server, Servers
+from tests.serve.server import BIN, DEPLOYED, REPOSITORY, SERVE, Process, Server, Servers
 from tests.serve.wire import CHAT, Connection, chat, events, request
 from tests.support.certificates import self_signed
 from tests.support.waiting import eventually
@@ -271,6 +272,34 @@ def test_workers_are_replaced_without_a_gap(start: Servers, command: tuple[str, 
 
     assert [caller.failures for caller in callers] == [[], [], []]
     assert min(caller.n_answers for caller in callers) > 5
+
+
+@pytest.mark.parametrize("command", [SERVE, DEPLOYED], ids=["serve", "deployed"])
+def test_another_master_takes_over_without_a_gap(start: Servers, command: tuple[str, ...]) -> None:
+    server = start.start(*command, model=MODEL)
+    old = server.workers()
+    callers = [Callers(server) for _ in range(3)]
+    with server.connect() as connection:
+        connection.send(request("POST", CHAT, chat(stream=True, max_tokens=400)))
+        assert connection.head().status == 200
+        server.signal(signal.SIGUSR2)
+        eventually(lambda: set(server.workers()) - set(old), what="another master")
+        (pid,) = set(server.workers()) - set(old)
+        new = Process(pid)
+        try:
+            eventually(lambda: server.log.count("model synthetic: loaded") == 2, what="its worker")
+            server.signal(signal.SIGTERM)
+            assert events(b"".join(connection.pieces()))[-1] == "[DONE]"
+            assert server.wait() == 0
+            n_before = callers[0].n_answers
+            eventually(lambda: callers[0].n_answers > n_before + 1, what="answers of the new one")
+        finally:
+            for caller in callers:
+                caller.stop()
+            os.kill(pid, signal.SIGTERM)
+            eventually(lambda: not new.is_alive, what="the end of the new master")
+
+    assert [caller.failures for caller in callers] == [[], [], []]
 
 
 def test_workers_that_cannot_start_replace_nobody(start: Servers, tmp_path: Path) -> None:

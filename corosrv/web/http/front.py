@@ -42,7 +42,7 @@ from corosrv.web.http.reply import PARKS, Flood, LateBody
 from corosrv.web.http.served_client import ClientPool, HttpExchange, ServedClient, send
 from corosrv.web.http.siblings import Siblings
 from corosrv.web.http.sse import EventStream
-from corosrv.web.http.worker_watch import NEVER_STARTS, WorkerReplacement, let_stops_through
+from corosrv.web.http.worker_watch import NEVER_STARTS, has_predecessors, let_stops_through
 
 log = logging.getLogger("corosrv.http")
 
@@ -121,7 +121,7 @@ class Front(GeventWorker):  # type: ignore[misc]
         # What logging does when a handler goes, after all else has gone, meets a lock of gevent's that is no more.
         atexit.register(logging._handlerList.clear)  # type: ignore[attr-defined]
         garbage_times.watch()
-        if WorkerReplacement.is_replacement:
+        if has_predecessors():
             self._wait_until_ready()
         for server in servers:
             server.start()

@@ -1,9 +1,9 @@
 """The process around the server: hung workers, new ones, stop signals, open files, addresses, and logs as JSON.
 
 gunicorn's master is told which workers hang: those that are silent although they could run. On SIGHUP it ends the old
-ones when the new ones are ready. A signal to stop that comes
-before the handlers are in place is kept for later (`let_stops_through`). The limit on open files bounds the clients.
-Lines of JSON are corosrv's own, and those of gunicorn's master, workers and access log.
+ones when the new ones are ready; a new master (SIGUSR2) accepts nobody before. A signal to stop that comes before the
+handlers are in place is kept for later (`let_stops_through`). The limit on open files bounds the clients. Lines of
+JSON are corosrv's own, and those of gunicorn's master, workers and access log.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import ssl
 import stat
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,9 @@ class WorkerWatch:
         self._arbiter.kill_worker(pid, signal.SIGABRT)
 
 
+_OLD_MASTER = (
+    "GUNICORN_PID"  # the variable in which gunicorn has the master that has started this one, as long as it is
+)
 _IS_READY = 0o700  # the mode of a worker's heartbeat file, which is nobody else's, once it is ready; 0600 before
 _IS_REPLACED = 0o500  # the mode of the file of a worker that is told to end because others serve
 _READY_WITHIN = 1800.0  # seconds in which new workers have to load their models
@@ -194,8 +198,7 @@ class _NewWorkersFailed(Exception):
 class WorkerReplacement:
     """Takes the place of `Arbiter.reload`: the old workers serve until the new ones are ready, or for good.
 
-    Belongs to gunicorn's master. A new worker finds `is_replacement` in its copy of this class, and accepts no client
-    before it has told that it is ready.
+    Belongs to gunicorn's master. A new worker finds `is_replacement` in its copy of this class.
     """
 
     is_replacement = False
@@ -228,9 +231,7 @@ class WorkerReplacement:
         """Ends the old workers once all new ones are ready. Waits. Raises _NewWorkersFailed if one has ended."""
         arbiter = self._arbiter
         if self._wait_for_new():
-            for worker in arbiter.WORKERS.values():
-                if worker.age <= self._last_old:
-                    os.fchmod(worker.tmp.fileno(), _IS_REPLACED)
+            tell_replaced(worker for worker in arbiter.WORKERS.values() if worker.age <= self._last_old)
         type(arbiter).manage_workers(arbiter)
 
     def _wait_for_new(self) -> bool:
@@ -257,6 +258,19 @@ class WorkerReplacement:
             time.sleep(_LOOK)
             with suppress(HaltServer):
                 self._arbiter.reap_workers()
+
+
+def tell_replaced(workers: Iterable[Any]) -> None:
+    """Tells workers, before they are told to end, that others serve what comes. In the master."""
+    for worker in workers:
+        with suppress(OSError, ValueError):  # it has ended, and its file is closed
+            os.fchmod(worker.tmp.fileno(), _IS_REPLACED)
+
+
+def has_predecessors() -> bool:
+    """Tells whether others serve until this worker is ready: the old ones of its master, or those of the master that
+    has started its own on SIGUSR2. In the worker."""
+    return WorkerReplacement.is_replacement or _OLD_MASTER in os.environ
 
 
 def tell_ready(worker: Any) -> None:
