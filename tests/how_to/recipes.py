@@ -19,7 +19,7 @@ from tests.test_readme import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to.md"
-DEADLINE = 60.0  # seconds in which a server is up, and a program has ended
+DEADLINE = 100.0  # seconds in which a server is up, and a program has ended
 
 
 class Recipe:

@@ -7,7 +7,7 @@ import pytest
 from tests.how_to.recipes import Recipe
 from tests.support.engines import packaged_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(1400)]
 
 HEADER = """// Keeps the first few candidates.
 #pragma once
@@ -119,7 +119,7 @@ def test_a_sampler_is_compiled_named_and_used(tmp_path: Path):
     change_the_server(recipe)
     next((tmp_path / "corosrv").glob("_native*.so")).unlink()
     # Not optimised, and so compiled in a fraction of the time.
-    recipe.run("setup.py", "-q", "build_ext", "--inplace", timeout=800, COROSRV_CFLAGS="-O0")
+    recipe.run("setup.py", "-q", "build_ext", "--inplace", timeout=1200, COROSRV_CFLAGS="-O0")
 
     asked = {"prompt": "One, two, three,", "n_predict": 8, "top_k": 0, "top_p": 1, "min_p": 0}
     with recipe.server("--model", model, "--ctx", "256", "--slots", "2", "--threads", "2") as client:

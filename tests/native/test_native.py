@@ -11,7 +11,7 @@ from corosrv.models.engine import libllama
 
 HERE = Path(__file__).parent
 BUILD_TIMEOUT = 600  # seconds, on a slow machine with nothing built yet
-RUN_TIMEOUT = 200
+RUN_TIMEOUT = 600  # of which a quiet machine of two processors takes 110
 
 
 def run(*command: str, timeout: float) -> "subprocess.CompletedProcess[str]":
