@@ -17,10 +17,8 @@ from corosrv.contracts.settings.loading import PARTS
 from corosrv.contracts.settings.sources import names, parse_toml
 
 # Settings that the wing itself gives each process.
-OWN_SETTINGS = frozenset(
-    ("app_dir", "elastic", "joinable", "mgmt_certfile", "mgmt_host", "mgmt_keyfile", "mgmt_port", "mgmt_token_file")
-    + ("model", "run_dir", "worker_app")
-)
+OWN_SETTINGS = {"app_dir", "elastic", "joinable", "model", "run_dir", "worker_app"}
+OWN_SETTINGS |= {f"mgmt_{name}" for name in ("certfile", "host", "keyfile", "port", "token_file")}
 SettingValue = str | int | float | bool
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 

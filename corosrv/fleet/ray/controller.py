@@ -163,7 +163,7 @@ class Controller:
 
     def _tick(self) -> None:
         self._look()
-        fronts = sorted(one.status["url"] for one in self._ready(Kind.FRONT))
+        fronts = sorted(one.status["management"] for one in self._ready(Kind.FRONT))
         self._connect(fronts)
         queues, upstreams = self._ask_fronts(fronts)
         with self._lock:
@@ -224,7 +224,7 @@ class Controller:
             one.handle.connect.remote([front])
 
     def _ask_fronts(self, fronts: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Returns the queues of all fronts and the engines among their upstreams. Waits. Removes engines that are gone."""
+        """Returns the queues of all fronts and the engines among their upstreams. Waits. Removes lost engines."""
         queues: list[dict[str, Any]] = []
         upstreams: list[dict[str, Any]] = []
         claimed = {one.status.get("url") for one in self._members.values() if one.kind is Kind.ENGINE}

@@ -28,6 +28,7 @@ LONG_LIFE = 60.0  # seconds of a process after which the pause begins anew
 KEY_VARIABLE = "COROSRV_UPSTREAM_KEY_RAY"  # of fronts: what engines ask for; and the mark of engines among upstreams
 _LISTENING = re.compile(r"Listening at: (https?://\S+)")
 _MANAGED = re.compile(r"management on (https?://[^\s,]+)")
+_ADDED = re.compile(r"(\S+) is an upstream")
 _JOINED = re.compile(r"joined \S+ as (\S+)")
 
 
@@ -62,6 +63,7 @@ class Member:
         self._state = MemberState.STARTING
         self._reason = ""
         self._url = ""
+        self._management = ""
         self._n_starts = 0
         self._heard_at = time.monotonic()  # the last good answer of the process
         self._pid = 0
@@ -77,6 +79,7 @@ class Member:
             "state": self._state.value,
             "reason": self._reason,
             "url": self._url,
+            "management": self._management,
             "fronts": list(self._fronts),
             "restarts": max(0, self._n_starts - 1),
             "host": self._host,
@@ -123,7 +126,7 @@ class Member:
     def _run(self) -> str:
         """Runs one process to its end; returns why it ended."""
         self._n_starts += 1
-        self._url = ""
+        self._url = self._management = ""
         used = self._fronts
         process = OwnedProcess(self._command(), self._environ())
         self._pid = process.pid
@@ -151,28 +154,38 @@ class Member:
         now = time.monotonic()
         if self._is_well(process):
             self._heard_at = now
-            self._state, self._reason = MemberState.READY, ""
+            self._reason = "" if self._has_joined() else "joins its fronts"
+            if not self._reason:
+                self._state = MemberState.READY
         elif self._state is MemberState.READY and now - self._heard_at > HUNG_TIME:
             return f"it gave no answer for {HUNG_TIME:g} s"
         elif self._state is not MemberState.READY and now - self._heard_at > START_TIME:
             return f"it was not ready within {START_TIME:g} s"
         elif self._state is MemberState.FAILED:
             self._state = MemberState.STARTING
-        if self._group.kind is Kind.ENGINE and self._state is MemberState.READY:
-            self._keep_joined()
         return ""
+
+    def _has_joined(self) -> bool:
+        """Keeps an engine joined to its fronts; tells whether it is ready for calls."""
+        if self._group.kind is not Kind.ENGINE:
+            return True
+        self._keep_joined()
+        return self._state is MemberState.READY or (self._join is not None and self._join.found(_ADDED) != "")
 
     def _is_well(self, process: OwnedProcess) -> bool:
         if self._group.kind is Kind.POOL:
             return process.found(_JOINED) != ""
         is_front = self._group.kind is Kind.FRONT
-        self._url = process.found(_MANAGED if is_front else _LISTENING)
-        if not self._url:
+        self._url = process.found(_LISTENING)
+        self._management = process.found(_MANAGED) if is_front else ""
+        if not (self._management if is_front else self._url):
             return False
         was_ready = self._state is MemberState.READY
-        path = "/v1/server" if is_front else "/health/live" if was_ready else "/health"
         try:
-            answer = call("GET", self._url + path, self._shared.token if is_front else "")
+            if is_front:  # its own port may be another front's as well
+                answer = call("GET", f"{self._management}/v1/server", self._shared.token)
+            else:
+                answer = call("GET", f"{self._url}{'/health/live' if was_ready else '/health'}")
         except ManagementError:
             return False
         return not is_front or answer["state"] == "ready"
