@@ -23,6 +23,11 @@ _address = click.option(
 )
 
 
+_wait_option = click.option(
+    "--wait", "seconds", type=click.FloatRange(0), default=UP_TIME, show_default=True, help="seconds until all is ready"
+)
+
+
 @click.group("ray")
 def ray_group() -> None:
     """Place fronts, engines and pools on a Ray cluster, and keep them there."""
@@ -85,9 +90,7 @@ class ControllerLink:
 @ray_group.command("up")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_address
-@click.option(
-    "--wait", "seconds", type=click.FloatRange(0), default=UP_TIME, show_default=True, help="until all is ready"
-)
+@_wait_option
 def up(file: Path, address: str, seconds: float) -> None:
     """Start what FILE says, or bring what runs to it, process by process; then wait until all is ready.
 
@@ -105,8 +108,7 @@ def up(file: Path, address: str, seconds: float) -> None:
                 f"the cluster runs corosrv {version}, and this is {__version__}: bring it down first"
             )
         link.call("apply", _plain(cluster))
-        if seconds and not _wait(link, _is_up, seconds):
-            raise click.ClickException(f"not all was ready within {seconds:g} s; it goes on: corosrv ray status")
+        _settle(link, seconds)
 
 
 def _plain(cluster: ClusterFile) -> dict[str, Any]:
@@ -123,6 +125,12 @@ def _check_addresses(ray: Any, cluster: ClusterFile) -> None:
         raise click.ClickException(
             f"the cluster has {len(machines)} machines, which reach each other only by listen = 'node' in the file"
         )
+
+
+def _settle(link: ControllerLink, seconds: float) -> None:
+    """Waits until all is as wanted. Raises ClickException if it is not in time; 0 seconds: waits for nothing."""
+    if seconds and not _wait(link, _is_settled, seconds):
+        raise click.ClickException(f"not all was ready within {seconds:g} s; it goes on: corosrv ray status")
 
 
 def _wait(link: ControllerLink, is_done: Callable[[dict[str, Any]], bool], seconds: float) -> bool:
@@ -142,8 +150,10 @@ def _wait(link: ControllerLink, is_done: Callable[[dict[str, Any]], bool], secon
         time.sleep(LOOK)
 
 
-def _is_up(status: dict[str, Any]) -> bool:
-    return all(one["ready"] >= one["target"] and not one["outdated"] for one in status["groups"])
+def _is_settled(status: dict[str, Any]) -> bool:
+    groups = status["groups"]
+    is_whole = all(one["ready"] == one["target"] and not one["outdated"] for one in groups)
+    return is_whole and len(status["members"]) == sum(one["target"] for one in groups)
 
 
 def _line(member: dict[str, Any]) -> str:
@@ -176,21 +186,29 @@ def show_status(address: str, is_json: bool) -> None:
 @click.argument("name", metavar="ENGINES")
 @click.argument("bounds", metavar="LEAST..MOST")
 @_address
-def scale(name: str, bounds: str, address: str) -> None:
+@_wait_option
+def scale(name: str, bounds: str, address: str, seconds: float) -> None:
     """Set how many engines of a name there may be, as 2..8, or workers of a pool, as 3, until the next `up`."""
     least, _, most = bounds.partition("..")
     most = most or least
     if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
         raise click.BadParameter(f"must be as 2..8 or 3, and at least 1, not {bounds!r}", param_hint="LEAST..MOST")
     with _connected(address) as ray:
-        ControllerLink(ray).call("scale", name, int(least), int(most))
-    click.echo(f"{name} may have from {least} to {most}")
+        link = ControllerLink(ray)
+        link.call("scale", name, int(least), int(most))
+        click.echo(f"{name} may have from {least} to {most}")
+        _settle(link, seconds)
 
 
 @ray_group.command("down")
 @_address
 @click.option(
-    "--wait", "seconds", type=click.FloatRange(1), default=UP_TIME, show_default=True, help="until all has ended"
+    "--wait",
+    "seconds",
+    type=click.FloatRange(1),
+    default=UP_TIME,
+    show_default=True,
+    help="seconds until all has ended",
 )
 def down(address: str, seconds: float) -> None:
     """Drain and end everything: fronts first, then engines and pools, then the controller."""

@@ -7,6 +7,7 @@ names. So it may die and start anew at any time, and members serve without it.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -118,9 +119,10 @@ class Controller:
                 if one.state is MemberState.UNPLACED and (group := keys.get(f"{one.kind.value}:{one.group}")):
                     reason = self._space.missing(group.section, room)
                 shown = {"id": name, "kind": one.kind.value, "group": one.group, "version": one.version}
-                facts = {key: one.status.get(key) for key in ("url", "host", "pid", "restarts")}
+                facts = {key: one.status.get(key) for key in ("url", "host", "pid", "actor_pid", "restarts")}
                 members.append(shown | facts | {"state": one.state.value, "reason": reason})
-            return {"version": __version__, "groups": groups, "members": members, "fault": self._fault}
+            about = {"version": __version__, "pid": os.getpid(), "fault": self._fault}
+            return about | {"groups": groups, "members": members}
 
     def _group_view(self, group: ProcessGroup) -> dict[str, Any]:
         least, most = self._bounds(group)
@@ -131,7 +133,7 @@ class Controller:
             "name": group.name,
             "min": least,
             "max": most,
-            "target": self._sizes.get(group.key, least),
+            "target": min(max(self._sizes.get(group.key, least), least), most),
             "ready": sum(one.state is MemberState.READY for one in own),
             "outdated": sum(one.version != group.version for one in own),
             "decision": scaler.reason if scaler and least != most else "",

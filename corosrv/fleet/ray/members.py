@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -84,6 +85,7 @@ class Member:
             "restarts": max(0, self._n_starts - 1),
             "host": self._host,
             "pid": self._pid,
+            "actor_pid": os.getpid(),
         }
 
     def connect(self, fronts: list[str]) -> None:
