@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.settings.loading import PARTS
+from corosrv.contracts.settings import PARTS
 from corosrv.contracts.settings.sources import names, parse_toml
 
 # Settings that the wing itself gives each process.

@@ -107,11 +107,11 @@ def up(file: Path, address: str, seconds: float) -> None:
             raise click.ClickException(
                 f"the cluster runs corosrv {version}, and this is {__version__}: bring it down first"
             )
-        link.call("apply", _plain(cluster))
+        link.call("apply", _to_values(cluster))
         _settle(link, seconds)
 
 
-def _plain(cluster: ClusterFile) -> dict[str, Any]:
+def _to_values(cluster: ClusterFile) -> dict[str, Any]:
     import msgspec
 
     values: dict[str, Any] = msgspec.to_builtins(cluster)

@@ -35,7 +35,7 @@ STATE_KEY = b"wanted"
 
 
 class WantedState(msgspec.Struct, frozen=True, kw_only=True):
-    """What survives a controller: the file's values, bounds set since by hand, and the cluster's secrets."""
+    """The state that survives a controller: the file's values, bounds set since by hand, and the cluster's secrets."""
 
     values: dict[str, Any]
     bounds: dict[str, tuple[int, int]] = {}
@@ -139,9 +139,9 @@ class Controller:
             "decision": scaler.reason if scaler and least != most else "",
         }
 
-    def _store(self, wanted: WantedState) -> None:
-        self._space.save(STATE_KEY, msgspec.json.encode(wanted))
-        self._wanted = wanted
+    def _store(self, state: WantedState) -> None:
+        self._space.save(STATE_KEY, msgspec.json.encode(state))
+        self._wanted = state
 
     def _groups(self) -> list[ProcessGroup]:
         wanted = self._wanted
@@ -170,7 +170,7 @@ class Controller:
         queues, upstreams = self._ask_fronts(fronts)
         with self._lock:
             groups, now = self._groups(), time.monotonic()
-            seen = [self._seen(name, one) for name, one in self._members.items()]
+            seen = [self._view(name, one) for name, one in self._members.items()]
             targets = [self._target(group, seen, queues, upstreams, now) for group in groups]
             actions = plan(targets, seen, now)
             for action in actions:
@@ -248,8 +248,8 @@ class Controller:
         self._unclaimed = unclaimed
         return queues, upstreams
 
-    def _seen(self, name: str, one: _Tracked) -> MemberSeen:
-        return MemberSeen(name, one.kind, one.group, one.version, one.state, one.since)
+    def _view(self, name: str, member: _Tracked) -> MemberSeen:
+        return MemberSeen(name, member.kind, member.group, member.version, member.state, member.since)
 
     def _target(
         self,
@@ -288,15 +288,15 @@ class Controller:
             self._space.remove(one.handle)
 
 
-def _enter(one: _Tracked, state: MemberState, status: dict[str, Any]) -> None:
-    if state is not one.state:
-        one.state, one.since = state, time.monotonic()
-    one.status = status
+def _enter(member: _Tracked, state: MemberState, status: dict[str, Any]) -> None:
+    if state is not member.state:
+        member.state, member.since = state, time.monotonic()
+    member.status = status
 
 
-def _is_live(one: MemberSeen) -> bool:
-    return one.state in (MemberState.STARTING, MemberState.READY)
+def _is_live(member: MemberSeen) -> bool:
+    return member.state in (MemberState.STARTING, MemberState.READY)
 
 
 def _is_engine(upstream: Mapping[str, Any]) -> bool:
-    return upstream["api_key_env"] == KEY_VARIABLE
+    return bool(upstream["api_key_env"] == KEY_VARIABLE)

@@ -45,7 +45,7 @@ class ClusterSecrets:
         return ClusterSecrets(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
 
 
-class Member:
+class ClusterMember:
     """An actor that keeps one process alive until it is drained. A thread of its own looks after the process."""
 
     def __init__(self, group: ProcessGroup, host: str, shared: ClusterSecrets, is_joinable: bool = False) -> None:
@@ -172,14 +172,14 @@ class Member:
         if self._group.kind is not Kind.ENGINE:
             return True
         self._keep_joined()
-        return self._state is MemberState.READY or (self._join is not None and self._join.found(_ADDED) != "")
+        return self._state is MemberState.READY or (self._join is not None and self._join.first_match(_ADDED) != "")
 
     def _is_well(self, process: OwnedProcess) -> bool:
         if self._group.kind is Kind.POOL:
-            return process.found(_JOINED) != ""
+            return process.first_match(_JOINED) != ""
         is_front = self._group.kind is Kind.FRONT
-        self._url = process.found(_LISTENING)
-        self._management = process.found(_MANAGED) if is_front else ""
+        self._url = process.first_match(_LISTENING)
+        self._management = process.first_match(_MANAGED) if is_front else ""
         if not (self._management if is_front else self._url):
             return False
         was_ready = self._state is MemberState.READY

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corosrv.fleet.ray.cluster_file import Kind, ProcessGroup, ProcessSection
-from corosrv.fleet.ray.members import ClusterSecrets, Member
+from corosrv.fleet.ray.members import ClusterMember, ClusterSecrets
 
 NAMESPACE = "corosrv"
 CONTROLLER = "controller"
@@ -132,7 +132,7 @@ def _answer(question: Any) -> Any:
         return error
 
 
-class PlacedMember(Member):
+class PlacedMember(ClusterMember):
     """A member in Ray's process: it listens on the address that Ray knows its node by, where the file wants that."""
 
     def __init__(self, group: ProcessGroup, listen: str, shared: ClusterSecrets, is_joinable: bool) -> None:

@@ -54,7 +54,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class GroupTarget:
-    """How many processes of a version a group should have."""
+    """The number of processes of a version that a group should have."""
 
     key: str
     version: str
@@ -116,7 +116,7 @@ _WORTH = (MemberState.UNPLACED, MemberState.FAILED, MemberState.STARTING, Member
 
 def _by_worth(members: Iterable[MemberSeen]) -> list[MemberSeen]:
     """Sorts by what a group loses with a member: the least first, and of equal ones the youngest."""
-    return sorted(members, key=lambda one: (_WORTH.index(one.state), -one.since))
+    return sorted(members, key=lambda member: (_WORTH.index(member.state), -member.since))
 
 
 _PLACES = {

@@ -78,7 +78,7 @@ class OwnedProcess:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def found(self, pattern: re.Pattern[str]) -> str:
+    def first_match(self, pattern: re.Pattern[str]) -> str:
         """Returns what the pattern's group matches first in its output, or nothing."""
         for line in tuple(self._first):
             if match := pattern.search(line):

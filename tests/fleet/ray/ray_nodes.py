@@ -21,6 +21,17 @@ _QUIET = ("--node-ip-address", "127.0.0.1", "--object-store-memory", "80000000",
 # Ports that the system chooses: by default workers have a range, which another cluster of this machine may use.
 _PORTS = ("--min-worker-port", "0", "--max-worker-port", "0", "--include-log-monitor", "false")
 
+# Runs commands in one process that stays connected: a start and Ray's handshake take seconds each time.
+_COMMANDS = """
+import json, sys, ray
+from click.testing import CliRunner
+from corosrv.cli import main
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+for line in sys.stdin:
+    result = CliRunner().invoke(main, ["ray", *json.loads(line), "--address", sys.argv[1]])
+    print(json.dumps([result.exit_code, result.output]), flush=True)
+"""
+
 
 class RayNodes:
     """A head and further raylets. Whoever makes it closes it."""
@@ -30,6 +41,7 @@ class RayNodes:
         self.folder = Path(self._folder.name)
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("COROSRV_")}
         self._environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "PYTHONUNBUFFERED": "1"}
+        self._commands: subprocess.Popen[str] | None = None
         self._nodes: list[subprocess.Popen[bytes]] = []
         head = ("--head", "--port", "0", "--include-dashboard", "false", "--temp-dir", str(self.folder / "ray"))
         try:
@@ -59,22 +71,33 @@ class RayNodes:
             command, env=self._environ, capture_output=True, text=True, timeout=2 * START_SECONDS, check=False
         )
 
+    def ask(self, *words: str) -> tuple[int, str]:
+        """Runs a command in the process that stays connected; returns its status and output."""
+        if self._commands is None:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            command = [sys.executable, "-c", _COMMANDS, self.address]
+            self._commands = subprocess.Popen(command, env=self._environ, **pipes)
+        assert self._commands.stdin is not None
+        assert self._commands.stdout is not None
+        self._commands.stdin.write(json.dumps(words) + "\n")
+        self._commands.stdin.flush()
+        code, output = json.loads(self._commands.stdout.readline())
+        return int(code), str(output)
+
     def must(self, *words: str) -> str:
-        done = self.run(*words)
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-        return done.stdout
+        code, output = self.ask(*words)
+        assert code == 0, output
+        return output
 
     def status(self) -> dict[str, Any]:
         return dict(json.loads(self.must("status", "--json")))
 
     def close(self) -> None:
         """Ends the raylets, and with them all that they run."""
+        if self._commands is not None:
+            with self._commands:
+                self._commands.kill()
         for node in reversed(self._nodes):
-            with suppress(ProcessLookupError):
-                os.killpg(node.pid, signal.SIGTERM)
-        for node in self._nodes:
-            with suppress(subprocess.TimeoutExpired):
-                node.wait(20)
             with suppress(ProcessLookupError):
                 os.killpg(node.pid, signal.SIGKILL)
             node.wait()

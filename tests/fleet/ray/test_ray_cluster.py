@@ -45,10 +45,13 @@ class ServedCluster:
         self.nodes = nodes
         self.pids: set[int] = set()  # of all processes that were seen
 
-    def up(self, text: str, *words: str) -> None:
+    def write(self, text: str) -> str:
         path = self.nodes.folder / "cluster.toml"
         path.write_text(text)
-        self.nodes.must("up", str(path), *words)
+        return str(path)
+
+    def up(self, text: str, *words: str) -> None:
+        self.nodes.must("up", self.write(text), *words)
 
     def status(self) -> dict[str, Any]:
         status = self.nodes.status()
@@ -67,7 +70,9 @@ def cluster() -> Iterator[ServedCluster]:
     nodes = RayNodes(2, cpus=1)
     try:
         served = ServedCluster(nodes)
-        served.up(FILE.format(slots=4))
+        path = served.write(FILE.format(slots=4))
+        started = nodes.run("up", path)
+        assert started.returncode == 0, started.stderr
         yield served
     finally:
         nodes.close()
@@ -178,7 +183,8 @@ def test_a_second_up_talks_to_the_controller_that_there_is_and_down_leaves_nothi
     cluster.up(FILE.format(slots=5))
     assert cluster.status()["pid"] == pid
 
-    cluster.nodes.must("down")
+    ended = cluster.nodes.run("down")
 
-    assert "nothing runs on this cluster" in cluster.nodes.run("status").stderr
+    assert ended.returncode == 0, ended.stderr
+    assert "nothing runs on this cluster" in cluster.nodes.ask("status")[1]
     cluster.until(lambda: all(map(has_ended, cluster.pids | {pid})), "the end of all processes")
