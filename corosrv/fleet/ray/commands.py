@@ -189,8 +189,8 @@ def show_status(address: str, is_json: bool) -> None:
 @_wait_option
 def scale(name: str, bounds: str, address: str, seconds: float) -> None:
     """Set how many engines of a name there may be, as 2..8, or workers of a pool, as 3, until the next `up`."""
-    least, _, most = bounds.partition("..")
-    most = most or least
+    least, dots, most = bounds.partition("..")
+    most = most if dots else least
     if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
         raise click.BadParameter(f"must be as 2..8 or 3, and at least 1, not {bounds!r}", param_hint="LEAST..MOST")
     with _connected(address) as ray:
