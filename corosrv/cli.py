@@ -43,6 +43,7 @@ from corosrv.contracts.settings import (
 )
 from corosrv.contracts.settings.effective import EffectiveSetting, SettingGroup
 from corosrv.contracts.settings.fleet import new_replica_id
+from corosrv.fleet.ray.commands import ray_group
 from corosrv.fleet.upstreams.spec import parse_all
 from corosrv.models.fitting.model_file import flaw_of
 from corosrv.models.hub import library
@@ -71,6 +72,7 @@ for command in (
     commands.scale,
     commands.worker,
     commands.upstream,
+    ray_group,
 ):
     main.add_command(command)
 

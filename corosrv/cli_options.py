@@ -129,7 +129,7 @@ class CommandGroup(click.Group):
     sections: ClassVar[dict[str, tuple[str, ...]]] = {
         "Serve": ("serve", "config", "doctor", "models"),
         "Use a server": ("chat", "batch", "top", "bench"),
-        "Operate a server": ("keys", "replay", "ps", "scale", "drain", "worker", "upstream"),
+        "Operate a server": ("keys", "replay", "ps", "scale", "drain", "worker", "upstream", "ray"),
         "Other": ("completion",),
     }
 

@@ -1,0 +1,251 @@
+"""Actors that each own one process of corosrv on a node: a front, an engine, or a worker of a pool. Needs no ray."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from corosrv.base.errors import ManagementError
+from corosrv.fleet.ray.cluster_file import EngineSection, FrontSection, Kind, PoolSection, ProcessGroup
+from corosrv.fleet.ray.plan import MemberState
+from corosrv.fleet.ray.processes import OwnedProcess, call
+
+LOOK = 0.5  # seconds between two looks at a process
+START_TIME = 900.0  # seconds in which a process must be ready; a model may have to be downloaded
+HUNG_TIME = 60.0  # seconds without an answer before a process is replaced
+DRAIN_TIME = 25.0  # seconds that running calls get, where no setting says so
+MORE_TIME = 15.0  # seconds beyond these before a process is killed
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a process that died is followed by another
+LONG_LIFE = 60.0  # seconds of a process after which the pause begins anew
+KEY_VARIABLE = "COROSRV_UPSTREAM_KEY_RAY"  # of fronts: what engines ask for; and the mark of engines among upstreams
+_LISTENING = re.compile(r"Listening at: (https?://\S+)")
+_MANAGED = re.compile(r"management on (https?://[^\s,]+)")
+_ADDED = re.compile(r"(\S+) is an upstream")
+_JOINED = re.compile(r"joined \S+ as (\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSecrets:
+    """Secrets that the processes of one cluster share: the token of the fronts' management, and the engines' key."""
+
+    token: str
+    engine_key: str
+
+    @staticmethod
+    def make() -> ClusterSecrets:
+        return ClusterSecrets(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+
+
+class ClusterMember:
+    """An actor that keeps one process alive until it is drained. A thread of its own looks after the process."""
+
+    def __init__(self, group: ProcessGroup, host: str, shared: ClusterSecrets, is_joinable: bool = False) -> None:
+        """`host`: the node's address to listen on. `is_joinable`: says of a front that workers join it."""
+        self._group = group
+        self._host = host
+        self._shared = shared
+        self._is_joinable = is_joinable
+        self._folder = Path(tempfile.mkdtemp(prefix="corosrv-ray-"))
+        self._token_file = self._folder / "token"
+        self._token_file.touch(0o600)
+        self._token_file.write_text(shared.token)
+        self._changed = threading.Condition()
+        self._fronts: tuple[str, ...] = ()
+        self._is_draining = False
+        self._state = MemberState.STARTING
+        self._reason = ""
+        self._url = ""
+        self._management = ""
+        self._n_starts = 0
+        self._heard_at = time.monotonic()  # the last good answer of the process
+        self._pid = 0
+        self._join: OwnedProcess | None = None
+        self._joined: tuple[str, ...] = ()
+        threading.Thread(target=self._live, name="corosrv-member", daemon=True).start()
+
+    # The controller's calls.
+
+    def status(self) -> dict[str, Any]:
+        """Returns the state and addresses of the process."""
+        return {
+            "state": self._state.value,
+            "reason": self._reason,
+            "url": self._url,
+            "management": self._management,
+            "fronts": list(self._fronts),
+            "restarts": max(0, self._n_starts - 1),
+            "host": self._host,
+            "pid": self._pid,
+            "actor_pid": os.getpid(),
+        }
+
+    def connect(self, fronts: list[str]) -> None:
+        """Tells which fronts there are, by the URLs of their management ports."""
+        with self._changed:
+            self._fronts = tuple(fronts)
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Begins to end the process; `status` tells of its end as `gone`. Repeating it is harmless."""
+        with self._changed:
+            self._is_draining = True
+            self._changed.notify_all()
+
+    # The thread.
+
+    def _live(self) -> None:
+        pause = FIRST_PAUSE
+        while not self._is_draining:
+            if self._group.kind is Kind.POOL and not self._fronts:
+                self._reason = "waits for a front"
+                self._wait(LOOK)
+                continue
+            began = self._heard_at = time.monotonic()
+            words = self._run()
+            if self._is_draining:
+                break
+            pause = FIRST_PAUSE if time.monotonic() - began > LONG_LIFE else min(2 * pause, LONGEST_PAUSE)
+            self._reason = f"{words}; it starts again"
+            self._state = MemberState.FAILED
+            self._wait(pause)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._state = MemberState.GONE
+
+    def _wait(self, seconds: float) -> None:
+        with self._changed:
+            if not self._is_draining:
+                self._changed.wait(seconds)
+
+    def _run(self) -> str:
+        """Runs one process to its end; returns why it ended."""
+        self._n_starts += 1
+        self._url = self._management = ""
+        used = self._fronts
+        process = OwnedProcess(self._command(), self._environ())
+        self._pid = process.pid
+        try:
+            while process.is_running() and not self._is_draining:
+                if fault := self._look(process):
+                    return fault
+                if self._group.kind is Kind.POOL and self._fronts and self._fronts != used:
+                    process.stop(self._drain_time())
+                    return "the front that it had joined is gone"
+                self._wait(LOOK)
+            if self._is_draining:
+                self._state = MemberState.DRAINING
+                self._leave()
+                process.stop(self._drain_time())
+                return ""
+            return process.last_words or f"the process ended with status {process.status}"
+        finally:
+            self._leave()
+            process.kill()
+            self._pid = 0
+
+    def _look(self, process: OwnedProcess) -> str:
+        """Looks after a process that runs; returns why it must be replaced, or nothing."""
+        now = time.monotonic()
+        if self._is_well(process):
+            self._heard_at = now
+            self._reason = "" if self._has_joined() else "joins its fronts"
+            if not self._reason:
+                self._state = MemberState.READY
+        elif self._state is MemberState.READY and now - self._heard_at > HUNG_TIME:
+            return f"it gave no answer for {HUNG_TIME:g} s"
+        elif self._state is not MemberState.READY and now - self._heard_at > START_TIME:
+            return f"it was not ready within {START_TIME:g} s"
+        elif self._state is MemberState.FAILED:
+            self._state = MemberState.STARTING
+        return ""
+
+    def _has_joined(self) -> bool:
+        """Keeps an engine joined to its fronts; tells whether it is ready for calls."""
+        if self._group.kind is not Kind.ENGINE:
+            return True
+        self._keep_joined()
+        return self._state is MemberState.READY or (self._join is not None and self._join.first_match(_ADDED) != "")
+
+    def _is_well(self, process: OwnedProcess) -> bool:
+        if self._group.kind is Kind.POOL:
+            return process.first_match(_JOINED) != ""
+        is_front = self._group.kind is Kind.FRONT
+        self._url = process.first_match(_LISTENING)
+        self._management = process.first_match(_MANAGED) if is_front else ""
+        if not (self._management if is_front else self._url):
+            return False
+        was_ready = self._state is MemberState.READY
+        try:
+            if is_front:  # its own port may be another front's as well
+                answer = call("GET", f"{self._management}/v1/server", self._shared.token)
+            else:
+                answer = call("GET", f"{self._url}{'/health/live' if was_ready else '/health'}")
+        except ManagementError:
+            return False
+        return not is_front or answer["state"] == "ready"
+
+    def _keep_joined(self) -> None:
+        """Keeps a `corosrv upstream join` for the fronts there are."""
+        if self._join is not None and self._join.is_running() and self._joined == self._fronts:
+            return
+        if self._join is not None:
+            self._join.kill()  # asked to end it would take the engine from the fronts
+        self._join, self._joined = None, self._fronts
+        if not self._fronts:
+            return
+        section = self._group.section
+        assert isinstance(section, EngineSection)
+        limit = ["--concurrency", str(section.concurrency)] if section.concurrency else []
+        servers = [word for front in self._fronts for word in ("--server", front)]
+        keys = ["--api-key-env", KEY_VARIABLE, "--token-file", str(self._token_file)]
+        self._join = OwnedProcess(["upstream", "join", self._url, *servers, *keys, *limit], {})
+
+    def _leave(self) -> None:
+        """Takes an engine from its fronts; what it runs for them may end. Waits."""
+        if self._join is not None:
+            self._join.stop(MORE_TIME)
+            self._join = None
+
+    def _drain_time(self) -> float:
+        return float(self._group.section.settings.get("drain_s", DRAIN_TIME)) + MORE_TIME
+
+    # The command.
+
+    def _command(self) -> list[str]:
+        section = self._group.section
+        if isinstance(section, PoolSection):
+            words = ["worker", section.app, "--join", self._fronts[0], "--token-file", str(self._token_file)]
+            words += ["--app-dir", section.app_dir] if section.app_dir else []
+            words += ["--pool", section.pool] if section.pool else []
+            return words + (["--factory"] if section.factory else [])
+        if isinstance(section, EngineSection):
+            return ["serve", "--host", self._host, "--port", "0", "--model", section.model]
+        assert isinstance(section, FrontSection)
+        words = ["serve", "--host", self._host, "--port", str(section.port), "--elastic"]
+        words += ["--mgmt-port", "0", "--mgmt-host", self._host, "--mgmt-token-file", str(self._token_file)]
+        words += ["--joinable"] if self._is_joinable else []
+        words += ["--open"] if section.is_open else []
+        # A front that replaces another on its node listens beside it until that one has drained.
+        return [*words, "--", "--reuse-port"] if section.port else words
+
+    def _environ(self) -> Mapping[str, str]:
+        section = self._group.section
+        settings: dict[str, Any] = dict(section.settings)
+        if isinstance(section, EngineSection):
+            settings.setdefault("threads", max(1, int(section.cpus)))
+            settings["api_keys"] = ",".join(filter(None, [self._shared.engine_key, settings.get("api_keys")]))
+        environ = {
+            f"COROSRV_{name.upper()}": str(int(value) if isinstance(value, bool) else value)
+            for name, value in settings.items()
+        }
+        if isinstance(section, FrontSection):
+            environ[KEY_VARIABLE] = self._shared.engine_key
+        return environ | {"COROSRV_RUN_DIR": str(self._folder / "run")}
