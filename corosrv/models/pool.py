@@ -429,7 +429,7 @@ def _named_adapters(models: Sequence[ServedModel]) -> Mapping[str, Mapping[str, 
     used = Counter(name for model in models for name in {*model.names})
     used.update(stem for found in stems.values() for stem in found)
     for stem in dict.fromkeys(stem for found in stems.values() for stem in found if used[stem] > 1):
-        log.warning("the LoRA adapter %s cannot be asked for by its name, which something else here has as well", stem)
+        log.warning("the LoRA adapter %s cannot be asked for by its name, which others have as well", stem)
     return {
         name: {stem: id for id, stem in enumerate(found) if used[stem] == 1} for name, found in stems.items()
     }
