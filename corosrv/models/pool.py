@@ -430,9 +430,7 @@ def _named_adapters(models: Sequence[ServedModel]) -> Mapping[str, Mapping[str, 
     used.update(stem for found in stems.values() for stem in found)
     for stem in dict.fromkeys(stem for found in stems.values() for stem in found if used[stem] > 1):
         log.warning("the LoRA adapter %s cannot be asked for by its name, which others have as well", stem)
-    return {
-        name: {stem: id for id, stem in enumerate(found) if used[stem] == 1} for name, found in stems.items()
-    }
+    return {name: {stem: id for id, stem in enumerate(found) if used[stem] == 1} for name, found in stems.items()}
 
 
 def _card(model: ServedModel, adapter: str) -> ModelCard:

@@ -130,7 +130,7 @@ _MOST_RANKS = 4  # before those of priority 0, and behind them: as many as there
 _NETWORKS = Check(_are_networks, "must be addresses, networks as 10.0.0.0/8, or *, separated by commas")
 _OBJECTIVES = Check(
     _are_objectives,
-    "must be NAME=PRIORITY, separated by commas: whole numbers, of which four different ones are above 0 and four below",
+    "must be NAME=PRIORITY, separated by commas: whole numbers, at most four different ones above 0 and four below",
 )
 
 
@@ -163,9 +163,9 @@ class AccessSettings:
     )
     gateway_from: str = setting(
         "",
-        "comma-separated addresses and networks of the inference gateway before this server, as 10.0.0.0/8: from there, "
-        "x-gateway-inference-fairness-id divides the machine, and x-gateway-inference-objective ranks requests; *: "
-        "from anywhere; empty: these headers are ignored",
+        "comma-separated addresses and networks of the inference gateway before this server, as 10.0.0.0/8: from "
+        "there, x-gateway-inference-fairness-id divides the machine, and x-gateway-inference-objective ranks requests; "
+        "*: from anywhere; empty: these headers are ignored",
         check=_NETWORKS,
     )
     objectives: str = setting(

@@ -19,7 +19,7 @@ import ipaddress
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Annotated, Any
 
