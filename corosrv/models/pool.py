@@ -93,7 +93,8 @@ class ModelPool:
         self._lock = self._keeper.lock
         self._models = self._keeper.models
         self._adapters = _named_adapters(self._models)
-        self._by_name = {name: model for model in self._models for name in (*model.names, *self._adapters[model.name])}
+        self._by_name = {name: model for model in self._models for name in model.names}
+        self._by_name |= {name: model for name, (model, _) in self._adapters.items()}
         self._is_strict = settings.server.strict_model or len(self._models) > 1
         self._wait_s = settings.server.model_wait_s
         self._watch = watch
@@ -169,8 +170,7 @@ class ModelPool:
     def models(self) -> tuple[ModelCard, ...]:
         """Returns every model that may be used, loaded or not, and behind them their LoRA adapters."""
         cards = [model.card for model in self._models if self._is_usable(model)]
-        for model in self._models:
-            cards += [_card(model, name) for name in self._adapters[model.name] if self._is_usable(model, name)]
+        cards += [_card(model, name) for name, (model, _) in self._adapters.items() if self._is_usable(model, name)]
         return tuple(cards)
 
     def card(self, model: str | None) -> ModelCard:
@@ -180,7 +180,7 @@ class ModelPool:
         if served.state is not ModelState.READY:
             with self._using(model):
                 pass
-        return _card(served, model) if model in self._adapters[served.name] else served.card
+        return _card(served, model) if model and model in self._adapters else served.card
 
     def vocabulary(self, model: str | None) -> Vocabulary:
         """Returns the model's vocabulary, which keeps it loaded for as long as it lives. Waits and raises as `card`."""
@@ -196,15 +196,13 @@ class ModelPool:
         A job that names an adapter gets it at scale 1, and no other.
         """
         with self._using(job.model) as (served, engine):
-            reader = engine.submit(self._with_adapter(job, served))
+            reader = engine.submit(self._with_adapter(job) if job.model in self._adapters else job)
             with self._lock:
                 served.uses.until_dropped(reader)
             return reader
 
-    def _with_adapter(self, job: AnyJob, served: ServedModel) -> AnyJob:
-        id = self._adapters[served.name].get(job.model or "")
-        if id is None:
-            return job
+    def _with_adapter(self, job: AnyJob) -> AnyJob:
+        served, id = self._adapters[job.model or ""]
         if job.lora is not None:
             words = f"'{job.model}' is a LoRA adapter, which the request gets alone: name the model '{served.name}'"
             raise errors.Refused(f"lora: {words} to choose scales", "lora")
@@ -253,7 +251,7 @@ class ModelPool:
         """Tells whether a model may be used, by a name that may be an adapter's: allowed by itself, or by its model."""
         if self._may_use is None:
             return True
-        return self._may_use((*model.names, name) if name in self._adapters[model.name] else model.names)
+        return self._may_use((*model.names, name) if name and name in self._adapters else model.names)
 
     def _using(self, name: str | None) -> _Use:
         """Returns the loaded model, which stays so for the length of a `with` block. Waits for it."""
@@ -381,8 +379,7 @@ class ModelPool:
 
     def adapters_ready(self) -> tuple[str, ...]:
         """Returns the names of the LoRA adapters of all models that are loaded."""
-        ready = (model for model in self._models if model.state is ModelState.READY)
-        return tuple(name for model in ready for name in self._adapters[model.name])
+        return tuple(name for name, (model, _) in self._adapters.items() if model.state is ModelState.READY)
 
     def model_states(self) -> Mapping[str, str]:
         return {model.name: model.state.value for model in self._models}
@@ -420,17 +417,17 @@ def _loading_words(model: ServedModel) -> str:
     return f"the model is still loading{f': {100 * part:.0f} %' if part else ''}"
 
 
-def _named_adapters(models: Sequence[ServedModel]) -> Mapping[str, Mapping[str, int]]:
-    """Returns the numbers of the LoRA adapters of each model by the stems of their files, which jobs may name.
+def _named_adapters(models: Sequence[ServedModel]) -> Mapping[str, tuple[ServedModel, int]]:
+    """Returns the models and the numbers of LoRA adapters by the stems of their files, which jobs may name.
 
     Left out, and told in the log, are those whose names others have as well.
     """
-    stems = {model.name: [Path(path).stem for path, _ in model.settings.adapters] for model in models}
+    found = [(Path(path).stem, model, id) for model in models for id, (path, _) in enumerate(model.settings.adapters)]
     used = Counter(name for model in models for name in {*model.names})
-    used.update(stem for found in stems.values() for stem in found)
-    for stem in dict.fromkeys(stem for found in stems.values() for stem in found if used[stem] > 1):
+    used.update(stem for stem, _, _ in found)
+    for stem in dict.fromkeys(stem for stem, _, _ in found if used[stem] > 1):
         log.warning("the LoRA adapter %s cannot be asked for by its name, which others have as well", stem)
-    return {name: {stem: id for id, stem in enumerate(found) if used[stem] == 1} for name, found in stems.items()}
+    return {stem: (model, id) for stem, model, id in found if used[stem] == 1}
 
 
 def _card(model: ServedModel, adapter: str) -> ModelCard:

@@ -100,7 +100,7 @@ class Terms:
     """The terms on which a job waits and runs; the same for every kind of job."""
 
     caller: str = ""  # who asks; what is computed for one caller is not shared with another
-    flow: str = ""  # of the caller: each of its flows has a share of its own, and shares no prefix with the others
+    owner: str = ""  # whose share of the machine it takes, who shares no prefix with others; empty: the caller
     request_id: str = ""
     priority: int = DEFAULT_PRIORITY  # among those of the caller's: 1 runs first, 9 last
     tier: int = 0  # of the caller: all of a better one go first; 0 is the best, 9 the last
@@ -115,11 +115,6 @@ class Terms:
     bill: Bill | None = field(default=None, compare=False, repr=False)  # of the job, where it has an account
     trace: TracePart | None = field(default=None, compare=False, repr=False)  # what the job is a part of
 
-    @property
-    def owner(self) -> str:
-        """Returns a name for whose share of the machine the job uses."""
-        return f"{self.caller}\0{self.flow}" if self.flow else self.caller
-
 
 @dataclass(frozen=True, slots=True)
 class Flow:
@@ -133,7 +128,7 @@ class Flow:
         """Returns the terms of a request of this flow."""
         return replace(
             terms,
-            flow=self.name,
+            owner=f"{terms.caller}\0{self.name}" if self.name else "",
             tier=terms.tier if self.tier is None else self.tier,
             priority=self.priority or terms.priority,
         )

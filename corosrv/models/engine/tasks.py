@@ -155,18 +155,26 @@ class TaskMaker:
     def _scores(self, job: RerankJob) -> list[Task]:
         prompts = self._vocabulary.encode_pairs(job.query, job.documents)
         place = _place(job.terms)
-        scales = self._scales(job)
+        scales = None if job.lora is None else self._adapters.scales(job.lora)
         return [Task(tokens, kind=TaskKind.RANK, adapter_scales=scales, **place) for tokens in prompts]
 
     def _vectors(self, job: EmbedJob) -> list[Task]:
         if any(isinstance(prompt, Pieces) for prompt in job.prompts):
             raise NotSupported("input: embedding rows cannot be embedded", "input")
         prompts = self._vocabulary.encode_inputs(job.prompts)
-        shared = {"pools": job.pooling, "normalize": job.normalize, "adapter_scales": self._scales(job)}
-        return [Task(tokens, kind=TaskKind.EMBED, **shared, **_place(job.terms)) for tokens in prompts]
-
-    def _scales(self, job: AnyJob) -> tuple[float, ...] | None:
-        return None if job.lora is None else self._adapters.scales(job.lora)
+        place = _place(job.terms)
+        scales = None if job.lora is None else self._adapters.scales(job.lora)
+        return [
+            Task(
+                tokens,
+                kind=TaskKind.EMBED,
+                pools=job.pooling,
+                normalize=job.normalize,
+                adapter_scales=scales,
+                **place,
+            )
+            for tokens in prompts
+        ]
 
     def _generations(self, job: Job) -> list[Task]:
         if not -1 <= job.slot < self._slots:
@@ -181,7 +189,7 @@ class TaskMaker:
             sampling = replace(sampling, logit_bias=tuple(token_biases(sampling.logit_bias, self._vocabulary)))
         if sampling.thoughts is not None:
             sampling = replace(sampling, thoughts=self._with_ending(sampling.thoughts))
-        scales = self._scales(job)
+        scales = None if job.lora is None else self._adapters.scales(job.lora)
         place = _place(job.terms)
         is_shifted = self._shifts_context and _may_go_on(job)
         return [
@@ -298,7 +306,7 @@ def _may_go_on(job: Job) -> bool:
 def _place(terms: Terms) -> dict[str, Any]:
     """Returns the members of a task that decide its place in the queue."""
     return {
-        "owner": owner_of(terms.owner),
+        "owner": owner_of(terms.owner or terms.caller),
         "priority": terms.priority,
         "deadline": terms.deadline or 0.0,
         "tier": terms.tier,

@@ -25,7 +25,7 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import VISIT, AnyRequest, BareRequest, Visit
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import Flood
-from corosrv.web.http.terms import FROM_BATCH, InferenceGateway
+from corosrv.web.http.terms import FAIRNESS_FIELD, FROM_BATCH, OBJECTIVE_FIELD, InferenceGateway
 from corosrv.web.key_account import KeyAccount
 from corosrv.web.keys import key_of
 
@@ -312,7 +312,9 @@ class Entrance:
         owner = request.environ.get(FROM_BATCH)
         if owner is None:
             visit.caller, visit.account = self._access.check(request)
-            visit.flow = self._gateway.flow(request.environ)
+            environ = request.environ
+            is_told = FAIRNESS_FIELD in environ or OBJECTIVE_FIELD in environ
+            visit.flow = self._gateway.flow(environ) if is_told else self._gateway.usual_flow
         else:
             visit.caller, visit.account = owner, self._accounts.account_of(owner)
         if visit.account is not None:

@@ -107,7 +107,7 @@ def visit_terms(
         deadline=None if timeout is None else visit.began + timeout,
         trace=environ.get(TRACE),
     )
-    return placed(terms, visit.account, visit.flow)
+    return terms if visit.account is None and visit.flow is None else placed(terms, visit.account, visit.flow)
 
 
 def placed(terms: Terms, account: KeyAccount | None, flow: Flow | None) -> Terms:
@@ -118,9 +118,8 @@ def placed(terms: Terms, account: KeyAccount | None, flow: Flow | None) -> Terms
 
 
 FAIRNESS_ID = "X-Gateway-Inference-Fairness-Id"
-OBJECTIVE = "X-Gateway-Inference-Objective"
-_FAIRNESS_FIELD = "HTTP_X_GATEWAY_INFERENCE_FAIRNESS_ID"
-_OBJECTIVE_FIELD = "HTTP_X_GATEWAY_INFERENCE_OBJECTIVE"
+FAIRNESS_FIELD = "HTTP_X_GATEWAY_INFERENCE_FAIRNESS_ID"
+OBJECTIVE_FIELD = "HTTP_X_GATEWAY_INFERENCE_OBJECTIVE"
 _MAX_FLOW = 128  # characters of a fairness id
 
 
@@ -140,25 +139,24 @@ class InferenceGateway:
         ranks = sorted({0, *objectives.values()}, reverse=True)
         self._usual = ranks.index(0)
         self._tiers = {name: ranks.index(priority) for name, priority in objectives.items()}
-        self._usual_flow = self._flow("", self._usual) if self._usual and divides else None
+        # Of requests that say nothing; None where they are as without a gateway.
+        self.usual_flow = self._flow("", self._usual) if self._usual and divides else None
         self._is_trusted = functools.lru_cache(maxsize=1024)(self._look)
 
     def flow(self, environ: MutableMapping[str, Any]) -> Flow | None:
-        """Returns the flow that a request belongs to; None where it changes no terms.
+        """Returns the flow that a request with such headers belongs to; None where it changes no terms.
 
         Drops the headers of others than the gateway, so that no upstream believes them. Raises Refused for a fairness
         id that is too long.
         """
-        if _FAIRNESS_FIELD not in environ and _OBJECTIVE_FIELD not in environ:
-            return self._usual_flow
         if not self._is_trusted(environ.get("REMOTE_ADDR", "")):
-            environ.pop(_FAIRNESS_FIELD, None)
-            environ.pop(_OBJECTIVE_FIELD, None)
-            return self._usual_flow
-        name = environ.get(_FAIRNESS_FIELD, "")
+            environ.pop(FAIRNESS_FIELD, None)
+            environ.pop(OBJECTIVE_FIELD, None)
+            return self.usual_flow
+        name = environ.get(FAIRNESS_FIELD, "")
         if len(name) > _MAX_FLOW:
             raise Refused(f"{FAIRNESS_ID}: must have at most {_MAX_FLOW} characters", FAIRNESS_ID)
-        return self._flow(name, self._tiers.get(environ.get(_OBJECTIVE_FIELD, ""), self._usual))
+        return self._flow(name, self._tiers.get(environ.get(OBJECTIVE_FIELD, ""), self._usual))
 
     def _flow(self, name: str, tier: int) -> Flow:
         priority = 0 if tier == self._usual else DEFAULT_PRIORITY + tier - self._usual

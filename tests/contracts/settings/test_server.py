@@ -26,8 +26,8 @@ def test_a_value_out_of_range_is_refused_by_name(name, value):
     ("name", "value"),
     [
         ("gateway_from", "10.0.0.1/8"), ("gateway_from", "gateway.example"), ("objectives", "batch"),
-        ("objectives", "batch=low"), ("objectives", "=1"), ("objectives", "a=1,a=2"), ("objectives", "a=1,b=2,c=3,d=4,e=5"),
-        ("objectives", "a=-1,b=-2,c=-3,d=-4,e=-5"),
+        ("objectives", "batch=low"), ("objectives", "=1"), ("objectives", "a=1,a=2"),
+        ("objectives", "a=1,b=2,c=3,d=4,e=5"), ("objectives", "a=-1,b=-2,c=-3,d=-4,e=-5"),
     ],
 )  # fmt: skip
 def test_what_says_nothing_of_a_gateway_is_refused_by_name(name, value):

@@ -109,6 +109,11 @@ def test_headers_that_are_not_of_the_gateway_change_nothing_and_go_no_further(ad
     assert sent == {"REMOTE_ADDR": address}
 
 
+def test_a_request_that_says_nothing_stands_behind_the_better_objectives():
+    assert flow_terms(gateway().usual_flow) == Terms(tier=1)
+    assert InferenceGateway(("10.0.0.0/8",), {"batch": -1}).usual_flow is None
+
+
 def test_without_a_gateway_its_headers_count_from_nowhere():
     sent = environ("127.0.0.1", fairness_id="a", objective="premium")
 
@@ -121,8 +126,8 @@ def test_with_keys_of_their_own_callers_keep_share_and_tier_and_an_objective_ord
 
     terms = flow_terms(found, caller="key", tier=5)
 
-    assert (terms.owner, terms.tier, terms.priority) == ("key", 5, 6)
-    assert gateway(divides=False).flow(environ("11.0.0.1")) is None
+    assert (terms.owner, terms.tier, terms.priority) == ("", 5, 6)
+    assert gateway(divides=False).usual_flow is None
 
 
 def test_a_fairness_id_is_bounded():
