@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from corosrv.base import errors
@@ -18,6 +22,8 @@ from corosrv.models.keeper import Keeper
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.plan import ModelState, Standing
 from corosrv.models.served import ServedModel
+
+log = logging.getLogger("corosrv")
 
 _BEGINNING = (ModelState.DOWNLOADING, ModelState.LOADING)
 
@@ -86,7 +92,9 @@ class ModelPool:
         self._keeper = Keeper(settings, make, memory_elsewhere, make_download, on_failed_load)
         self._lock = self._keeper.lock
         self._models = self._keeper.models
+        self._adapters = _named_adapters(self._models)
         self._by_name = {name: model for model in self._models for name in model.names}
+        self._by_name |= {name: model for name, (model, _) in self._adapters.items()}
         self._is_strict = settings.server.strict_model or len(self._models) > 1
         self._wait_s = settings.server.model_wait_s
         self._watch = watch
@@ -160,17 +168,19 @@ class ModelPool:
         return self._first.failure
 
     def models(self) -> tuple[ModelCard, ...]:
-        """Returns every model that may be used, loaded or not."""
-        return tuple(model.card for model in self._models if self._is_usable(model))
+        """Returns every model that may be used, loaded or not, and behind them their LoRA adapters."""
+        cards = [model.card for model in self._models if self._is_usable(model)]
+        cards += [_card(model, name) for name, (model, _) in self._adapters.items() if self._is_usable(model, name)]
+        return tuple(cards)
 
     def card(self, model: str | None) -> ModelCard:
         """Returns the model's card. Waits while it is loaded; raises ModelNotFound or Unavailable."""
         self._check_open()
         served = self._route(model)
-        if served.state is ModelState.READY:
-            return served.card
-        with self._using(model):
-            return served.card
+        if served.state is not ModelState.READY:
+            with self._using(model):
+                pass
+        return _card(served, model) if model and model in self._adapters else served.card
 
     def vocabulary(self, model: str | None) -> Vocabulary:
         """Returns the model's vocabulary, which keeps it loaded for as long as it lives. Waits and raises as `card`."""
@@ -181,12 +191,22 @@ class ModelPool:
             return vocabulary
 
     def submit(self, job: AnyJob) -> Reader[Chunk]:
-        """Waits while the model is loaded, then as its engine does. Raises Refused or Unavailable."""
+        """Waits while the model is loaded, then as its engine does. Raises Refused or Unavailable.
+
+        A job that names an adapter gets it at scale 1, and no other.
+        """
         with self._using(job.model) as (served, engine):
-            reader = engine.submit(job)
+            reader = engine.submit(self._with_adapter(job) if job.model in self._adapters else job)
             with self._lock:
                 served.uses.until_dropped(reader)
             return reader
+
+    def _with_adapter(self, job: AnyJob) -> AnyJob:
+        served, id = self._adapters[job.model or ""]
+        if job.lora is not None:
+            words = f"'{job.model}' is a LoRA adapter, which the request gets alone: name the model '{served.name}'"
+            raise errors.Refused(f"lora: {words} to choose scales", "lora")
+        return replace(job, lora=((id, 1.0),))
 
     # As llama-server has it
 
@@ -220,15 +240,18 @@ class ModelPool:
         model = self._first if name is None else self._by_name.get(name)
         if model is None and not self._is_strict:
             model = self._first
-        if self._may_use is not None and model is not None and not self._is_usable(model):
+        if self._may_use is not None and model is not None and not self._is_usable(model, name):
             # Whoever names no model gets the first that it may use.
             model = None if name is not None else next(filter(self._is_usable, self._models), None)
         if model is None:
             raise errors.ModelNotFound(name or "")
         return model
 
-    def _is_usable(self, model: ServedModel) -> bool:
-        return self._may_use is None or self._may_use(model.names)
+    def _is_usable(self, model: ServedModel, name: str | None = None) -> bool:
+        """Tells whether a model may be used, by a name that may be an adapter's: allowed by itself, or by its model."""
+        if self._may_use is None:
+            return True
+        return self._may_use((*model.names, name) if name and name in self._adapters else model.names)
 
     def _using(self, name: str | None) -> _Use:
         """Returns the loaded model, which stays so for the length of a `with` block. Waits for it."""
@@ -301,7 +324,7 @@ class ModelPool:
 
     def _usable(self, name: str) -> ServedModel:
         model = self._model_named(name)
-        if not self._is_usable(model):
+        if not self._is_usable(model, name):
             raise errors.ModelNotFound(name)
         return model
 
@@ -323,7 +346,7 @@ class ModelPool:
     # Numbers
 
     def names(self) -> frozenset[str]:
-        """Returns the names of all models, aliases among them, loaded or not."""
+        """Returns the names of all models, aliases and adapters among them, loaded or not."""
         return frozenset(self._by_name)
 
     def stats_of(self, name: str) -> DecodeStats | None:
@@ -353,6 +376,10 @@ class ModelPool:
                 if model.state is ModelState.READY and model.engine is not None:
                     found[model.name] = model.engine.slots()
         return found
+
+    def adapters_ready(self) -> tuple[str, ...]:
+        """Returns the names of the LoRA adapters of all models that are loaded."""
+        return tuple(name for name, (model, _) in self._adapters.items() if model.state is ModelState.READY)
 
     def model_states(self) -> Mapping[str, str]:
         return {model.name: model.state.value for model in self._models}
@@ -388,3 +415,21 @@ def _loading_words(model: ServedModel) -> str:
         return f"the model is being downloaded: {model.download.words}"
     part = model.part
     return f"the model is still loading{f': {100 * part:.0f} %' if part else ''}"
+
+
+def _named_adapters(models: Sequence[ServedModel]) -> Mapping[str, tuple[ServedModel, int]]:
+    """Returns the models and the numbers of LoRA adapters by the stems of their files, which jobs may name.
+
+    Left out, and told in the log, are those whose names others have as well.
+    """
+    found = [(Path(path).stem, model, id) for model in models for id, (path, _) in enumerate(model.settings.adapters)]
+    used = Counter(name for model in models for name in {*model.names})
+    used.update(stem for stem, _, _ in found)
+    for stem in dict.fromkeys(stem for stem, _, _ in found if used[stem] > 1):
+        log.warning("the LoRA adapter %s cannot be asked for by its name, which others have as well", stem)
+    return {stem: (model, id) for stem, model, id in found if used[stem] == 1}
+
+
+def _card(model: ServedModel, adapter: str) -> ModelCard:
+    """Makes the card of an adapter of a model."""
+    return replace(model.card, id=adapter, aliases=(), parent=model.name)

@@ -210,7 +210,7 @@ class ModelPart(Part):
     def collectors(self) -> tuple[Collector, ...]:
         collectors = (
             EngineCollector(self.pool),
-            GatewayCollector(self.pool),
+            GatewayCollector(self.pool, self.pool.adapters_ready),
             LlamaCollector(self.pool),
             RestartCollector(self._remote),
         )

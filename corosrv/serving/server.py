@@ -128,7 +128,12 @@ class Server:
         self._batches = self._make_batches()
         has_log = server.access_log_form != "off" or self._tracer is not None
         self.access_log = access_log.AccessLog(server.access_log_form, self._tracer) if has_log else None
-        self._entrance = access.Entrance(self._stats, self._bodies, self._access, self.accounts, has_log, self.start)
+        gateway = terms.InferenceGateway(
+            server.gateway_networks, server.objective_priorities, divides=server.n_shares <= 1
+        )
+        self._entrance = access.Entrance(
+            self._stats, self._bodies, self._access, self.accounts, has_log, self.start, gateway
+        )
         self._is_started = False
         self._has_warned = False
         self._started_at = int(time.time())
@@ -458,6 +463,8 @@ class Server:
             notes.corosrv_caller = visit.caller
             if visit.account is not None:
                 notes.corosrv_account = visit.account
+            if visit.flow is not None:
+                notes.corosrv_flow = visit.flow
 
     def _take_over(self, visit: Visit) -> NoReturn:
         """Goes on with a visit that the shortcut could not answer: raises why, for the handlers of errors."""

@@ -67,3 +67,21 @@ def environment(container: Mapping[str, Any], secrets: Mapping[str, str], fields
 def arguments(container: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     """Returns what a container runs, with `$(NAME)` filled in."""
     return [_REFERENCE.sub(lambda match: environ[match[1]], word) for word in container["args"]]
+
+
+def engine_on_gpus() -> dict[str, Any]:
+    """Returns the engines' StatefulSet with the patch of the component for GPUs."""
+    component = yaml.safe_load((FOLDER / "gpu" / KUSTOMIZATION).read_text())
+    engine = manifest("StatefulSet", "engine")
+    (patch,) = component["patches"]
+    assert (patch["target"]["kind"], patch["target"]["name"]) == ("StatefulSet", "engine")
+    for step in yaml.safe_load(patch["patch"]):
+        place, *names = [engine, *step["path"].strip("/").split("/")]
+        for name in names[:-1]:
+            place = place[int(name) if isinstance(place, list) else name]
+        if names[-1] == "-":
+            place.append(step["value"])
+        else:
+            assert step["op"] == "add" or names[-1] in place
+            place[names[-1]] = step["value"]
+    return engine

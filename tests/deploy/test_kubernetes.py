@@ -24,6 +24,7 @@ from tests.deploy.kubernetes_files import (
     KUSTOMIZATION,
     arguments,
     containers,
+    engine_on_gpus,
     environment,
     files,
     makers,
@@ -312,20 +313,8 @@ def test_images_are_pinned() -> None:
 
 
 def test_the_gpu_component_changes_what_is_there() -> None:
-    component = yaml.safe_load((FOLDER / "gpu" / KUSTOMIZATION).read_text())
-    engine = manifest("StatefulSet", "engine")
-    (patch,) = component["patches"]
+    engine = engine_on_gpus()
 
-    assert (patch["target"]["kind"], patch["target"]["name"]) == ("StatefulSet", "engine")
-    for step in yaml.safe_load(patch["patch"]):
-        place, *names = [engine, *step["path"].strip("/").split("/")]
-        for name in names[:-1]:
-            place = place[int(name) if isinstance(place, list) else name]
-        if names[-1] == "-":
-            place.append(step["value"])
-        else:
-            assert step["op"] == "add" or names[-1] in place
-            place[names[-1]] = step["value"]
     kubernetes_validate.validate(engine, VERSIONS[-1], strict=True)
     environ = environment(engine["spec"]["template"]["spec"]["containers"][0], SECRETS, {})
     assert settings.unknown_variables(environ) == []

@@ -4,7 +4,7 @@
 
 prints a line for each of three runs: Redis with an append-only file that is synced always, one that is synced each
 second, and a front that is killed. It fails if a call has no end, a handler that is not idempotent has started twice,
-or more was lost than docs/scaling.md says.
+or more was lost than docs/cluster.md says.
 """
 
 from __future__ import annotations

@@ -66,6 +66,39 @@ def test_each_model_has_the_settings_that_are_its_own(open_pool):
     assert {name: stats.slots for name, stats in pool.model_stats().items()} == {"a": 2, "b": 3}
 
 
+ADAPTERS = "a=synthetic:?lora=/x/style.gguf:0.5,b=synthetic:?lora=/x/facts.gguf"
+
+
+def test_an_adapter_is_a_model_by_the_stem_of_its_file(open_pool):
+    pool = open_pool(ADAPTERS, is_ready=False)
+
+    assert [(card.id, card.parent) for card in pool.models()] == [("a", ""), ("b", ""), ("style", "a"), ("facts", "b")]
+    assert (pool.standing("style").name, pool.standing("facts").name) == ("a", "b")
+    assert pool.names() == {"a", "b", "style", "facts"}
+    assert pool.adapters_ready() == ()
+
+
+def test_an_adapter_whose_name_is_not_its_own_is_left_out(open_pool, caplog):
+    names = "a=synthetic:?lora=/x/b.gguf,b=synthetic:?lora=/x/same.gguf,c=synthetic:?lora=/y/same.gguf"
+    pool = open_pool(names, is_ready=False)
+
+    assert [(card.id, card.parent) for card in pool.models()] == [("a", ""), ("b", ""), ("c", "")]
+    assert [record.args[0] for record in caplog.records if "adapter" in record.msg] == ["b", "same"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "usable"), [("a", {"a", "style"}), ("style", {"style"}), ("b", {"b", "facts"}), ("c", set())]
+)
+def test_a_key_may_use_an_adapter_by_its_name_or_by_its_model_s(workshop, allowed, usable):
+    chosen = settings.load({"model": ADAPTERS, "slots": 1, "ctx": 64}, environ={})
+    pool = ModelPool(chosen, workshop, may_use=lambda names: allowed in names)
+
+    assert {card.id for card in pool.models()} == usable
+    for name in {"a", "b", "style", "facts"} - usable:
+        with pytest.raises(errors.ModelNotFound):
+            pool.load(name)
+
+
 def test_a_card_s_time_does_not_move_when_the_model_is_loaded_again(open_pool):
     pool = open_pool()
     created = {card.id: card.created for card in pool.models()}

@@ -256,6 +256,7 @@ class EmbedJob:
     normalize: int = 2  # -1: as it is; 0: largest number is 32760; 2: Euclidean; p: p-norm
     pooling: bool = True  # False: a vector for every token, one behind the other
     model: str | None = None
+    lora: tuple[tuple[int, float], ...] | None = None  # as in Job
     terms: Terms = field(default_factory=Terms)
 
     @property
@@ -270,6 +271,7 @@ class RerankJob:
     query: str
     documents: tuple[str, ...]
     model: str | None = None
+    lora: tuple[tuple[int, float], ...] | None = None  # as in Job
     terms: Terms = field(default_factory=Terms)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from corosrv.base.errors import Refused
@@ -100,6 +100,7 @@ class Terms:
     """The terms on which a job waits and runs; the same for every kind of job."""
 
     caller: str = ""  # who asks; what is computed for one caller is not shared with another
+    owner: str = ""  # whose share of the machine it takes, who shares no prefix with others; empty: the caller
     request_id: str = ""
     priority: int = DEFAULT_PRIORITY  # among those of the caller's: 1 runs first, 9 last
     tier: int = 0  # of the caller: all of a better one go first; 0 is the best, 9 the last
@@ -113,6 +114,24 @@ class Terms:
     account: Account | None = field(default=None, compare=False, repr=False)  # of the caller's key, if it has one
     bill: Bill | None = field(default=None, compare=False, repr=False)  # of the job, where it has an account
     trace: TracePart | None = field(default=None, compare=False, repr=False)  # what the job is a part of
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Requests that an inference gateway tells apart from others: those of one fairness id and of one objective."""
+
+    name: str = ""  # of its share beside the caller's other flows; empty: the caller's own
+    tier: int | None = None  # None: as the caller's key has it
+    priority: int = 0  # 0: as the request says
+
+    def place(self, terms: Terms) -> Terms:
+        """Returns the terms of a request of this flow."""
+        return replace(
+            terms,
+            owner=f"{terms.caller}\0{self.name}" if self.name else "",
+            tier=terms.tier if self.tier is None else self.tier,
+            priority=self.priority or terms.priority,
+        )
 
 
 def parse_priority(text: str | None) -> int:

@@ -30,6 +30,7 @@ class ModelCard:
     created: int  # Unix time of the load
     aliases: tuple[str, ...] = ()  # chosen by the operator, the id among them; none where it is the file's
     tags: tuple[str, ...] = ()
+    parent: str = ""  # of a LoRA adapter: the id of the model that it was loaded with
     meta: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""  # changes when the same seed may give another text
     capabilities: frozenset[str] = frozenset()  # of completion, chat, tools, infill, embeddings, rerank

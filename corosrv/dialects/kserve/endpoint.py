@@ -33,8 +33,7 @@ from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import respond, whole_response
-from corosrv.web.http.terms import arrival
-from corosrv.web.key_account import KeyAccount
+from corosrv.web.http.terms import arrival, placed
 
 _BINARY = "application/octet-stream"
 
@@ -230,8 +229,8 @@ def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Ter
         session=call.parameters.get("sequence_id", ""),
         trace=environ.get(TRACE),
     )
-    account: KeyAccount | None = current(g).get("corosrv_account")
-    return terms if account is None else account.terms(terms)
+    notes = current(g)
+    return placed(terms, notes.get("corosrv_account"), notes.get("corosrv_flow"))
 
 
 def _encode_last(

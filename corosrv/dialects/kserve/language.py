@@ -162,7 +162,7 @@ class LanguageModels:
     def _models(self) -> tuple[ModelCard, ...]:
         """Returns the models that have a name yet: not an only one that was never loaded."""
         models = self._worker.models()
-        if len(models) == 1 and models[0].status != "loaded":
+        if sum(not model.parent for model in models) == 1 and models[0].status != "loaded":
             try:
                 self._worker.check()
             except Unavailable:

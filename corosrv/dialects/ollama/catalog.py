@@ -134,7 +134,7 @@ class OllamaCatalog:
         shown = []
         for card in self._pool.models():
             standing = self._pool.standing(card.id)
-            if standing.state is ModelState.READY:
+            if standing.state is ModelState.READY and not card.parent:
                 shown.append(self._run(card, standing, expires_at(standing)))
         return RunningList(shown)
 
@@ -169,7 +169,7 @@ class OllamaCatalog:
         family = "" if facts is None else facts.architecture
         n_params = int(card.meta.get("n_params", 0))
         return ModelDetails(
-            parent_model="",
+            parent_model=card.parent,
             format="gguf",
             family=family,
             families=[family] if family else [],

@@ -107,7 +107,7 @@ class OllamaRoutes:
             return self._load(body, seconds)
         asked, stopwatch = self._ask(body)
         call = translate(body, self._flow.defaults, asked, stopwatch)
-        self._keep_alive.note(asked.card.id, seconds)
+        self._keep_alive.note(asked.card.parent or asked.card.id, seconds)
         return self._flow.answer(call)
 
     def _ask(self, body: schema.RunBody) -> tuple[AskedModel, Stopwatch]:
@@ -120,7 +120,8 @@ class OllamaRoutes:
         return asked, stopwatch
 
     def _load(self, body: schema.OllamaChatBody | schema.OllamaGenerateBody, seconds: float | None) -> Response:
-        name = self._catalog.find(body.model_name).id
+        found = self._catalog.find(body.model_name)
+        name = found.parent or found.id
         if seconds == 0:
             self._keep_alive.unload(name)
         else:
@@ -135,7 +136,7 @@ class OllamaRoutes:
         body = self._receive(decoder)
         seconds = schema.keep_seconds(body.keep_alive)
         asked, stopwatch = self._ask(body)
-        self._keep_alive.note(asked.card.id, seconds)
+        self._keep_alive.note(asked.card.parent or asked.card.id, seconds)
         return body, asked, stopwatch
 
     def _collect(self, job: EmbedJob | None, body: schema.RunBody) -> list[Any]:

@@ -214,6 +214,7 @@ class ListedModel(msgspec.Struct):
     meta: dict[str, Any]
     capabilities: list[str]
     status: ModelStatus
+    parent: str | msgspec.UnsetType = msgspec.UNSET  # of a LoRA adapter: its model
 
 
 class ModelList(msgspec.Struct):

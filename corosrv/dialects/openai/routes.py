@@ -37,7 +37,7 @@ def find(worker: Worker, name: str, takes_embeds: bool = False) -> dict[str, Any
     for card in cards:
         if name in (card.id, *card.aliases):
             return _describe(card, takes_embeds)
-    if len(cards) == 1:
+    if sum(not card.parent for card in cards) == 1:
         worker.check()  # an only model that cannot be used says so, whatever it is called
     raise ModelNotFound(name)
 
@@ -50,7 +50,7 @@ def _cards(worker: Worker) -> tuple[ModelCard, ...]:
 
 
 def _describe(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
-    return {
+    described = {
         "id": card.id,
         "object": "model",
         "created": card.created,
@@ -62,6 +62,7 @@ def _describe(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
         "capabilities": sorted(card.capabilities),
         "architecture": {"input_modalities": _modalities(card), "output_modalities": ["text"]},
     }
+    return described | {"parent": card.parent} if card.parent else described
 
 
 def _modalities(card: ModelCard) -> list[str]:
@@ -94,7 +95,7 @@ def _describe_as_ollama(card: ModelCard) -> dict[str, Any]:
         "capabilities": sorted(card.capabilities),
         "parameters": "",
         "details": {
-            "parent_model": "",
+            "parent_model": card.parent,
             "format": "gguf",
             "family": "",
             "families": [],

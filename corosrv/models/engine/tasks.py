@@ -155,15 +155,25 @@ class TaskMaker:
     def _scores(self, job: RerankJob) -> list[Task]:
         prompts = self._vocabulary.encode_pairs(job.query, job.documents)
         place = _place(job.terms)
-        return [Task(tokens, kind=TaskKind.RANK, **place) for tokens in prompts]
+        scales = None if job.lora is None else self._adapters.scales(job.lora)
+        return [Task(tokens, kind=TaskKind.RANK, adapter_scales=scales, **place) for tokens in prompts]
 
     def _vectors(self, job: EmbedJob) -> list[Task]:
         if any(isinstance(prompt, Pieces) for prompt in job.prompts):
             raise NotSupported("input: embedding rows cannot be embedded", "input")
         prompts = self._vocabulary.encode_inputs(job.prompts)
         place = _place(job.terms)
+        scales = None if job.lora is None else self._adapters.scales(job.lora)
         return [
-            Task(tokens, kind=TaskKind.EMBED, pools=job.pooling, normalize=job.normalize, **place) for tokens in prompts
+            Task(
+                tokens,
+                kind=TaskKind.EMBED,
+                pools=job.pooling,
+                normalize=job.normalize,
+                adapter_scales=scales,
+                **place,
+            )
+            for tokens in prompts
         ]
 
     def _generations(self, job: Job) -> list[Task]:
@@ -296,7 +306,7 @@ def _may_go_on(job: Job) -> bool:
 def _place(terms: Terms) -> dict[str, Any]:
     """Returns the members of a task that decide its place in the queue."""
     return {
-        "owner": owner_of(terms.caller),
+        "owner": owner_of(terms.owner or terms.caller),
         "priority": terms.priority,
         "deadline": terms.deadline or 0.0,
         "tier": terms.tier,

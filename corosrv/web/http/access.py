@@ -25,7 +25,7 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import VISIT, AnyRequest, BareRequest, Visit
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import Flood
-from corosrv.web.http.terms import FROM_BATCH
+from corosrv.web.http.terms import FAIRNESS_FIELD, FROM_BATCH, OBJECTIVE_FIELD, InferenceGateway
 from corosrv.web.key_account import KeyAccount
 from corosrv.web.keys import key_of
 
@@ -280,6 +280,7 @@ class Entrance:
         accounts: Accounts,
         has_access_log: bool,
         start: Callable[[], None],
+        gateway: InferenceGateway,
     ) -> None:
         """`start`: starts the server, with its first request at the latest."""
         self._stats = stats
@@ -288,6 +289,7 @@ class Entrance:
         self._accounts = accounts
         self._has_access_log = has_access_log
         self._start = start
+        self._gateway = gateway
 
     def open(self, request: BareRequest) -> Visit | None:
         """Begins a visit, which is to be left or to get an error; None where Flask has to begin it.
@@ -305,11 +307,14 @@ class Entrance:
     def admit(self, request: AnyRequest, visit: Visit) -> None:
         """Checks the host and the key of a request, and counts it. May wait while keys are read again.
 
-        Raises Forbidden, Unauthorized and LimitReached.
+        Raises Forbidden, Unauthorized, LimitReached, and Refused for a header of the gateway.
         """
         owner = request.environ.get(FROM_BATCH)
         if owner is None:
             visit.caller, visit.account = self._access.check(request)
+            environ = request.environ
+            is_told = FAIRNESS_FIELD in environ or OBJECTIVE_FIELD in environ
+            visit.flow = self._gateway.flow(environ) if is_told else self._gateway.usual_flow
         else:
             visit.caller, visit.account = owner, self._accounts.account_of(owner)
         if visit.account is not None:

@@ -16,6 +16,7 @@ from flask.sessions import NullSession, SessionInterface, SessionMixin
 from werkzeug.routing import Map, MapAdapter, Rule
 from werkzeug.wsgi import get_input_stream
 
+from corosrv.contracts.jobs.terms import Flow
 from corosrv.web.key_account import KeyAccount
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class Visit:
     began: float  # of time.monotonic()
     caller: str = ""
     account: KeyAccount | None = None
+    flow: Flow | None = None
     error: Exception | None = None
 
 

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gevent import monkey
@@ -301,8 +301,10 @@ class EngineCollector(OfEngines):
 class GatewayCollector(OfEngines):
     """Reads what the picker of an inference gateway chooses engines by, under the names that vLLM gave it."""
 
-    def __init__(self, worker: HasModelStats) -> None:
+    def __init__(self, worker: HasModelStats, find_adapters: Callable[[], Sequence[str]]) -> None:
+        """`find_adapters`: the names of the LoRA adapters that are loaded."""
         self._worker = worker
+        self._find_adapters = find_adapters
 
     def collect(self) -> Iterable[Metric]:
         by_model = self._worker.model_stats()
@@ -311,6 +313,12 @@ class GatewayCollector(OfEngines):
             for model, stats in by_model.items():
                 gauge.add_metric([model], value(stats))
             yield gauge
+        if names := self._find_adapters():
+            labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+            lora = GaugeMetricFamily("vllm:lora_requests_info", "Unix time of this look at the adapters", labels=labels)
+            # All are in memory for as long as their model is, so none is ever waited for.
+            lora.add_metric([str(len(names)), ",".join(names), ""], time.time())
+            yield lora
 
 
 def _of_loops(by_model: Mapping[str, DecodeStats]) -> Iterator[Metric]:

@@ -250,7 +250,7 @@ class Dispatcher(InferWorker):
         self._lives.budget.count_call(now)
         call = QueuedCall(job, entry, queue.traffic, next(self._numbers), now)
         if may_share and not job.terms.waiting_keys:  # it comes from a client of this front
-            call.owner = job.terms.caller
+            call.owner = job.terms.owner or job.terms.caller
         try:
             self._check(call, now)
             group = self._scheduler.free_group(call, now)

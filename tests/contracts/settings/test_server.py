@@ -22,6 +22,26 @@ def test_a_value_out_of_range_is_refused_by_name(name, value):
         ServerSettings(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("gateway_from", "10.0.0.1/8"), ("gateway_from", "gateway.example"), ("objectives", "batch"),
+        ("objectives", "batch=low"), ("objectives", "=1"), ("objectives", "a=1,a=2"),
+        ("objectives", "a=1,b=2,c=3,d=4,e=5"), ("objectives", "a=-1,b=-2,c=-3,d=-4,e=-5"),
+    ],
+)  # fmt: skip
+def test_what_says_nothing_of_a_gateway_is_refused_by_name(name, value):
+    with pytest.raises(SettingsError, match=f"^COROSRV_{name.upper()} must be"):
+        ServerSettings(**{name: value})
+
+
+def test_objectives_have_priorities_by_name():
+    chosen = ServerSettings(gateway_from="10.0.0.0/8, ::1,*", objectives="premium=10, batch=-10,a=1,b=2,c=3,d=10")
+
+    assert chosen.gateway_networks == ("10.0.0.0/8", "::1", "*")
+    assert chosen.objective_priorities == {"premium": 10, "batch": -10, "a": 1, "b": 2, "c": 3, "d": 10}
+
+
 KEY = "whsec_" + "QUJD" * 8
 MALFORMED = (
     "QUJD" * 8,
