@@ -49,7 +49,7 @@ IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 CONFIG = "corosrv config --model path/to/model.gguf --slots 16"
 # Followed elsewhere in tests: of listening, of the access log and traces, of Prometheus' files, of replays, of batches,
-# of workers that join.
+# of workers that join, of Ray.
 # `make dist` tries the wheel of a release itself.
 ELSEWHERE = [
     "corosrv serve --certfile certificate.pem --keyfile key.pem",
@@ -60,6 +60,9 @@ ELSEWHERE = [
     "make dist",
     "pip install dist/corosrv-*.whl",
     "pip install 'corosrv[otel]'",
+    "pip install 'corosrv[ray]'",
+    "ray start --head",
+    "corosrv ray up cluster.toml",
     "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 corosrv serve --traces",
     "COROSRV_ACCESS_LOG=json gunicorn -k gevent corosrv.app",
     "corosrv serve -- --max-requests 100000 --forwarded-allow-ips 10.0.0.1",
