@@ -47,7 +47,7 @@ def again(request, context):
 
 
 @app.model(
-    "together", inputs=BYTES, outputs=[TensorSpec("n", "INT64", [-1])], batch={"max_size": 4, "max_delay_ms": 500}
+    "together", inputs=BYTES, outputs=[TensorSpec("n", "INT64", [-1])], batch={"max_size": 4, "max_delay_ms": 20_000}
 )
 def together(requests):
     return [{"n": [len(requests), request["x"].data[0]]} for request in requests]

@@ -100,7 +100,6 @@ class Terms:
     """The terms on which a job waits and runs; the same for every kind of job."""
 
     caller: str = ""  # who asks; what is computed for one caller is not shared with another
-    owner: str = ""  # whose share of the machine it takes, who shares no prefix with others; empty: the caller
     request_id: str = ""
     priority: int = DEFAULT_PRIORITY  # among those of the caller's: 1 runs first, 9 last
     tier: int = 0  # of the caller: all of a better one go first; 0 is the best, 9 the last
@@ -111,6 +110,7 @@ class Terms:
     session: str = ""  # calls of one session prefer the worker that served it last; empty: none
     waiting_keys: tuple[str, ...] = ()  # of the calls that wait for this one, the outermost first
     asker: int = 0  # the hand-over whose handler makes this call; 0: no handler of this server does
+    owner: str = ""  # whose share of the machine it takes, who shares no prefix with others; empty: the caller
     account: Account | None = field(default=None, compare=False, repr=False)  # of the caller's key, if it has one
     bill: Bill | None = field(default=None, compare=False, repr=False)  # of the job, where it has an account
     trace: TracePart | None = field(default=None, compare=False, repr=False)  # what the job is a part of

@@ -317,7 +317,7 @@ class GatewayCollector(OfEngines):
             labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
             lora = GaugeMetricFamily("vllm:lora_requests_info", "Unix time of this look at the adapters", labels=labels)
             # All are in memory for as long as their model is, so none is ever waited for.
-            lora.add_metric([str(len(names)), ",".join(names), ""], time.time())
+            lora.add_metric([str(len(names)), ",".join(names), ""], int(time.time()))
             yield lora
 
 
