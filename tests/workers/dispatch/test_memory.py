@@ -20,19 +20,20 @@ def test_ten_thousand_waiting_calls_take_little_memory_and_no_greenlets_or_threa
     front = Front.make(max_calls=N_CALLS)
     host = front.add("p/0", card(max_queue=N_CALLS))
     front.call()
+    gc.collect()  # of other tests
     n_greenlets = sum(isinstance(item, gevent.Greenlet) for item in gc.get_objects())
     n_threads = threading.active_count()
     tracemalloc.start()
 
-    readers = [front.call("add", text("a", b"x" * 1000), seconds=60) for _ in range(N_CALLS)]
+    readers = [front.call("add", text("a", b"x" * 1000), seconds=600) for _ in range(N_CALLS)]
 
     used = tracemalloc.get_traced_memory()[0] / N_CALLS
     tracemalloc.stop()
     print(f"{used:.0f} bytes for each waiting call")
     assert used < 16_000
     assert front.key().depth == N_CALLS
-    assert sum(isinstance(item, gevent.Greenlet) for item in gc.get_objects()) == n_greenlets
-    assert threading.active_count() == n_threads
+    assert sum(isinstance(item, gevent.Greenlet) for item in gc.get_objects()) <= n_greenlets
+    assert threading.active_count() <= n_threads
     assert host.permits.in_use == 1
     del readers
 
