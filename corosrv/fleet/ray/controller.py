@@ -21,7 +21,7 @@ from corosrv.base import __version__
 from corosrv.base.errors import ManagementError, SettingsError
 from corosrv.fleet.ray.cluster_file import Kind, ProcessGroup, convert, groups_of
 from corosrv.fleet.ray.members import KEY_VARIABLE, ClusterSecrets
-from corosrv.fleet.ray.placement import ActorSpace
+from corosrv.fleet.ray.placement import ActorSpace, missing_words
 from corosrv.fleet.ray.plan import Action, GroupScaler, GroupTarget, MemberSeen, MemberState, Step, load_of, plan
 from corosrv.fleet.ray.processes import call
 
@@ -117,7 +117,7 @@ class Controller:
             for name, one in sorted(self._members.items()):
                 reason = one.status.get("reason", "")
                 if one.state is MemberState.UNPLACED and (group := keys.get(f"{one.kind.value}:{one.group}")):
-                    reason = self._space.missing(group.section, room)
+                    reason = missing_words(group.section, *room)
                 shown = {"id": name, "kind": one.kind.value, "group": one.group, "version": one.version}
                 facts = {key: one.status.get(key) for key in ("url", "host", "pid", "actor_pid", "restarts")}
                 members.append(shown | facts | {"state": one.state.value, "reason": reason})

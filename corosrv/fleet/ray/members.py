@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import tempfile
 import threading
@@ -39,10 +38,6 @@ class ClusterSecrets:
 
     token: str
     engine_key: str
-
-    @staticmethod
-    def make() -> ClusterSecrets:
-        return ClusterSecrets(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
 
 
 class ClusterMember:

@@ -99,10 +99,6 @@ class ActorSpace:
 
         return ray.cluster_resources(), ray.available_resources()
 
-    def missing(self, section: ProcessSection, room: Room) -> str:
-        """Says what a process waits for that no node has room for."""
-        return missing_words(section, *room)
-
     def save(self, key: bytes, value: bytes) -> None:
         """Keeps a value for as long as the cluster's head lives."""
         from ray.experimental import internal_kv

@@ -182,9 +182,7 @@ class WorkerWatch:
         self._arbiter.kill_worker(pid, signal.SIGABRT)
 
 
-_OLD_MASTER = (
-    "GUNICORN_PID"  # the variable in which gunicorn has the master that has started this one, as long as it is
-)
+_OLD_MASTER = "GUNICORN_PID"  # the variable that names the master which has started this one, while that lives
 _IS_READY = 0o700  # the mode of a worker's heartbeat file, which is nobody else's, once it is ready; 0600 before
 _IS_REPLACED = 0o500  # the mode of the file of a worker that is told to end because others serve
 _READY_WITHIN = 1800.0  # seconds in which new workers have to load their models
