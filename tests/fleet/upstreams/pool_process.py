@@ -221,11 +221,12 @@ class Commands:
     def cancel(self, name: str) -> None:
         self.calls[name].reader.close()
 
-    def count_requests(self) -> int:
-        """Counts the requests that are held by anything, be it garbage that nobody has collected."""
+    def await_no_request(self) -> None:
+        """Waits until nothing holds a request, not even garbage that nobody has collected."""
         self.calls = {}
-        gevent.idle()
-        return sum(isinstance(thing, ForwardRequest) for thing in gc.get_objects())
+        wait_until(
+            lambda: not any(isinstance(thing, ForwardRequest) for thing in gc.get_objects()), "requests are let go of"
+        )
 
     def collect_garbage(self, is_on: bool) -> None:
         gc.collect()
