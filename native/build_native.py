@@ -78,7 +78,7 @@ def make_ffi() -> FFI:
         source_extension=".cpp",
         # Relative to the project: setuptools refuses absolute ones.
         sources=sorted(str(source.relative_to(NATIVE.parent)) for source in (NATIVE / "src").glob("*/*.cpp")),
-        include_dirs=[str(NATIVE / "include"), str(NATIVE / "src"), str(libllama.include)],
+        include_dirs=["native/include", "native/src", str(libllama.include)],
         define_macros=[("COROSRV_LLAMA_FINGERPRINT", f'"{fingerprint(libllama.include)}"')],
         extra_compile_args=CFLAGS + shlex.split(os.environ.get("COROSRV_CFLAGS", "")),
         library_dirs=[str(libllama.lib)],

@@ -10,7 +10,7 @@ from tests.load.engine_crashes import hold_load
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_streams_are_whole_and_have_one_end_each_while_their_engine_is_killed(tmp_path: Path) -> None:
     result = hold_load(tmp_path, seconds=10, turn=2.0, seed=7)  # the first faults are kills
 

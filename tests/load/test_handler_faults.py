@@ -11,7 +11,7 @@ from tests.serve.server import servers
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_hundreds_of_calls_that_go_wrong_end_once_each_and_leave_nothing(tmp_path: Path) -> None:
     with servers(tmp_path, tmp_path) as started:
         tally, _ = run(tmp_path, started, 600)

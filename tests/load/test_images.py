@@ -15,7 +15,7 @@ SHORT = Load(n_streams=2, image_size=112, n_layers=2, seconds=0.5, n_rounds=1, n
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_streams_run_and_images_are_answered_beside_them() -> None:
     with slow_projector(SHORT) as mmproj:
         figures = measure("corosrv", corosrv_command(mmproj, SHORT), SHORT)

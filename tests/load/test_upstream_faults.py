@@ -9,7 +9,7 @@ from tests.load.upstream_servers import load_front, upstream_servers
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_calls_end_once_each_while_their_upstreams_are_killed_and_stopped() -> None:
     with (
         upstream_servers(*commands("")) as servers,

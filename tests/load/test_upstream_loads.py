@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_streams_through_a_front_all_complete_without_a_thread_more() -> None:
     load = Load(60, plateau=0.5)
 
@@ -28,7 +28,7 @@ def test_streams_through_a_front_all_complete_without_a_thread_more() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_queue_answers_as_a_semaphore_does_and_an_added_upstream_takes_its_share() -> None:
     command = corosrv_server(PERMITS)
 
@@ -42,7 +42,7 @@ def test_a_queue_answers_as_a_semaphore_does_and_an_added_upstream_takes_its_sha
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_short_chats_through_a_front_are_all_answered() -> None:
     with upstream_servers(COMMAND) as (upstream,), load_front([upstream], N_CONNECTIONS) as front:
         pairs = first_tokens(upstream.port, front.server.address[1], 3)
@@ -55,7 +55,7 @@ def test_short_chats_through_a_front_are_all_answered() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_what_a_front_pays_for_chats_and_events_is_measured() -> None:
     with upstream_servers(plain_upstream.command(0.02)) as servers, load_front(servers, 8) as front:
         taken = chat_cost(front.server, 2, 0.3), event_cost(front.server, 4, 0.3)

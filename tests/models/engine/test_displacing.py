@@ -13,7 +13,7 @@ from corosrv.contracts.jobs import Job, Sampling, Terms
 from corosrv.models.engine import Engine
 from tests.support.engines import SLOW, endless, job, opened, packaged_model, read_all, text_of
 
-N_TOKENS = 700
+N_TOKENS = 400
 LAST = Terms(caller="patient", tier=9)
 FIRST = Terms(caller="urgent")
 SAMPLINGS = [
