@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import infer_request, talk
 from tests.serve.server import Server, servers
+from tests.serve.test_forwarded_small_models import RANK
 from tests.serve.test_grpc import grpc_port
 from tests.serve.wire import CHAT, Connection, chat
-from tests.support.gguf import write_llama, write_lora
+from tests.support.gguf import write_bert, write_llama, write_lora
 
 MESSAGES = [{"role": "user", "content": "tell me"}]
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -114,6 +116,20 @@ def test_an_adapter_answers_to_its_name_over_grpc(served: Server, connection: Co
 
         output = answer.raw_output_contents[0][4:].decode()  # behind its length
         assert (answer.model_name, output) == (name, ask(connection, "/v2/models/{model}/generate", name))
+
+
+def test_an_adapter_of_a_model_that_ranks_answers_to_its_name(tmp_path: Path, cache: Any) -> None:
+    model = write_bert(tmp_path / "rank.gguf", pooling=RANK, has_head=True)
+    lora = write_lora(tmp_path / "one.gguf", {"blk.1.attn_output.weight": (32, 32)}, architecture="bert")
+    with servers(tmp_path, cache) as started:
+        server = started.start(model=model, strict_model=1, lora=f"{lora}:0", ctx=256)
+        with server.connect(timeout=60) as connection:
+            sent = {"query": "a cat", "documents": ["the cat sat on the mat", "why"]}
+            plain, one = (connection.post({"model": name, **sent}, "/v1/rerank").json for name in ("rank", "one"))
+
+    assert (plain["model"], one["model"]) == ("rank", "one")
+    scores = [{each["index"]: each["relevance_score"] for each in answer["results"]} for answer in (plain, one)]
+    assert scores[0] != scores[1]
 
 
 def test_the_v2_protocol_lists_adapters_as_models(connection: Connection) -> None:
