@@ -20,6 +20,7 @@ from corosrv.dialects.kserve.grpc.server_side import GrpcCollector, GrpcConfig
 from corosrv.dialects.kserve.parameters import no_objects
 from corosrv.serving.part import Part, ServerContext
 from corosrv.web.http.lean_flask import caller
+from corosrv.web.inference_gateway import GatewayRules
 from corosrv.workers.objects import ObjectStore
 from corosrv.workers.worker.parent.asks import no_object
 
@@ -58,6 +59,7 @@ class KservePart(Part):
             keys=server.keys,
             max_message=settings.v2_max_body_bytes,
             max_bytes=server.bodies_bytes,
+            gateway=GatewayRules.of_server(server),
         )
         find_object = no_object if self._objects is None else self._object_of
         tracer = self._context.tracer

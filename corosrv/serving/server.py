@@ -44,6 +44,7 @@ from corosrv.web.http.lean_flask import VISIT, LeanFlask, Shortcut, Visit, curre
 from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, long_json_response, register_errors
 from corosrv.web.http.siblings import is_repeated
 from corosrv.web.http.sse import EventStream
+from corosrv.web.inference_gateway import GatewayRules, InferenceGateway
 from corosrv.web.kept import streams as stream_routes
 from corosrv.web.kept.answer_logs import AnswerLogs, LogCollector
 from corosrv.web.kept.keyed_answers import KeyCollector, KeyedAnswers
@@ -128,9 +129,7 @@ class Server:
         self._batches = self._make_batches()
         has_log = server.access_log_form != "off" or self._tracer is not None
         self.access_log = access_log.AccessLog(server.access_log_form, self._tracer) if has_log else None
-        gateway = terms.InferenceGateway(
-            server.gateway_networks, server.objective_priorities, divides=server.n_shares <= 1
-        )
+        gateway = InferenceGateway(GatewayRules.of_server(server))
         self._entrance = access.Entrance(
             self._stats, self._bodies, self._access, self.accounts, has_log, self.start, gateway
         )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from corosrv.formats.tensors import Tensor
+from tests.dialects.kserve.grpc.client import infer_request, talk
 from tests.serve.server import Server, servers
+from tests.serve.test_forwarded_small_models import RANK
+from tests.serve.test_grpc import grpc_port
 from tests.serve.wire import CHAT, Connection, chat
-from tests.support.gguf import write_llama, write_lora
+from tests.support.gguf import write_bert, write_llama, write_lora
 
 MESSAGES = [{"role": "user", "content": "tell me"}]
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -25,6 +30,17 @@ ASKED: dict[str, tuple[dict[str, Any], tuple[str | int, ...]]] = {
     "/v1/messages": ({"messages": MESSAGES, **GREEDY}, ("content", 0, "text")),
     "/completion": ({"prompt": "tell me", "temperature": 0, "n_predict": 12}, ("content",)),
     "/v1/embeddings": ({"input": "tell me"}, ("data", 0, "embedding")),
+    "/v2/models/{model}/generate": (
+        {"text_input": "tell me", "parameters": {"temperature": 0, "max_tokens": 12}},
+        ("text_output",),
+    ),
+    "/v2/models/{model}/infer": (
+        {
+            "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["tell me"]}],
+            "parameters": {"temperature": 0, "max_tokens": 12},
+        },
+        ("outputs", 0, "data", 0),
+    ),
     "/api/generate": (
         {"prompt": "tell me", "stream": False, "options": {"temperature": 0, "num_predict": 12}},
         ("response",),
@@ -40,7 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, cache: Any) -> Iterator[Ser
     one, two = (write_lora(folder / f"{name}.gguf", WEIGHTS, seed) for seed, name in enumerate(("one", "two")))
     with servers(folder, cache) as started:
         yield started.start(
-            model=model, strict_model=1, lora=f"{one}:0,{two}:0", chat_template="chatml", slots=2, ctx=512
+            model=model, strict_model=1, lora=f"{one}:0,{two}:0", chat_template="chatml", slots=2, ctx=512, grpc_port=0
         )
 
 
@@ -52,7 +68,8 @@ def connection(served: Server) -> Iterator[Connection]:
 
 def ask(connection: Connection, path: str, model: str, **more: Any) -> Any:
     body, place = ASKED[path]
-    answer = connection.post({"model": model, **body, **more}, path)
+    named = {} if "{model}" in path else {"model": model}  # v2 takes members that it does not know for inputs
+    answer = connection.post({**named, **body, **more}, path.format(model=model))
     assert answer.status == 200, answer.body
     found = answer.json
     for step in place:
@@ -89,6 +106,39 @@ def test_adapters_are_listed_with_the_model_that_they_are_of(connection: Connect
     assert (found["id"], found["parent"]) == ("two", "tiny")
     assert connection.post(chat(model="one", max_tokens=1), CHAT).json["model"] == "one"
     assert connection.post(chat(model="three"), CHAT).error["code"] == "model_not_found"
+
+
+def test_an_adapter_answers_to_its_name_over_grpc(served: Server, connection: Connection) -> None:
+    text = Tensor("text_input", "BYTES", [1], data=[b"tell me"])
+    for name in ("tiny", "one", "two"):
+        sent = infer_request(name, text, parameters={"temperature": 0, "max_tokens": 12})
+        answer = talk(grpc_port(served), lambda stub, sent=sent: stub.infer(sent))
+
+        output = answer.raw_output_contents[0][4:].decode()  # behind its length
+        assert (answer.model_name, output) == (name, ask(connection, "/v2/models/{model}/generate", name))
+
+
+def test_an_adapter_of_a_model_that_ranks_answers_to_its_name(tmp_path: Path, cache: Any) -> None:
+    model = write_bert(tmp_path / "rank.gguf", pooling=RANK, has_head=True)
+    lora = write_lora(tmp_path / "one.gguf", {"blk.1.attn_output.weight": (32, 32)}, architecture="bert")
+    with servers(tmp_path, cache) as started:
+        server = started.start(model=model, strict_model=1, lora=f"{lora}:0", ctx=256)
+        with server.connect(timeout=60) as connection:
+            sent = {"query": "a cat", "documents": ["the cat sat on the mat", "why"]}
+            plain, one = (connection.post({"model": name, **sent}, "/v1/rerank").json for name in ("rank", "one"))
+
+    assert (plain["model"], one["model"]) == ("rank", "one")
+    scores = [{each["index"]: each["relevance_score"] for each in answer["results"]} for answer in (plain, one)]
+    assert scores[0] != scores[1]
+
+
+def test_the_v2_protocol_lists_adapters_as_models(connection: Connection) -> None:
+    listed = connection.ask("POST", "/v2/repository/index", {}).json
+
+    assert {"tiny", "one", "two"} <= {each["name"] for each in listed}
+    assert connection.ask("GET", "/v2/models/one").json["name"] == "one"
+    assert connection.ask("GET", "/v2/models/one/ready").status == 200
+    assert connection.ask("GET", "/v2/models/three/ready").status == 404
 
 
 def test_the_gateways_picker_is_told_of_adapters_in_memory(served: Server) -> None:

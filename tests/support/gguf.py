@@ -107,11 +107,13 @@ def random_tensors(shapes: Mapping[str, Shape], seed: int = 1) -> Tensors:
     return tensors
 
 
-def write_lora(path: Path, shapes: Mapping[str, tuple[int, int]], seed: int = 1, size: float = 0.3) -> Path:
-    """An adapter of rank 2 for these weights of a llama, each with its inputs and outputs."""
+def write_lora(
+    path: Path, shapes: Mapping[str, tuple[int, int]], seed: int = 1, size: float = 0.3, architecture: str = "llama"
+) -> Path:
+    """An adapter of rank 2 for these weights, each with its inputs and outputs."""
     metadata = {
         "general.type": "adapter",
-        "general.architecture": "llama",
+        "general.architecture": architecture,
         "adapter.type": "lora",
         "adapter.lora.alpha": 2.0,
     }

@@ -25,7 +25,8 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import VISIT, AnyRequest, BareRequest, Visit
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import Flood
-from corosrv.web.http.terms import FAIRNESS_FIELD, FROM_BATCH, OBJECTIVE_FIELD, InferenceGateway
+from corosrv.web.http.terms import FROM_BATCH
+from corosrv.web.inference_gateway import FAIRNESS_FIELD, OBJECTIVE_FIELD, InferenceGateway
 from corosrv.web.key_account import KeyAccount
 from corosrv.web.keys import key_of
 
@@ -314,7 +315,7 @@ class Entrance:
             visit.caller, visit.account = self._access.check(request)
             environ = request.environ
             is_told = FAIRNESS_FIELD in environ or OBJECTIVE_FIELD in environ
-            visit.flow = self._gateway.flow(environ) if is_told else self._gateway.usual_flow
+            visit.flow = self._gateway.flow_of(environ) if is_told else self._gateway.usual_flow
         else:
             visit.caller, visit.account = owner, self._accounts.account_of(owner)
         if visit.account is not None:

@@ -4,9 +4,6 @@ Terms say who asks, how urgent it is, and how long the answer is of use. Whoever
 it, so one that is empty or out of range is refused, in every protocol. No time at all, `0`, is out of range: a client
 whose time is over wants no call without a limit.
 
-An inference gateway before the server (Gateway API) says in headers of its own whose share a request takes, and how
-urgent it is. They count from the gateway's addresses alone.
-
 A path that leads nowhere is answered with the route that is most like it. Unknown fields of a body are named in a
 header of the answer: a misspelt one would be ignored in silence.
 """
@@ -15,10 +12,9 @@ from __future__ import annotations
 
 import difflib
 import functools
-import ipaddress
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from time import monotonic
 from typing import Annotated, Any
@@ -28,7 +24,6 @@ from flask import Response, g, request
 from msgspec import Meta
 from werkzeug.routing import Map, Rule
 
-from corosrv.base.errors import Refused
 from corosrv.contracts.jobs.terms import (
     DEFAULT_PRIORITY,
     LAST_PRIORITY,
@@ -115,64 +110,6 @@ def placed(terms: Terms, account: KeyAccount | None, flow: Flow | None) -> Terms
     if account is not None:
         terms = account.terms(terms)
     return terms if flow is None else flow.place(terms)
-
-
-FAIRNESS_ID = "X-Gateway-Inference-Fairness-Id"
-FAIRNESS_FIELD = "HTTP_X_GATEWAY_INFERENCE_FAIRNESS_ID"
-OBJECTIVE_FIELD = "HTTP_X_GATEWAY_INFERENCE_OBJECTIVE"
-_MAX_FLOW = 128  # characters of a fairness id
-
-
-class InferenceGateway:
-    """The gateway before a server: finds what its headers say of a request."""
-
-    def __init__(
-        self, networks: Iterable[str] = (), objectives: Mapping[str, int] | None = None, *, divides: bool = True
-    ) -> None:
-        """`networks`: addresses, networks or `*`, from which the headers count. `objectives`: priorities by name, the
-        highest first; other requests have 0. `divides`: callers have no key, or all the same: with keys of their own
-        their shares and tiers stay, and an objective orders the requests of each."""
-        self._is_any = "*" in networks
-        self._networks = tuple(ipaddress.ip_network(name) for name in networks if name != "*")
-        self._divides = divides
-        objectives = objectives or {}
-        ranks = sorted({0, *objectives.values()}, reverse=True)
-        self._usual = ranks.index(0)
-        self._tiers = {name: ranks.index(priority) for name, priority in objectives.items()}
-        # Of requests that say nothing; None where they are as without a gateway.
-        self.usual_flow = self._flow("", self._usual) if self._usual and divides else None
-        self._is_trusted = functools.lru_cache(maxsize=1024)(self._look)
-
-    def flow(self, environ: MutableMapping[str, Any]) -> Flow | None:
-        """Returns the flow that a request with such headers belongs to; None where it changes no terms.
-
-        Drops the headers of others than the gateway, so that no upstream believes them. Raises Refused for a fairness
-        id that is too long.
-        """
-        if not self._is_trusted(environ.get("REMOTE_ADDR", "")):
-            environ.pop(FAIRNESS_FIELD, None)
-            environ.pop(OBJECTIVE_FIELD, None)
-            return self.usual_flow
-        name = environ.get(FAIRNESS_FIELD, "")
-        if len(name) > _MAX_FLOW:
-            raise Refused(f"{FAIRNESS_ID}: must have at most {_MAX_FLOW} characters", FAIRNESS_ID)
-        return self._flow(name, self._tiers.get(environ.get(OBJECTIVE_FIELD, ""), self._usual))
-
-    def _flow(self, name: str, tier: int) -> Flow:
-        priority = 0 if tier == self._usual else DEFAULT_PRIORITY + tier - self._usual
-        if not self._divides:
-            return Flow("", None, priority)
-        # The tier is one of all that an owner runs.
-        return Flow(name if tier == self._usual else f"{name}\0{tier}", tier, priority)
-
-    def _look(self, address: str) -> bool:
-        if self._is_any:
-            return True
-        try:
-            found = ipaddress.ip_address(address)
-        except ValueError:
-            return False  # a Unix socket
-        return any(found in network for network in self._networks)
 
 
 def arrival() -> float:

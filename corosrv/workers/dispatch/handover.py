@@ -130,12 +130,15 @@ def handed_call(calls: Sequence[QueuedCall], handler: int, number: int = 0) -> H
         HandedItem(
             call.job.request,
             call.deadline if call.deadline != float("inf") else None,
-            call.job.terms.request_id,
-            call.job.terms.caller,
+            terms.request_id,
+            terms.caller,
             call.priority,
             call.trace,
+            terms.owner,
+            terms.tier,
+            terms.weight,
         )
-        for call in calls
+        for call, terms in ((call, call.job.terms) for call in calls)
     ]
     chain = calls[0].job.terms.waiting_keys
     if len(calls) > 1:

@@ -176,6 +176,9 @@ class HandedItem(msgspec.Struct, frozen=True):
     caller: str = ""  # whose call it is; the calls that its handler makes are his, too
     priority: int = DEFAULT_PRIORITY
     trace: TracePart | None = None  # that the worker goes on with
+    owner: str = ""  # these are of the calls that its handler makes; see corosrv.contracts.jobs.terms.Terms
+    tier: int = 0
+    weight: float = 1.0
 
 
 class HandedCall(msgspec.Struct, frozen=True):

@@ -215,6 +215,8 @@ class Ask(_CallMessage, frozen=True, tag="ask"):
     request_id: str = ""
     session: str = ""
     caller: str = ""  # believed from the gRPC front alone
+    owner: str = ""  # of the gRPC front alone, as the tier is
+    tier: int = 0
     idempotency_key: str = ""  # of the gRPC front alone
     object_inputs: list[ObjectInput] = []  # beside those of the request
     trace_headers: dict[str, str] = {}  # of the gRPC front alone

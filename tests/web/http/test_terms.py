@@ -8,8 +8,7 @@ from flask import Flask, g
 
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Terms
-from corosrv.contracts.jobs.terms import Flow
-from corosrv.web.http.terms import InferenceGateway, placed, request_terms
+from corosrv.web.http.terms import request_terms
 
 
 def asked(**headers: str) -> AbstractContextManager[Any]:
@@ -57,80 +56,3 @@ def test_of_two_deadlines_the_earlier_one_counts(header: str, deadline: float):
 def test_a_header_that_is_no_number_is_refused_by_name(header: str):
     with asked(**{header: "soon"}), pytest.raises(Refused, match=header):
         request_terms()
-
-
-TENANT = "X-Gateway-Inference-Fairness-Id"
-
-
-def gateway(divides: bool = True) -> InferenceGateway:
-    objectives = {"premium": 10, "usual": 0, "batch": -10, "last": -20}
-    return InferenceGateway(("10.0.0.0/8", "::1"), objectives, divides=divides)
-
-
-def environ(address: str, **headers: str) -> dict[str, Any]:
-    named = {f"HTTP_X_GATEWAY_INFERENCE_{name.upper()}": value for name, value in headers.items()}
-    return {"REMOTE_ADDR": address, **named}
-
-
-def flow_terms(found: Flow | None, **terms: Any) -> Terms:
-    return placed(Terms(**terms), None, found)
-
-
-@pytest.mark.parametrize(
-    ("objective", "tier", "priority"),
-    [("premium", 0, 4), ("usual", 1, 5), ("unheard-of", 1, 5), ("batch", 2, 6), ("last", 3, 7)],
-)
-def test_an_objective_of_the_gateway_ranks_a_request(objective: str, tier: int, priority: int):
-    terms = flow_terms(gateway().flow(environ("10.1.2.3", objective=objective)))
-
-    assert (terms.tier, terms.priority) == (tier, priority)
-
-
-def test_fairness_ids_of_the_gateway_have_a_share_each_and_keep_their_caller():
-    flows = [
-        gateway().flow(environ("::1", fairness_id=tenant, objective=objective))
-        for tenant in ("a", "b")
-        for objective in ("usual", "batch")  # the tier is one of all that an owner has
-    ]
-
-    terms = [flow_terms(flow) for flow in flows]
-
-    assert len({each.owner for each in terms} | {""}) == 5
-    assert {each.caller for each in terms} == {""}
-
-
-@pytest.mark.parametrize("address", ["11.0.0.1", "fe80::1", ""])
-def test_headers_that_are_not_of_the_gateway_change_nothing_and_go_no_further(address: str):
-    sent = environ(address, fairness_id="a", objective="premium")
-
-    terms = flow_terms(gateway().flow(sent))
-
-    assert (terms.owner, terms.tier, terms.priority) == ("", 1, 5)  # behind premium, as a request that says nothing
-    assert sent == {"REMOTE_ADDR": address}
-
-
-def test_a_request_that_says_nothing_stands_behind_the_better_objectives():
-    assert flow_terms(gateway().usual_flow) == Terms(tier=1)
-    assert InferenceGateway(("10.0.0.0/8",), {"batch": -1}).usual_flow is None
-
-
-def test_without_a_gateway_its_headers_count_from_nowhere():
-    sent = environ("127.0.0.1", fairness_id="a", objective="premium")
-
-    assert InferenceGateway().flow(sent) is None
-    assert InferenceGateway(("*",)).flow(environ("", fairness_id="a")) == Flow("a", 0)
-
-
-def test_with_keys_of_their_own_callers_keep_share_and_tier_and_an_objective_orders_their_requests():
-    found = gateway(divides=False).flow(environ("10.0.0.1", fairness_id="a", objective="batch"))
-
-    terms = flow_terms(found, caller="key", tier=5)
-
-    assert (terms.owner, terms.tier, terms.priority) == ("", 5, 6)
-    assert gateway(divides=False).usual_flow is None
-
-
-def test_a_fairness_id_is_bounded():
-    assert gateway().flow(environ("10.0.0.1", fairness_id="a" * 128)) is not None
-    with pytest.raises(Refused, match=TENANT):
-        gateway().flow(environ("10.0.0.1", fairness_id="a" * 129))

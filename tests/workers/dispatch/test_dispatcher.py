@@ -150,11 +150,15 @@ def test_the_least_loaded_worker_gets_the_call_and_equals_take_turns(front: Fron
 def test_a_handed_over_call_carries_its_terms(front: Front):
     host = front.add("p/0")
 
-    front.call(seconds=5, request_id="r1", caller="c1", priority=2, waiting_keys=("model:outer:",))
+    front.call(
+        seconds=5, request_id="r1", caller="c1", priority=2, owner="o", tier=3, weight=2.0,
+        waiting_keys=("model:outer:",),
+    )  # fmt: skip
 
     handed = host.calls[0].call
     item = handed.items[0]
     assert (item.deadline, item.request_id, item.caller, item.priority) == (front.clock.now + 5, "r1", "c1", 2)
+    assert (item.owner, item.tier, item.weight) == ("o", 3, 2.0)
     assert handed.waiting_keys == ("model:outer:", "model:add:")
     assert handed.attempt == 1
     assert not handed.stream

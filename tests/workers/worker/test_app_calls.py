@@ -380,6 +380,20 @@ def test_what_a_batch_of_several_callers_asks_for_is_nobodys(callers: str, asker
         assert models.calls[0].job.terms.caller == asker
 
 
+@pytest.mark.parametrize(("owners", "owner", "tier", "weight"), [("aa", "a", 3, 2.0), ("ab", "several\x003", 3, 1.0)])
+def test_what_a_handler_asks_for_takes_the_share_of_its_call(owners: str, owner: str, tier: int, weight: float) -> None:
+    models = FunctionWorker()
+    models.add(lambda call: call.send(vector(5)), "five")
+    with ready(services=HandlerServices(models.submit)) as worker:
+        flow = {"caller": "key", "tier": 3, "weight": 2.0}
+        asking = hand(worker, *(replace(item("ask", model="five"), owner=owner, **flow) for owner in owners))
+
+        assert asking.wait_until_over() == [None, None]
+
+        terms = models.calls[0].job.terms
+        assert (terms.caller, terms.owner, terms.tier, terms.weight) == ("key", owner, tier, weight)
+
+
 def test_what_a_call_asked_for_is_cancelled_when_it_ends() -> None:
     models = FunctionWorker()
     models.add(wait_for_cancel, "slow")

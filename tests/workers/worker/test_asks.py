@@ -126,13 +126,16 @@ def test_large_tensors_travel_beside_the_messages_and_leave_nothing_open(asks: A
 
 
 def test_an_ask_has_the_terms_of_the_call_that_makes_it(asks: Asks, lane: Lane, worker: FunctionWorker) -> None:
-    asks.on_message(ask(1, budget_us=90_000_000, priority=2, caller="mallory", idempotency_key="k", stream=True))
+    asks.on_message(
+        ask(1, budget_us=90_000_000, priority=2, caller="mallory", idempotency_key="k", owner="o", tier=3, stream=True)
+    )
     lane.all()
 
     job = worker.calls[0].job
     assert (job.target, job.request.id, job.stream) == (ModelTarget("echo"), "q", True)
     assert (job.terms.caller, job.terms.request_id, job.terms.waiting_keys) == ("anna", "r1", ("k",))
     assert (job.terms.priority, job.terms.idempotency_key) == (2, "")
+    assert (job.terms.owner, job.terms.tier) == ("", 0)
     assert job.terms.deadline is not None
     assert 40 < job.terms.deadline - time.monotonic() <= 50  # not the longer one that it asked for
 
@@ -154,12 +157,11 @@ def test_an_ask_may_be_given_less_time_than_its_call(asks: Asks, lane: Lane, wor
 
 def test_the_front_of_clients_says_itself_who_calls(worker: FunctionWorker, lane: Lane) -> None:
     asks = Asks(submit_to(worker), lane.send, is_trusted=True)
-    asks.on_message(ask(1, caller="bob", request_id="r2", idempotency_key="k"))
+    asks.on_message(ask(1, caller="bob", request_id="r2", idempotency_key="k", owner="bob\0a", tier=3))
     lane.all()
 
-    assert worker.calls[0].job.terms.caller == "bob"
-    assert worker.calls[0].job.terms.request_id == "r2"
-    assert worker.calls[0].job.terms.idempotency_key == "k"
+    sent = Terms(caller="bob", request_id="r2", idempotency_key="k", owner="bob\0a", tier=3)
+    assert worker.calls[0].job.terms == sent
 
 
 def test_a_capability_is_asked_for_and_named_in_the_answer(asks: Asks, lane: Lane, worker: FunctionWorker) -> None:

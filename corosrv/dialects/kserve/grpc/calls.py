@@ -106,6 +106,8 @@ def _ask(
         request_id=metadata.request_id,
         session=call.parameters.get("sequence_id", ""),
     )
+    if metadata.flow is not None:
+        terms = metadata.flow.place(terms)
     limits = [remaining, None if terms.deadline is None else terms.deadline - now]
     budget = min((limit for limit in limits if limit is not None), default=None)
     return Ask(
@@ -122,6 +124,8 @@ def _ask(
         request_id=terms.request_id,
         session=terms.session,
         caller=terms.caller,
+        owner=terms.owner,
+        tier=terms.tier,
         idempotency_key=terms.idempotency_key,
         object_inputs=call.object_inputs,
         trace_headers={name: metadata.texts[name] for name in _OF_TRACES if name in metadata.texts},

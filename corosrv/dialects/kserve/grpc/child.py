@@ -31,6 +31,7 @@ from corosrv.dialects.kserve.grpc.messages import (
 )
 from corosrv.dialects.kserve.grpc.reflection import VERSIONS, ReflectionService
 from corosrv.dialects.kserve.grpc.service import InferenceService
+from corosrv.web.inference_gateway import InferenceGateway
 from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.aio_channel import AioChannel
 from corosrv.workers.wire.codec import StructCodec
@@ -89,7 +90,8 @@ class GrpcProcess:
             server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.max_calls)
             budget = MessageBudget(settings.max_bytes, settings.max_message)
             guard = CallGuard(KeyRing(settings.key_digests), self._counts)
-            service = InferenceService(asker, guard, self._counts, settings.max_message, budget)
+            gateway = InferenceGateway(settings.gateway)
+            service = InferenceService(asker, guard, self._counts, settings.max_message, budget, gateway)
             self._health = HealthService(asker, guard, max(1, settings.max_calls // WATCHES_SHARE))
             schemas = (protocol.SCHEMA, health.SCHEMA)
             reflections = [ReflectionService(version, guard, budget, schemas) for version in VERSIONS]

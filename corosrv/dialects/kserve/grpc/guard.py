@@ -15,13 +15,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
 from corosrv.base.errors import CorosrvError, ErrorKind, Unauthorized
 from corosrv.contracts.jobs.infer import CapabilityTarget
+from corosrv.contracts.jobs.terms import Flow
 from corosrv.dialects.kserve.capability_headers import parse_capability
 from corosrv.dialects.kserve.grpc.messages import GrpcCounts
+from corosrv.web.inference_gateway import FAIRNESS_ID, OBJECTIVE, InferenceGateway
 from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.faults import Fault
 
@@ -135,6 +138,7 @@ class CallMetadata:
     caller: str
     request_id: str
     capability: CapabilityTarget  # its query is empty if none is asked for
+    flow: Flow | None = None  # that an inference gateway says it belongs to
 
     def header(self, name: str) -> str | None:
         """Looks metadata up as REST's headers are named, in any case."""
@@ -154,8 +158,9 @@ def check_key(pairs: Pairs, keys: KeyRing) -> str:
     return caller
 
 
-def read(pairs: Pairs, caller: str) -> CallMetadata:
+def read(context: Any, caller: str, gateway: InferenceGateway) -> CallMetadata:
     """Reads the metadata of a call whose key was checked. Raises Refused."""
+    pairs: Pairs = context.invocation_metadata()
     texts = {name: value for name, value in pairs if isinstance(value, str)}
     request_id = texts.get("x-request-id", "")
     return CallMetadata(
@@ -163,7 +168,16 @@ def read(pairs: Pairs, caller: str) -> CallMetadata:
         caller=caller,
         request_id=request_id if _SANE_ID.fullmatch(request_id) else f"req_{secrets.token_hex(16)}",
         capability=parse_capability((name, value) for name, value in pairs if isinstance(value, str)),
+        flow=gateway.flow(
+            peer_address(context.peer()), texts.get(FAIRNESS_ID.lower(), ""), texts.get(OBJECTIVE.lower(), "")
+        ),
     )
+
+
+def peer_address(peer: str) -> str:
+    """Returns the IP address in gRPC's name for a peer, as ipv4:10.0.0.1:50000; empty for a Unix socket."""
+    address, _, _ = unquote(peer).partition(":")[2].rpartition(":")
+    return address.strip("[]")
 
 
 def _key(name: str, value: str | bytes) -> bytes | None:

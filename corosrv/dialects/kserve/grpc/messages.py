@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from corosrv.web.inference_gateway import GatewayRules
 from corosrv.workers.wire.calls import Ask, AskCancel, AskEnd, AskOutputs, AskTaken
 
 MAX_MESSAGE = 64 << 20  # bytes of one message of gRPC
@@ -29,6 +30,7 @@ class InitGrpc(_GrpcMessage, frozen=True, tag="init_grpc"):
     max_message: int = MAX_MESSAGE
     max_calls: int = MAX_CALLS
     max_bytes: int = MAX_BYTES
+    gateway: GatewayRules = GatewayRules()
 
 
 class StopGrpc(_GrpcMessage, frozen=True, tag="stop_grpc"):

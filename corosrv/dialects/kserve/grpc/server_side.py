@@ -35,6 +35,7 @@ from corosrv.dialects.kserve.grpc.messages import (
     LaneToGrpc,
     StopGrpc,
 )
+from corosrv.web.inference_gateway import GatewayRules
 from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.calls import AskEnd, AskOutputs
 from corosrv.workers.wire.codec import StructCodec
@@ -96,6 +97,7 @@ class GrpcConfig:
     max_message: int = MAX_MESSAGE  # bytes
     max_calls: int = MAX_CALLS  # calls and streams that may be open at once
     max_bytes: int = MAX_BYTES  # that all requests may take in memory
+    gateway: GatewayRules = field(default_factory=GatewayRules)  # whose metadata says whose share a call takes
     env: Mapping[str, str] | None = None  # of the process, all of it; None: as the server's
     command: tuple[str, ...] = (sys.executable, "-m", "corosrv.dialects.kserve.grpc")
 
@@ -146,10 +148,8 @@ class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFr
         digests = list(KeyRing.of_keys(config.keys).digests)
         try:
             self._link.start(config.command, config.env)
-            self._link.open_lanes(
-                1,
-                InitGrpc(config.address, config.port, digests, config.max_message, config.max_calls, config.max_bytes),
-            )
+            limits = config.max_message, config.max_calls, config.max_bytes
+            self._link.open_lanes(1, InitGrpc(config.address, config.port, digests, *limits, config.gateway))
         except OSError as error:
             self._link.kill()
             self._enter(WorkerState.SETUP_FAILED, f"the gRPC process could not be started: {error}")

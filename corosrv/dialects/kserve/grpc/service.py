@@ -26,6 +26,7 @@ from corosrv.dialects.kserve.grpc.calls import (
 from corosrv.dialects.kserve.grpc.conversions import GrpcCall
 from corosrv.dialects.kserve.grpc.guard import CallCounts, CallGuard, CallMetadata
 from corosrv.dialects.kserve.grpc.incoming import inflated_bytes, most_bytes, parse
+from corosrv.web.inference_gateway import InferenceGateway
 from corosrv.workers.wire.calls import AskEnd
 
 log = logging.getLogger("corosrv.grpc")
@@ -126,7 +127,13 @@ class InferenceService:
     """Answers GRPCInferenceService by asking the server. Methods that are not here are UNIMPLEMENTED."""
 
     def __init__(
-        self, asker: Asker, guard: CallGuard, counts: CallCounts, max_message: int, budget: MessageBudget
+        self,
+        asker: Asker,
+        guard: CallGuard,
+        counts: CallCounts,
+        max_message: int,
+        budget: MessageBudget,
+        gateway: InferenceGateway,
     ) -> None:
         """`max_message`: bytes of a request, once it is inflated, and of an answer. `budget`: of all requests."""
         self._asker = asker
@@ -134,6 +141,7 @@ class InferenceService:
         self._counts = counts
         self._max_message = max_message
         self._budget = budget
+        self._gateway = gateway
 
     def handler(self) -> Any:
         """Returns what a server of grpcio takes."""
@@ -154,7 +162,7 @@ class InferenceService:
     # Calls.
 
     async def _model_infer(self, context: Any, caller: str) -> bytes:
-        own = guard.read(_pairs(context), caller)
+        own = guard.read(context, caller, self._gateway)
         with self._budget.share() as share:
             call = await read_call(await share.read(context), self._max_message, share)
             async with running(self._asker, call, own, context.time_remaining(), is_stream=False) as ask:
@@ -167,7 +175,7 @@ class InferenceService:
 
     async def _model_stream_infer(self, context: Any, caller: str) -> None:
         with self._counts.open_stream():
-            own = guard.read(_pairs(context), caller)
+            own = guard.read(context, caller, self._gateway)
             await InferStream(context, self._asker, own, self._max_message, self._budget).serve()
 
     # Questions.
@@ -222,8 +230,3 @@ class InferenceService:
         if request.ready:
             rows = [row for row in rows if row["state"] == "READY"]
         return protocol.RepositoryIndexResponse(models=rows)
-
-
-def _pairs(context: Any) -> guard.Pairs:
-    pairs: guard.Pairs = context.invocation_metadata()
-    return pairs

@@ -236,18 +236,23 @@ class AppCall:
     def _terms_of_asks(self) -> Terms:
         """Returns the terms of the calls that this one makes, which all of its items wait for.
 
-        What a batch of several callers asks for is nobody's: none of them may get at what is another's.
+        What a batch of several callers asks for is nobody's: none of them may get at what is another's. What one of
+        several owners asks for takes a share of its own, for the tier is one of all that an owner runs.
         """
-        first = self._call.items[0]
-        is_of_one = all(item.caller == first.caller for item in self._call.items)
+        items, first = self._call.items, self._call.items[0]
+        tier = min(item.tier for item in items)
+        is_of_one = all((item.caller, item.owner) == (first.caller, first.owner) for item in items)
         return Terms(
-            caller=first.caller if is_of_one else "",
+            caller=first.caller if all(item.caller == first.caller for item in items) else "",
+            owner=first.owner if is_of_one else f"several\0{tier}",
+            tier=tier,
+            weight=first.weight if is_of_one else 1.0,
             request_id=first.request_id,
-            priority=min(item.priority for item in self._call.items),
+            priority=min(item.priority for item in items),
             deadline=self.deadline,
             waiting_keys=self._call.waiting_keys,
             asker=self._call.number,
-            trace=first.trace if len(self._call.items) == 1 else None,
+            trace=first.trace if len(items) == 1 else None,
         )
 
     def wait_for_room(self) -> None:

@@ -150,15 +150,17 @@ class Asks:
         if ask.budget_us is not None:
             own_deadline = time.monotonic() + ask.budget_us / 1e6
             deadline = own_deadline if deadline is None else min(deadline, own_deadline)
-        return replace(
+        terms = replace(
             self._terms,
             deadline=deadline,
             priority=ask.priority or self._terms.priority,
             request_id=ask.request_id or self._terms.request_id,
             session=ask.session or self._terms.session,
-            caller=ask.caller if self._is_trusted else self._terms.caller,
-            idempotency_key=ask.idempotency_key if self._is_trusted else "",
         )
+        if not self._is_trusted:
+            return terms
+        key = ask.idempotency_key
+        return replace(terms, caller=ask.caller, owner=ask.owner, tier=ask.tier, idempotency_key=key)
 
     def _forget(self, ask: _FollowedAsk, end: AskEnd) -> None:
         if self._running.get(ask.number) is ask:

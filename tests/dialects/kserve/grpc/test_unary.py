@@ -12,8 +12,10 @@ import pytest
 from corosrv.contracts.jobs.infer import CapabilityTarget, ModelTarget
 from corosrv.dialects.kserve.grpc import protocol
 from corosrv.dialects.kserve.grpc.front import GrpcFront
+from corosrv.dialects.kserve.grpc.guard import peer_address
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
 from corosrv.formats.tensors import Tensor
+from corosrv.web.inference_gateway import FAIRNESS_ID, OBJECTIVE, GatewayRules
 from tests.dialects.kserve.grpc.client import Stub, infer_request, status, talk, typed_request, value_of
 from tests.dialects.kserve.grpc.conftest import serving
 from tests.support.function_worker import FunctionWorker
@@ -173,6 +175,35 @@ def test_a_call_says_its_priority_session_and_request_id(front: GrpcFront, worke
     assert (second.priority, second.session, second.request_id) == (9, "s", "my-id")
     assert (third.priority, third.session) == (5, "")
     assert third.request_id.startswith("req_")
+
+
+def test_metadata_of_a_gateway_says_whose_share_a_call_takes(worker: FunctionWorker) -> None:
+    metadata = [(FAIRNESS_ID.lower(), "a"), (OBJECTIVE.lower(), "batch")]
+    rules = GatewayRules(("127.0.0.1",), {"premium": 1, "batch": -1})
+    with serving(worker, GrpcConfig(gateway=rules)) as front:
+        infer(front, infer_request("echo", parameters={"priority": 1}), metadata=metadata)
+        infer(front, infer_request("echo"))
+        code, text, _ = failure(front, infer_request("echo"), metadata=[(FAIRNESS_ID.lower(), "a" * 129)])
+
+    told, usual = (call.job.terms for call in worker.calls)
+    assert (told.owner, told.tier, told.priority) == ("\0a\0002", 2, 6)
+    assert (usual.owner, usual.tier, usual.priority) == ("", 1, 5)
+    assert (code, FAIRNESS_ID in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), text
+
+
+def test_such_metadata_of_others_changes_nothing(front: GrpcFront, worker: FunctionWorker) -> None:
+    infer(front, infer_request("echo"), metadata=[(FAIRNESS_ID.lower(), "a" * 129), (OBJECTIVE.lower(), "batch")])
+
+    terms = worker.calls[0].job.terms
+    assert (terms.owner, terms.tier, terms.priority) == ("", 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [("ipv4:10.0.0.1:50000", "10.0.0.1"), ("ipv6:%5Bfd00::1%5D:50000", "fd00::1"), ("unix:/run/a", ""), ("", "")],
+)
+def test_a_peer_has_an_address_as_gateways_are_named_by(peer: str, address: str) -> None:
+    assert peer_address(peer) == address
 
 
 def test_a_capability_is_asked_for_by_metadata(front: GrpcFront, worker: FunctionWorker) -> None:
