@@ -21,7 +21,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT = 300.0  # seconds; the extension is compiled
+TIMEOUT = 600.0  # seconds; the extension is compiled where no objects of it are left
 
 pytestmark = pytest.mark.timeout(660)  # the fixture compiles the core, beside other tests
 

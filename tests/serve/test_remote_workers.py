@@ -198,12 +198,17 @@ def test_a_stream_comes_whole_and_in_order(front: Front, worker: JoinedWorker):
 
 
 def test_calls_that_come_together_are_a_batch(front: Front, worker: JoinedWorker):
-    with ThreadPoolExecutor(4) as threads:
-        calls = [threads.submit(front.data, "together", [uint8(bytes([number]))]) for number in range(4)]
+    sizes = []
+    for _ in range(10):  # on a busy machine four calls may come one after the other
+        with ThreadPoolExecutor(4) as threads:
+            calls = [threads.submit(front.data, "together", [uint8(bytes([number]))]) for number in range(4)]
+        answers = [call.result(PATIENCE) for call in calls]
+        assert [answer[1] for answer in answers] == [0, 1, 2, 3]
+        sizes.append(max(answer[0] for answer in answers))
+        if sizes[-1] > 1:
+            break
 
-    answers = [call.result(PATIENCE) for call in calls]
-    assert [answer[1] for answer in answers] == [0, 1, 2, 3]
-    assert max(answer[0] for answer in answers) > 1
+    assert sizes[-1] > 1, sizes
 
 
 def test_objects_by_reference_go_over_the_same_connection(front: Front, worker: JoinedWorker):

@@ -187,12 +187,15 @@ class AppChildProcess:
 
     def add_lanes(self, n_lanes: int) -> None:
         pairs = [socket.socketpair() for _ in range(n_lanes)]
-        self.control.send(Lanes(), [theirs.fileno() for _, theirs in pairs])
-        for ours, theirs in pairs:
-            theirs.close()
+        for ours, _ in pairs:
             self.sockets.append(_timed(ours))
             codec: StructCodec[LaneToAppWorker, LaneFromAppWorker] = StructCodec(LaneFromAppWorker, msgspec.msgpack)
             self.lanes.append(ThreadChannel(ours, codec, takes_fds=True))
+        try:
+            self.control.send(Lanes(), [theirs.fileno() for _, theirs in pairs])
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
 
     def index(self, name: str) -> int:
         return next(number for number, card in enumerate(self.handlers) if card.name == name)
