@@ -217,8 +217,6 @@ def _end_with(worker: Front, server: Server, predictor: PredictionSettings | Non
     """Makes gunicorn wait for worker processes to end but for no load, and POST /shutdown end gunicorn."""
     context, parts = server.context, server.parts
     worker.endings += context.parts
-    if server.sharing is not None:
-        worker.endings.append(server.sharing)
     if (parts.app is not None or parts.models is not None) and len(context.parts) <= _PARTS_OF_ONE:
         context.on_unstartable = functools.partial(_give_up, server)
     server.on_close_while_loading = _leave

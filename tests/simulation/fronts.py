@@ -12,7 +12,7 @@ from corosrv.base.errors import CorosrvError, ReadTimeout
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferRequest, ModelTarget
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.cluster.queue_link import QueueLink
-from corosrv.fleet.cluster.queue_names import KeyNames, QueueNames
+from corosrv.fleet.cluster.key_names import KeyNames, QueueNames
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import HandedCall

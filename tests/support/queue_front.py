@@ -32,7 +32,7 @@ from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferO
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.queue_link import QueueLink
-from corosrv.fleet.cluster.queue_names import KeyNames, QueueNames, QueueTiming
+from corosrv.fleet.cluster.key_names import KeyNames, QueueNames, QueueTiming
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, Permit, PermitPool
