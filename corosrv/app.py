@@ -200,7 +200,7 @@ def check_several(settings: Settings) -> None:
         if part is not None and settings.cluster is None:
             raise SettingsError(
                 f"{name} queue in one process: start gunicorn with one worker (-w 1), or set COROSRV_REDIS_URL, "
-                "through which several share their queue"
+                "through which several share permits, groups and answers under idempotency keys"
             )
     shares = settings.app is not None or settings.upstream is not None
     for name, port in (("grpc_port", settings.kserve.grpc_port), ("mgmt_port", settings.operator.mgmt_port)):

@@ -214,6 +214,7 @@ class RedisClient:
         try:
             self._pinging.execute("PING")
         except RedisUnavailable:
+            self.health.has_failed = True
             return False
         except (
             RedisRefused
@@ -246,7 +247,7 @@ class RedisClient:
         return BlockingConnection(self, longest)
 
     def _check(self) -> None:
-        if not self.health.is_up and self.health.has_failed:
+        if not self.health.is_up and (self.health.n_losses or self.health.has_failed):
             raise RedisUnavailable(f"Redis is away: {self.health.reason}")
 
     def _run(self, call: Callable[[Any], Any]) -> Any:

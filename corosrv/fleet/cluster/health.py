@@ -40,7 +40,7 @@ class LinkHealth:
         self.state = LinkState.DOWN
         self.reason = "not connected yet"  # why it is down
         self.n_losses = 0
-        self.has_failed = False  # it was asked for, and did not answer
+        self.has_failed = False  # a ping has found it away, and another one will find it back
 
     @property
     def is_up(self) -> bool:
@@ -61,7 +61,6 @@ class LinkHealth:
 
     def fail(self, reason: str) -> None:
         """Records that Redis did not answer."""
-        self.has_failed = True
         if self.is_up:
             self.n_losses += 1
             self._change(LinkState.DOWN, reason)
