@@ -185,7 +185,7 @@ BUGS = {
     "a Redis that has lost all grants at once": Bug(
         "fronts", "corosrv.fleet.cluster.permit_script",
         "  if last > 0 then hold_until = now",
-        "  if last > 0 then hold_until = 0 and now",
+        "  if false then hold_until = now",
     ),
     "a pause in which nobody was heard ends all leases": Bug(
         "fronts", "corosrv.fleet.cluster.permit_script",

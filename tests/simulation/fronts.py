@@ -272,7 +272,9 @@ class FrontsWorld(World):
             elif chance < 0.8:
                 self.note("Redis is flushed")
                 self.redis.run([("FLUSHALL",)])
-            elif chance < 0.9:
+            elif chance < 0.85:
+                self._stop_redis()
+            elif chance < 0.95:
                 self.redis.slowness = self.random.choice((0.001, 0.02, 0.1))
                 self.note(f"Redis takes {2 * self.redis.slowness:g} s to answer")
             else:
@@ -292,6 +294,13 @@ class FrontsWorld(World):
         front.die()
         self._n_lives += 1
         self.fronts[number] = FrontServer(self, number, self._n_lives)
+
+    def _stop_redis(self) -> None:
+        self.note("Redis stands still")
+        self.redis.is_down = True
+        gevent.sleep(22)
+        self.note("Redis goes on")
+        self.redis.is_down = False
 
     def _restart_redis(self, seconds: float, loses_all: bool) -> None:
         self.note(f"Redis is killed{', and its file is lost' if loses_all else ''}")
