@@ -15,8 +15,8 @@ from corosrv.contracts.settings import ClusterSettings
 from corosrv.fleet.cluster.connection import RedisClient, check_server, parse_info
 from corosrv.fleet.cluster.group_aborts import AbortsGroup, GroupAborts
 from corosrv.fleet.cluster.health import ClusterCollector
-from corosrv.fleet.cluster.key_records import KeyRecords
 from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.key_records import KeyRecords
 from corosrv.fleet.cluster.permits import PermitShares
 from corosrv.fleet.cluster.registry import FrontOffer, FrontRecord, FrontRegistry, new_front_id
 from corosrv.fleet.upstreams.policies import rank_name
@@ -25,6 +25,7 @@ from corosrv.fleet.upstreams.upstream import Upstream
 from corosrv.web.http.reply import json_response
 
 log = logging.getLogger("corosrv.cluster")
+
 
 class Cluster:
     """Holds what this server shares: `client` for commands, `names` of keys, `front`, its id, and the registry."""

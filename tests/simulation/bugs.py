@@ -186,21 +186,12 @@ BUGS = {
         "fronts", "corosrv.fleet.cluster.permit_script",
         "  if last > 0 then hold_until = now",
         "  if false then hold_until = now",
-    ),
-    "a pause in which nobody was heard ends all leases": Bug(
-        "fronts", "corosrv.fleet.cluster.permit_script",
-        "or gap > lease / 2 then",
-        "then",
+        seed=7,
     ),
     "the permits of the dead never come back": Bug(
         "fronts", "corosrv.fleet.cluster.permit_script",
         "or now - record.at > lease then",
         "then",
-    ),
-    "a call that ends leaves its permit to its own front": Bug(
-        "fronts", "corosrv.fleet.cluster.permits",
-        "        if self.is_contested and self.idle:",
-        "        if False:",
     ),
     "what is granted is forgotten": Bug(
         "fronts", "corosrv.fleet.cluster.permits",

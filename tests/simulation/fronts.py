@@ -1,4 +1,4 @@
-"""The world *fronts*: three servers that share the permits of two upstreams through Redis, and lose it and their lives."""
+"""The world *fronts*: three servers share the permits of two upstreams through Redis, and lose it and their lives."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from corosrv.web.http.reply import json_response
 class Health(msgspec.Struct):
     """The answer while jobs are taken; `busy`: every slot is taken, a new one would wait.
 
-    `redis`: only where servers share one; alone until it has answered for the first time. `images`: only where a model takes some; degraded while they are refused
-    because their encoder died too often. `engine`: only where it has a process of its own; recovering while another one
-    is started, for which answers wait.
+    `redis`: only where servers share one; alone until it has answered for the first time. `images`: only where a model
+    takes some; degraded while they are refused because their encoder died too often. `engine`: only where it has a
+    process of its own; recovering while another one is started, for which answers wait.
     """
 
     status: Literal["ok"]

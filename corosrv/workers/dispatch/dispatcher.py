@@ -318,10 +318,7 @@ class Dispatcher(InferWorker):
             self._waiting.queue_of(entry)
         bounds = self._waiting.bounds
         return DispatchStats(
-            keys=tuple(
-                key_stats(queue, self._waiting.oldest(queue), now)
-                for queue in self._waiting
-            ),
+            keys=tuple(key_stats(queue, self._waiting.oldest(queue), now) for queue in self._waiting),
             n_calls=len(self._lives),
             n_waiting=bounds.n_calls,
             n_waiting_bytes=bounds.n_bytes,

@@ -48,8 +48,7 @@ class CallFollower(CallListener):
         number: int = 0,
         running_of: set[int] | None = None,
     ) -> None:
-        """`number`: unique where its handler may make calls; `running_of`: those that hold a permit of its group.
-        """
+        """`number`: unique where its handler may make calls; `running_of`: those that hold a permit of its group."""
         self.number = number
         self.running_of = set() if running_of is None else running_of
         self.running_of.add(number)

@@ -54,7 +54,11 @@ def test_a_url_without_a_host_or_a_service_is_refused_without_being_shown(url: s
 
 
 def test_the_primary_is_found_also_after_a_replica_has_taken_its_place():
-    with redis_server() as first, redis_server(replicaof=f"127.0.0.1 {first.port}") as second, sentinel_of(first) as port:
+    with (
+        redis_server() as first,
+        redis_server(replicaof=f"127.0.0.1 {first.port}") as second,
+        sentinel_of(first) as port,
+    ):
         client = RedisClient(f"redis+sentinel://127.0.0.1:{port}/main/0", timeout=2)
 
         def is_set(value: str) -> bool:
