@@ -200,7 +200,7 @@ def check_several(settings: Settings) -> None:
         if part is not None and settings.cluster is None:
             raise SettingsError(
                 f"{name} queue in one process: start gunicorn with one worker (-w 1), or set COROSRV_REDIS_URL, "
-                "through which several share their queue"
+                "through which several share permits, groups and answers under idempotency keys"
             )
     shares = settings.app is not None or settings.upstream is not None
     for name, port in (("grpc_port", settings.kserve.grpc_port), ("mgmt_port", settings.operator.mgmt_port)):
@@ -217,8 +217,6 @@ def _end_with(worker: Front, server: Server, predictor: PredictionSettings | Non
     """Makes gunicorn wait for worker processes to end but for no load, and POST /shutdown end gunicorn."""
     context, parts = server.context, server.parts
     worker.endings += context.parts
-    if server.sharing is not None:
-        worker.endings.append(server.sharing)
     if (parts.app is not None or parts.models is not None) and len(context.parts) <= _PARTS_OF_ONE:
         context.on_unstartable = functools.partial(_give_up, server)
     server.on_close_while_loading = _leave

@@ -128,7 +128,7 @@ def serve(
     if chosen.upstream is not None and workers > 1 and chosen.cluster is None:
         fail(
             "requests for upstreams queue in one process: --workers must be 1 with --upstream and --elastic, unless "
-            "COROSRV_REDIS_URL is set, through which several share their queue"
+            "COROSRV_REDIS_URL is set, through which several share their permits"
         )
     raise_descriptor_limit(connections)
     _hand_down(config, overrides)

@@ -1,33 +1,30 @@
-"""The part of a server that shares with other fronts through Redis: its link, who serves what, and calls that wait."""
+"""The part of a server that shares with other fronts through Redis: its link, who serves what, and permits."""
 
 from __future__ import annotations
 
-import functools
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gevent
 from flask import Blueprint, Response
 from gevent import monkey
 
-from corosrv.base.errors import RedisRefused, RedisUnavailable, SettingsError
+from corosrv.base.errors import CorosrvError, SettingsError
 from corosrv.contracts.settings import ClusterSettings
 from corosrv.fleet.cluster.connection import RedisClient, check_server, parse_info
 from corosrv.fleet.cluster.group_aborts import AbortsGroup, GroupAborts
 from corosrv.fleet.cluster.health import ClusterCollector
+from corosrv.fleet.cluster.key_names import KeyNames
 from corosrv.fleet.cluster.key_records import KeyRecords
-from corosrv.fleet.cluster.queue_link import QueueLink
-from corosrv.fleet.cluster.queue_names import KeyNames, QueueNames
+from corosrv.fleet.cluster.permits import PermitShares
 from corosrv.fleet.cluster.registry import FrontOffer, FrontRecord, FrontRegistry, new_front_id
+from corosrv.fleet.upstreams.policies import rank_name
+from corosrv.fleet.upstreams.pool import UpstreamPool
+from corosrv.fleet.upstreams.upstream import Upstream
 from corosrv.web.http.reply import json_response
-from corosrv.workers.dispatch.dispatcher import Dispatcher
 
 log = logging.getLogger("corosrv.cluster")
-
-START_SECONDS = 10.0  # for which a start waits for Redis
-_PAUSE = 0.5  # seconds between two tries
 
 
 class Cluster:
@@ -43,45 +40,72 @@ class Cluster:
         self.registry = FrontRegistry(self.client, self.names, self.front, describe)
         self.groups = GroupAborts(self.client, self.names, self.front, abort_group)
         self._key_records: KeyRecords | None = None
+        self._permits: PermitShares | None = None
         self._is_started = False
+        self._is_joined = False
 
     def key_records(self, max_bytes: int, lifetime: float) -> KeyRecords:
         """Makes the shared records of idempotency keys; see KeyRecords. They live as long as the cluster."""
         self._key_records = KeyRecords(self.client, self.names, max_bytes, lifetime)
         return self._key_records
 
-    def start(self) -> None:
-        """Waits START_SECONDS for Redis at most, checks it, and registers this front.
+    def share_permits(self, pool: UpstreamPool) -> None:
+        """Divides the permits of upstreams among all servers that know them, from the start on."""
 
-        Raises SettingsError where Redis does not answer, or cannot be relied on; see check_server().
+        def lend(upstream: Upstream) -> None:
+            permits.lend(rank_name(upstream.id), upstream)
+
+        permits = self._permits = PermitShares(self.client, self.names, self.front, pool.dispatcher)
+        for upstream in pool.upstreams:
+            lend(upstream)
+        pool.on_add, pool.on_leave = lend, permits.forget
+
+    def start(self) -> None:
+        """Asks Redis once, and joins the other fronts; where it does not answer, this one joins them when it does.
+
+        Raises SettingsError where it answers and cannot be relied on, see check_server(), or refuses the password.
         """
         if not monkey.is_module_patched("socket"):
             raise SettingsError("COROSRV_REDIS_URL needs a server that waits through gevent: gunicorn -k gevent")
-        self._await_redis()
-        for warning in check_server(parse_info(self.client.execute("INFO").decode("utf-8", "replace"))):
-            log.warning("%s", warning)
         self._is_started = True
+        if self.client.ping():
+            self._join()
+        elif self.client.is_refused:
+            raise SettingsError(f"COROSRV_REDIS_URL: {self.client.health.reason}")
+        else:
+            log.warning(
+                "Redis at %s does not answer: this server is alone until it does (%s)",
+                self.client.address, self.client.health.reason,
+            )  # fmt: skip
+            self.client.health.on_change(self._on_link)
+            if self._permits is not None:
+                self._permits.be_alone()
         self.client.start()
+
+    def _on_link(self, is_up: bool) -> None:
+        if is_up and not self._is_joined:
+            gevent.spawn(self._join_late)
+
+    def _join_late(self) -> None:
+        try:
+            self._join()
+        except CorosrvError as error:
+            log.error("this server stays alone: %s", error)
+
+    def _join(self) -> None:
+        """Checks Redis, registers this front, and begins to share. Waits. Raises SettingsError, RedisUnavailable."""
+        info = self.client.execute("INFO").decode("utf-8", "replace")
+        for warning in check_server(parse_info(info)):
+            log.warning("%s", warning)
+        if self._is_joined or not self._is_started:
+            return
+        self._is_joined = True
         self.registry.start()
         self.groups.start()
         if self._key_records is not None:
             self._key_records.start()
-
-    def _await_redis(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                self.client.execute("PING")
-                return
-            except RedisRefused as error:
-                raise SettingsError(f"COROSRV_REDIS_URL: {error}") from None
-            except RedisUnavailable:
-                if time.monotonic() >= deadline:
-                    reason = self.client.health.reason
-                    raise SettingsError(
-                        f"COROSRV_REDIS_URL: Redis at {self.client.address} does not answer: {reason}"
-                    ) from None
-            gevent.sleep(_PAUSE)
+        if self._permits is not None:
+            self._permits.start()
 
     def stop(self) -> None:
         """Tells the other fronts that this one serves nothing any more. Twice is harmless."""
@@ -91,6 +115,8 @@ class Cluster:
         """Leaves the other fronts, and closes the connections. Twice is harmless."""
         if self._is_started:
             self._is_started = False
+            if self._permits is not None:
+                self._permits.close()
             if self._key_records is not None:
                 self._key_records.close()
             self.groups.close()
@@ -98,11 +124,16 @@ class Cluster:
             self.client.close()
 
     def redis_state(self) -> str:
-        """Returns `up` or `down`: whether Redis answers."""
-        return self.client.health.state.value
+        """Returns `up` or `down`: whether Redis answers; `alone` if this server has not joined the others yet."""
+        return self.client.health.state.value if self._is_joined else "alone"
 
     def collector(self) -> ClusterCollector:
-        return ClusterCollector(self.client.health, lambda: len(self.registry.other_fronts))
+        return ClusterCollector(self.client.health, lambda: len(self.registry.other_fronts), self._held)
+
+    def _held(self) -> Iterator[tuple[str, int]]:
+        """Yields the ids of upstreams and the permits of each that this server holds."""
+        for share in () if self._permits is None else self._permits.shares:
+            yield share.resource, share.worker.concurrency if share.held is None else share.held
 
     def api(self) -> Blueprint:
         """Returns what operators can ask: which fronts there are, and what they serve."""
@@ -119,53 +150,3 @@ class Cluster:
 def _describe(record: FrontRecord) -> dict[str, Any]:
     handlers = {domain: [card.key for card in cards] for domain, cards in record.served.handlers.items()}
     return {"id": record.id, "host": record.served.host, "models": record.served.models, "handlers": handlers}
-
-
-_ELSEWHERE = "other fronts"  # as a pool of workers
-
-
-class Sharing:
-    """Shares the calls of this server's dispatchers with other fronts, once it is started."""
-
-    def __init__(self, settings: ClusterSettings, cluster: Cluster) -> None:
-        self._settings = settings
-        self._registry = cluster.registry
-        self._link = QueueLink(cluster.client, QueueNames(cluster.names, cluster.front))
-        self._is_started = False
-
-    def add(self, domain: str, dispatcher: Dispatcher, *, max_calls: int, max_bytes: int) -> None:
-        """Shares one dispatcher's calls. `domain`: the same word for the same dispatcher of every front."""
-        falls_back = self._settings.redis_fallback == "local"
-        queue = self._link.add(domain, dispatcher, max_calls=max_calls, max_bytes=max_bytes, falls_back=falls_back)
-        dispatcher.share(queue)
-        self._registry.on_change(functools.partial(self._expect_elsewhere, domain, dispatcher))
-
-    def _expect_elsewhere(self, domain: str, dispatcher: Dispatcher) -> None:
-        """Tells a dispatcher which handlers other fronts serve, so that it takes calls of those as well."""
-        if cards := self._registry.handlers(domain):
-            dispatcher.expect(_ELSEWHERE, cards, is_elsewhere=True)
-        else:
-            dispatcher.forget(_ELSEWHERE)
-
-    def start(self) -> None:
-        """Begins to share. The cluster is started before."""
-        self._is_started = True
-        self._link.start()
-
-    def stop(self) -> None:
-        """Takes nothing more from other fronts, and gives them nothing. Twice is harmless."""
-        self._link.stop()
-
-    @property
-    def is_ending(self) -> bool:
-        """Tells whether calls of other fronts still run here."""
-        return len(self._link.deliveries) > 0
-
-    def hurry(self) -> None:
-        """Does nothing: what runs here ends with the dispatchers."""
-
-    def close(self) -> None:
-        """Ends it, when the dispatchers have. Waits a second at most for what Redis is to hear. Twice is harmless."""
-        if self._is_started:
-            self._is_started = False
-            self._link.close()

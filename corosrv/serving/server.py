@@ -57,7 +57,7 @@ from corosrv.web.page import routes as page_routes
 
 if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
     from corosrv.serving.batches import Batches
-    from corosrv.serving.cluster import Cluster, Sharing
+    from corosrv.serving.cluster import Cluster
     from corosrv.serving.models import ModelPart
     from corosrv.serving.tracing import SpanMaker
     from corosrv.workers.dispatch.dispatcher import Dispatcher
@@ -111,7 +111,6 @@ class Server:
         self.live = LiveFeed(lambda: LiveRecorder(context, self.parts).frame)
         self.parts = parts = make_parts(context)
         self.cluster = self._cluster()
-        self.sharing = self._sharing()
         self._management = self._make_management()
         scanner = bodies.scan if parts.models is None else parts.models.json_scanner()
         bodies.use_scanner(body_reader.scan_in_thread(scanner))
@@ -198,6 +197,8 @@ class Server:
         if server.idempotency_bytes:
             room = server.idempotency_bytes // max(server.n_shares, 1)
             context.answers.share(cluster.key_records(room, server.idempotency_s))
+        if self.parts.upstreams is not None:
+            cluster.share_permits(self.parts.upstreams.pool)
         return cluster
 
     def _served_here(self) -> FrontOffer:
@@ -214,25 +215,6 @@ class Server:
         if self.parts.upstreams is not None:
             dispatchers["upstreams"] = self.parts.upstreams.pool.dispatcher
         return dispatchers
-
-    def _sharing(self) -> Sharing | None:
-        settings, dispatchers = self.context.settings, self._dispatchers()
-        if settings.cluster is None or self.cluster is None or not dispatchers:
-            return None
-        from corosrv.serving.cluster import Sharing
-
-        sharing = Sharing(settings.cluster, self.cluster)
-        if settings.app is not None:
-            limits = settings.app
-            sharing.add("app", dispatchers["app"], max_calls=limits.max_queue, max_bytes=limits.queue_bytes)
-        if settings.upstream is not None:
-            sharing.add(
-                "upstreams",
-                dispatchers["upstreams"],
-                max_calls=settings.upstream.upstream_queue,
-                max_bytes=settings.upstream.upstream_queue_bytes,
-            )
-        return sharing
 
     def _make_management(self) -> ManagementListener | None:
         """Makes the listener for what operators may do; None where there is nothing of it."""
@@ -273,9 +255,6 @@ class Server:
         if self._management is not None and monkey.is_module_patched("socket"):
             self._closing.callback(self._management.close)
             self._management.start()
-        if self.sharing is not None:
-            self._closing.callback(self.sharing.close)
-            self.sharing.start()
         for part in context.parts:
             if part is not parts.models:
                 self._closing.callback(part.close)
@@ -298,8 +277,6 @@ class Server:
         self.live.close()
         if self._batches is not None:
             self._batches.stop()
-        if self.sharing is not None:
-            self.sharing.stop()
         if self.cluster is not None:
             self.cluster.stop()
         for part in self.context.parts:

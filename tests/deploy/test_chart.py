@@ -116,10 +116,10 @@ def test_each_object_is_valid_and_each_variable_a_setting(values: dict[str, Any]
         settings.load({}, environ | {"COROSRV_REDIS_PASSWORD_FILE": ""})
 
 
-def test_engines_give_each_front_a_part_of_their_slots_and_are_scaled_by_them() -> None:
+def test_engines_give_all_fronts_together_their_slots_and_are_scaled_by_them() -> None:
     made = rendered({"fronts": {"replicas": 3}, "engines": {"slots": 16}, "autoscaling": {"enabled": True}})
 
-    assert "--concurrency=5" in container(made, "join")["args"]
+    assert "--concurrency=16" in container(made, "join")["args"]
     (trigger,) = made["ScaledObject", "engine"]["spec"]["triggers"]
     assert trigger["metadata"]["threshold"] == "12"
 

@@ -57,7 +57,7 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> Labels:
     finally:
         upstream.close()
     shared = CollectorRegistry()
-    shared.register(ClusterCollector(LinkHealth("redis:6379"), lambda: 0))
+    shared.register(ClusterCollector(LinkHealth("redis:6379"), lambda: 0, lambda: [("upstream-1", 4)]))
     return {**labels_of(own), "up": {}, **labels_of(generate_latest(shared).decode())}
 
 

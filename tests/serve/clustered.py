@@ -27,7 +27,9 @@ def clustered_fronts(folder: Path, cache: Path) -> Iterator[ClusteredFronts]:
     with ExitStack() as stack:
         redis = stack.enter_context(redis_server())
         started = stack.enter_context(servers(folder, cache))
-        shared = {"redis_url": redis.url, "model": "synthetic:?tokens_per_s=50"}
+        shared = {"redis_url": redis.url, "model": "synthetic:?tokens_per_s=50", "peer_token": "between-the-fronts"}
         a = stack.enter_context(front(started, worker_app="deploy/app/basic.py:app", **shared))
-        b = stack.enter_context(front(started, worker_app="deploy/app/streaming.py:app", **shared))
+        b = stack.enter_context(
+            front(started, worker_app="deploy/app/streaming.py:app", peers=a.server.url.removesuffix("/v1"), **shared)
+        )
         yield ClusteredFronts(redis, a, b)

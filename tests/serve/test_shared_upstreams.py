@@ -1,9 +1,13 @@
-"""Two real fronts of upstreams that share their queue through a real Redis: what waits at one runs at the other."""
+"""Two real fronts that share the permits of two upstreams through a real Redis, which may be lost."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -12,60 +16,97 @@ from pathlib import Path
 
 import pytest
 
+from corosrv.fleet.cluster.permit_script import BEAT, LEASE_MS
 from tests.serve.fronts import ServerFront, front
-from tests.serve.server import servers
+from tests.serve.server import Servers, servers
 from tests.serve.wire import Answer, events
-from tests.support.redis_server import redis_server
+from tests.support.redis_server import RedisServer, redis_server
 from tests.support.scripted_upstream import Handler, ScriptedUpstream, echo, scripted
 from tests.support.waiting import eventually
 
 PATH = "/v1/completions"
+PERMITS = 2  # of each upstream
+TEXT = "a-word-of-an-answer"
+SECRET = "a-word-of-a-prompt"
 
 
 @dataclass
 class SharedFronts:
-    """Holds two fronts, each with an upstream of its own that serves the same model, one call at a time."""
+    """Holds two fronts of the same two upstreams."""
 
-    here: ServerFront
-    there: ServerFront
-    upstream_here: ScriptedUpstream
-    upstream_there: ScriptedUpstream
+    redis: RedisServer
+    a: ServerFront
+    b: ServerFront
+    upstreams: list[ScriptedUpstream]
     clients: ThreadPoolExecutor
 
-    def ask(self, prompt: str, **fields: object) -> Future[Answer]:
-        """Asks the first front."""
-        return self.clients.submit(self._ask, {"model": "m", "prompt": prompt, **fields})
+    def ask(self, at: ServerFront, prompt: str = SECRET, priority: int = 5, **fields: object) -> Future[Answer]:
+        return self.clients.submit(self._ask, at, {"model": "m", "prompt": prompt, **fields}, priority)
 
-    def _ask(self, body: dict[str, object]) -> Answer:
-        with self.here.server.connect(timeout=90) as connection:
-            return connection.post(body, PATH, {"X-Of-Client": "kept"})
+    def _ask(self, at: ServerFront, body: dict[str, object], priority: int) -> Answer:
+        with at.server.connect(timeout=90) as connection:
+            return connection.post(body, PATH, {"X-Priority": str(priority)})
+
+    @property
+    def n_running(self) -> int:
+        return sum(upstream.n_running for upstream in self.upstreams)
+
+    def held(self, at: ServerFront) -> int:
+        """Returns how many permits a front holds."""
+        found = at.server.metrics().items()
+        return int(sum(value for name, value in found if "upstream_permits_held" in name))
 
 
 class Held:
-    """Holds answers back until a test lets them go."""
+    """Holds answers back until a test lets some go."""
 
     def __init__(self) -> None:
-        self.opening = threading.Event()
+        self._turns = threading.Semaphore(0)
+        self.order: list[str] = []
 
     def __call__(self, handler: Handler) -> None:
-        assert self.opening.wait(90)
+        self.order.append(json.loads(handler.body)["prompt"])
+        assert self._turns.acquire(timeout=90)
         echo(handler)
+
+    def release(self, n: int = 1) -> None:
+        self._turns.release(n)
+
+
+def nap(handler: Handler) -> None:
+    """Answers after a while, as a whole or as a stream."""
+    if not json.loads(handler.body).get("stream"):
+        time.sleep(0.02)
+        handler.answer(200, {"choices": [{"text": TEXT}]})
+        return
+    handler.begin_stream()
+    for number in range(40):
+        handler.chunk(b'data: {"n": %d, "text": "%s"}\n\n' % (number, TEXT.encode()))
+        time.sleep(0.1)
+    handler.chunk(b"data: [DONE]\n\n")
+    handler.end_stream()
 
 
 @contextmanager
 def shared_fronts(folder: Path, cache: Path) -> Iterator[SharedFronts]:
     with ExitStack() as stack:
-        clients = stack.enter_context(ThreadPoolExecutor(16))
+        clients = stack.enter_context(ThreadPoolExecutor(64))
         redis = stack.enter_context(redis_server())
         upstreams = [stack.enter_context(scripted()) for _ in range(2)]
         started = stack.enter_context(servers(folder, cache))
-        pair = [
-            stack.enter_context(front(started, f"{upstream.url}?concurrency={n}", redis_url=redis.url))
-            for upstream, n in zip(upstreams, (1, 2), strict=True)
-        ]
-        for started_front in pair:
-            started_front.wait_state("ready")
-        yield SharedFronts(*pair, *upstreams, clients)
+        urls = [f"{upstream.url}?concurrency={PERMITS}" for upstream in upstreams]
+        pair = [stack.enter_context(front(started, *urls, redis_url=redis.url)) for _ in range(2)]
+        fronts = SharedFronts(redis, *pair, upstreams, clients)
+        rest(fronts)
+        yield fronts
+
+
+def rest(fronts: SharedFronts) -> None:
+    """Waits until both fronts have their even parts."""
+    for one in (fronts.a, fronts.b):
+        for number in range(2):
+            one.wait_state("ready", number)
+    eventually(lambda: fronts.held(fronts.a) == fronts.held(fronts.b) == PERMITS, what="even parts")
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +117,18 @@ def _kept(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Sha
 
 @pytest.fixture
 def fronts(_kept: SharedFronts) -> SharedFronts:
-    """Two fronts whose upstreams echo, and have seen nothing."""
-    for upstream in (_kept.upstream_here, _kept.upstream_there):
+    """Two fronts at rest, whose upstreams echo and have seen nothing."""
+    _reset(_kept)
+    rest(_kept)
+    return _kept
+
+
+def _reset(fronts: SharedFronts) -> None:
+    for upstream in fronts.upstreams:
         upstream.behaviour = echo
         with upstream.lock:
             upstream.requests.clear()
-    return _kept
+            upstream.most_running = upstream.n_running
 
 
 @pytest.fixture
@@ -91,86 +138,182 @@ def mortal_fronts(tmp_path: Path, cache: Path) -> Iterator[SharedFronts]:
         yield fronts
 
 
-def occupy(fronts: SharedFronts) -> tuple[Held, Future[Answer]]:
-    """Keeps the one permit of the first front busy until its answer is let go."""
-    held = fronts.upstream_here.behaviour = Held()
-    running = fronts.ask("first")
-    eventually(lambda: fronts.upstream_here.n_running == 1, what="a call at the first upstream")
-    return held, running
+def hold(fronts: SharedFronts) -> Held:
+    held = Held()
+    for upstream in fronts.upstreams:
+        upstream.behaviour = held
+    return held
 
 
-def prompts(upstream: ScriptedUpstream) -> list[str]:
-    with upstream.lock:
-        return [json.loads(body)["prompt"] for _, _, body in upstream.requests]
+def occupy(fronts: SharedFronts, held: Held, at: ServerFront) -> list[Future[Answer]]:
+    """Has one front run as many calls as all upstreams may."""
+    running = [fronts.ask(at, "first") for _ in range(2 * PERMITS)]
+    eventually(lambda: fronts.n_running == 2 * PERMITS, what="all permits")
+    return running
 
 
-def sent(answer: Answer) -> str:
-    """Returns the prompt that an upstream has echoed."""
-    assert answer.status == 200, answer.body
-    return str(json.loads(answer.json["body"])["prompt"])
+def test_one_front_may_use_all_permits_and_both_together_no_more(fronts: SharedFronts):
+    held = hold(fronts)
+    running = occupy(fronts, held, fronts.a)
+
+    waiting = [fronts.ask(fronts.b, f"{number}") for number in range(2)]
+    fronts.b.wait_queued(2)
+    held.release(100)
+
+    assert [future.result(60).status for future in running + waiting] == [200] * (2 * PERMITS + 2)
+    assert [upstream.most_running for upstream in fronts.upstreams] == [PERMITS] * 2
 
 
-def test_calls_that_wait_at_one_front_run_at_the_upstream_of_the_other_as_they_were_sent(fronts: SharedFronts):
-    held, first = occupy(fronts)
+def test_a_more_urgent_call_of_another_front_goes_first(fronts: SharedFronts):
+    held = hold(fronts)
+    futures = occupy(fronts, held, fronts.a)
+    futures += [fronts.ask(fronts.a, "usual") for _ in range(3)]
+    fronts.a.wait_queued(3)
+    futures.append(fronts.ask(fronts.b, "urgent", priority=1))
+    fronts.b.wait_queued(1)
 
-    answers = [fronts.ask(f"p{number}").result(60) for number in range(4)]
+    held.release()
 
-    assert [sent(answer) for answer in answers] == ["p0", "p1", "p2", "p3"]
-    assert prompts(fronts.upstream_there) == ["p0", "p1", "p2", "p3"]
-    path, headers, body = fronts.upstream_there.requests[0]
-    assert (path, headers["X-Of-Client"]) == (PATH, "kept")
-    assert json.loads(body) == {"model": "m", "prompt": "p0"}
-    held.opening.set()
-    assert sent(first.result(30)) == "first"
-    assert prompts(fronts.upstream_here) == ["first"]
+    eventually(lambda: len(held.order) == 2 * PERMITS + 1, what="the next call")
+    assert held.order[-1] == "urgent"
+    held.release(100)
+    assert {future.result(60).status for future in futures} == {200}
 
 
-def test_a_refusal_of_the_other_fronts_upstream_comes_back_as_it_was_given(fronts: SharedFronts):
-    held, first = occupy(fronts)
-    fronts.upstream_there.behaviour = lambda handler: handler.answer(422, {"error": {"message": "no"}}, X_Why="so")
+@contextmanager
+def load(fronts: SharedFronts, n_clients: int = 8) -> Iterator[Counter[int]]:
+    """Has clients ask each front all the time; yields the statuses of their answers."""
+    is_over, statuses, lock = threading.Event(), Counter[int](), threading.Lock()
 
-    answer = fronts.ask("p").result(60)
+    def ask(at: ServerFront) -> None:
+        with at.server.connect(timeout=90) as connection:
+            while not is_over.is_set():
+                status = connection.post({"model": "m", "prompt": SECRET}, PATH).status
+                with lock:
+                    statuses[status] += 1
 
-    assert (answer.status, answer.json, answer.headers["x-why"]) == (422, {"error": {"message": "no"}}, "so")
-    held.opening.set()
-    first.result(30)
+    asking = [fronts.clients.submit(ask, at) for at in (fronts.a, fronts.b) for _ in range(n_clients)]
+    try:
+        yield statuses
+    finally:
+        is_over.set()
+        for one in asking:
+            one.result(90)
+
+
+@contextmanager
+def monitor(redis: RedisServer) -> Iterator[bytearray]:
+    """Yields all that is sent to Redis meanwhile, and what its scripts do."""
+    seen = bytearray()
+    with socket.create_connection(("127.0.0.1", redis.port)) as connection:
+        connection.sendall(b"MONITOR\r\n")
+
+        def read() -> None:
+            with contextlib.suppress(OSError):
+                while data := connection.recv(1 << 16):
+                    seen.extend(data)
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        yield seen
+        connection.shutdown(socket.SHUT_RDWR)
+        reading.join(30)
+
+
+def test_under_overload_no_word_of_a_call_passes_through_redis(fronts: SharedFronts):
+    for upstream in fronts.upstreams:
+        upstream.behaviour = nap
+
+    with monitor(fronts.redis) as seen, load(fronts) as statuses:
+        stream = fronts.ask(fronts.a, stream=True)
+        eventually(lambda: statuses[200] > 50 and stream.done(), what="calls of both")
+
+    assert TEXT in stream.result(60).body.decode()
+    assert b"evalsha" in seen.lower()
+    assert TEXT.encode() not in seen
+    assert SECRET.encode() not in seen
+    assert statuses.keys() == {200}
+    assert [upstream.most_running for upstream in fronts.upstreams] == [PERMITS] * 2
+
+
+def lose(fronts: SharedFronts, fault: str) -> None:
+    redis = fronts.redis
+    if fault == "flushed":
+        redis.command("FLUSHALL")
+    elif fault == "replaced":  # by an empty one: nothing is on its disk
+        redis.kill()
+        redis.start()
+    elif fault == "killed":
+        redis.kill()
+        time.sleep(2)
+        redis.start()
+    else:
+        redis.pause()
+        time.sleep(22 if fault == "stopped for long" else 4)
+        redis.resume()
+
+
+@pytest.mark.parametrize(
+    "fault", ["flushed", "replaced", "killed", "stopped", pytest.param("stopped for long", marks=pytest.mark.slow)]
+)
+def test_whatever_becomes_of_redis_streams_are_whole_and_no_upstream_runs_more(fronts: SharedFronts, fault: str):
+    for upstream in fronts.upstreams:
+        upstream.behaviour = nap
+
+    with load(fronts) as statuses:
+        streams = [fronts.ask(at, stream=True) for at in (fronts.a, fronts.b)]
+        eventually(lambda: statuses[200] > 20, what="calls before")
+        lose(fronts, fault)
+        before = statuses[200]
+        eventually(lambda: statuses[200] > before + 20 and all(stream.done() for stream in streams), what="calls after")
+
+    for stream in streams:
+        assert [event.get("n") for event in events(stream.result(1).body) if isinstance(event, dict)] == [*range(40)]
+    assert statuses.keys() == {200}
+    assert [upstream.most_running for upstream in fronts.upstreams] == [PERMITS] * 2
 
 
 @pytest.mark.slow
-def test_a_front_that_is_killed_loses_no_call_that_had_sent_nothing_and_splices_none(mortal_fronts: SharedFronts):
-    """Waits for the 15 s after which the calls of a front that says nothing are taken from it."""
+def test_a_front_that_is_killed_gives_its_permits_back_within_its_lease(mortal_fronts: SharedFronts):
     fronts = mortal_fronts
-    held, first = occupy(fronts)
-    has_begun = threading.Event()
-    never = threading.Event()
+    held = hold(fronts)
+    lost = occupy(fronts, held, fronts.b)
+    waiting = [fronts.ask(fronts.b, "of the dead") for _ in range(3)]
+    fronts.b.wait_queued(3)
 
-    def begins_or_hangs(handler: Handler) -> None:
-        if json.loads(handler.body).get("stream"):
-            handler.begin_stream()
-            handler.chunk(b'data: {"n": 1}\n\n')
-            has_begun.set()
-        never.wait(120)
+    fronts.b.server.worker.kill()
+    fronts.b.server.stop()  # which would start another
+    killed_at = time.monotonic()
+    kept = [fronts.ask(fronts.a, "kept") for _ in range(2 * PERMITS)]
+    held.release(100)
 
-    fronts.upstream_there.behaviour = begins_or_hangs
-    stream = fronts.ask("stream", stream=True)
-    assert has_begun.wait(30)
-    silent = fronts.ask("silent")
-    eventually(lambda: fronts.upstream_there.n_running == 2, what="both permits of the other front")
-    waiting = [fronts.ask(f"w{number}") for number in range(3)]
+    assert [future.result(60).status for future in kept] == [200] * 2 * PERMITS
+    assert time.monotonic() - killed_at < LEASE_MS / 1000 + BEAT + 20
+    assert held.order.count("of the dead") == 0
+    for future in lost + waiting:
+        assert future.exception(60) is not None
 
-    try:
-        fronts.there.server.stop()  # by SIGKILL
-        held.opening.set()
 
-        assert sent(first.result(60)) == "first"
-        assert sorted(sent(future.result(90)) for future in waiting) == ["w0", "w1", "w2"]
-        assert sent(silent.result(90)) == "silent"
-        broken = stream.result(90)
-        received = events(broken.body)
-        assert received[0] == {"n": 1}
-        assert "error" in received[1]
-        assert len(received) == 2
-        at_here = prompts(fronts.upstream_here)
-        assert sorted(at_here) == ["first", "silent", "w0", "w1", "w2"]
-    finally:
-        never.set()
+def test_a_new_front_takes_its_part_and_an_old_one_leaves_its(mortal_fronts: SharedFronts):
+    fronts = mortal_fronts
+
+    fronts.b.server.stop()
+
+    eventually(lambda: fronts.held(fronts.a) == 2 * PERMITS, what="all permits")
+
+
+def test_a_server_starts_while_redis_is_away_and_joins_it_when_it_comes(start: Servers):
+    with scripted(nap) as upstream, redis_server() as redis:
+        redis.kill()
+        with front(start, f"{upstream.url}?concurrency=2", redis_url=redis.url) as alone:
+            alone.wait_state("ready")
+            assert alone.server.get("/health")[1]["redis"] == "alone"
+            with alone.server.connect() as connection:
+                assert connection.post({"model": "m", "prompt": "p"}, PATH).status == 200
+
+            redis.start()
+
+            eventually(lambda: alone.server.get("/health")[1]["redis"] == "up", what="the link")
+            eventually(lambda: redis.command("KEYS", "*permits*").count("permits") > 1, what="its permits in Redis")
+            with alone.server.connect() as connection:
+                assert connection.post({"model": "m", "prompt": "p"}, PATH).status == 200

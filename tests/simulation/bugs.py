@@ -182,28 +182,21 @@ BUGS = {
         "_sum(pool.claim * pool.count(*HOLDING) for pool in pools)",
         "_sum(pool.claim * pool.live for pool in pools)",
     ),
-    "a mark says nothing of what may have run": Bug(
-        "fronts", "corosrv.fleet.cluster.queue_scripts",
-        "if mark and (fields.i ~= '1' or",
-        "if mark and (",
-        seed=8,
+    "a Redis that has lost all grants at once": Bug(
+        "fronts", "corosrv.fleet.cluster.permit_script",
+        "  if last > 0 then hold_until = now",
+        "  if false then hold_until = now",
+        seed=7,
     ),
-    "an end leaves its entry in the queue": Bug(
-        "fronts", "corosrv.fleet.cluster.queue_scripts",
-        "local n = drop(KEYS[1], ARGV[1], KEYS[2], KEYS[4])",
-        "local n = 0",
-        seed=3,
+    "the permits of the dead never come back": Bug(
+        "fronts", "corosrv.fleet.cluster.permit_script",
+        "or now - record.at > lease then",
+        "then",
     ),
-    "entries of lost fronts are not claimed": Bug(
-        "fronts", "corosrv.fleet.cluster.queue_link",
-        "                        queue.consumer.is_claim_due = True",
-        "                        pass",
-    ),
-    "scripts after the end are never answered": Bug(
-        "fronts", "corosrv.fleet.cluster.script_runner",
-        "        if self.is_closed:",
-        "        if False:",
-        seed=5,
+    "what is granted is forgotten": Bug(
+        "fronts", "corosrv.fleet.cluster.permits",
+        "share.receive(held if share.held is None else share.held + granted)",
+        "share.receive(share.held)",
     ),
     "ids without text are not noted": Bug(
         "engines", "corosrv.models.engine.process.jobs",

@@ -1,79 +1,125 @@
-"""The world *fronts*: three servers that share calls through Redis, and lose it, each other and their lives."""
+"""The world *fronts*: three servers share the permits of two upstreams through Redis, and lose it and their lives."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import gevent
 
-from corosrv.base.errors import CorosrvError, ReadTimeout
-from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferRequest, ModelTarget
+from corosrv.base.errors import CallCancelled, CorosrvError, ReadTimeout
+from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferOutputs, InferRequest, ModelTarget
 from corosrv.contracts.jobs.terms import Terms
-from corosrv.fleet.cluster.queue_link import QueueLink
-from corosrv.fleet.cluster.queue_names import KeyNames, QueueNames
+from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.permits import PermitShares
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.dispatcher import Dispatcher
-from corosrv.workers.dispatch.host import HandedCall
+from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, Permit, PermitPool
 from tests.simulation.checks import CallRecord
 from tests.simulation.redis import Link, SimRedis, SimRedisClient, missing
 from tests.simulation.world import World
-from tests.support.queue_front import SleepingHost
 
 N_FRONTS = 3
-CARDS = [
-    HandlerCard("once"),
-    HandlerCard("again", is_idempotent=True),
-    HandlerCard("stream", is_idempotent=True, is_stream=True),
-]
-MAX_STARTS = 6  # of a call that may be repeated: three deliveries, a fall-back, and what a lost Redis has forgotten
+UPSTREAMS = ("up-0", "up-1")
+PERMITS = 3  # of each upstream
+CARDS = [HandlerCard("whole"), HandlerCard("stream", is_stream=True)]
 LONGEST = 10.0  # seconds that a call takes where all is well and little is asked
 QUIET = 60.0  # seconds before the end in which nothing is asked any more
 FAR = float("inf")
 
 
-class SimHost(SleepingHost):
-    """Runs calls in the front itself, and says so to the ledger."""
+class SimCall:
+    """A call that an upstream runs: sleeps, sends pieces, ends."""
 
-    def __init__(self, world: FrontsWorld, name: str, cards: Sequence[HandlerCard], n_slots: int) -> None:
-        super().__init__(name, cards, n_slots, os.devnull)
+    def __init__(self, worker: SimUpstream, permit: Permit, call: HandedCall, listener: CallListener) -> None:
+        self._worker, self._permit, self._item, self._listener = worker, permit, call.items[0], listener
+        self._error: CorosrvError | None = None
+        worker.begin(int(self._item.request_id))
+        self._greenlet = gevent.spawn(self._run)
+        self._greenlet.rawlink(lambda greenlet: self._end())
+
+    def cancel(self, item: int = -1, *, is_deadline: bool = False) -> None:
+        self._error = CallCancelled("cancelled")
+        self._greenlet.kill(block=False)
+
+    def _run(self) -> None:
+        parameters = self._item.request.parameters
+        gevent.sleep(float(parameters["seconds"]))
+        for number in range(int(parameters["pieces"])):
+            self._send(b"%d" % number)
+            self._listener.wait_for_room()
+            gevent.sleep(0.05)
+        if not parameters["pieces"]:
+            self._send(self._item.request.inputs[0].data[0])
+
+    def _send(self, text: bytes) -> None:
+        outputs = InferOutputs((Tensor("out", "BYTES", [2], [text, self._worker.id.encode()]),))
+        self._listener.on_outputs(0, outputs, len(text))
+
+    def _end(self) -> None:
+        self._worker.end()
+        self._permit.release()
+        self._listener.on_end(0, self._error)
+        self._worker.changed()
+
+
+class SimUpstream:
+    """An upstream as one front knows it."""
+
+    incarnation = 1
+    is_draining = False
+    concurrency = PERMITS
+
+    def __init__(self, world: FrontsWorld, name: str) -> None:
+        self.id = name
+        self.handlers = CARDS
+        self.permits = PermitPool(range(PERMITS))
+        self.groups = [LaneGroup(tuple(range(len(CARDS))), self.permits)]
+        self.n_running = 0
         self._world = world
+        self._listener: Callable[[], None] = lambda: None
 
-    def note(self, event: str, call: HandedCall) -> None:
-        number = int(call.items[0].request_id)
-        self._world.note(f"call {number} is {event} by {self.name}")
-        if event == "started":
-            # Redis may be away, and with it what would have told that nobody wants the call any more.
-            self._world.ledger.start(number, self.name, FAR)
+    def start_call(self, permit: Permit, call: HandedCall, listener: CallListener) -> SimCall:
+        return SimCall(self, permit, call, listener)
 
-    def close(self) -> None:
-        os.close(self._starts)
+    def begin(self, number: int) -> None:
+        self.n_running += 1
+        self._world.begin(self.id, number)
+
+    def end(self) -> None:
+        self.n_running -= 1
+        self._world.running[self.id] -= 1
+
+    def callers(self) -> Counter[str]:
+        return Counter({"": self.n_running})
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listener = listener
+
+    def changed(self) -> None:
+        self._listener()
 
 
 class FrontServer:
-    """One life of a server: its dispatcher, its workers and its part in the shared queue."""
+    """One life of a server: its dispatcher, its upstreams and what it holds of their permits."""
 
     def __init__(self, world: FrontsWorld, number: int, life: int) -> None:
         self.name = f"front-{number}.{life}"
         self.link = Link(world, world.redis)
         self.client = SimRedisClient(self.link)
-        self.queue_link = QueueLink(self.client, QueueNames(KeyNames("sim"), self.name))
         self.dispatcher = Dispatcher()
-        self.host = SimHost(world, self.name, CARDS, 2)
+        self.shares = PermitShares(self.client, KeyNames("sim"), self.name, self.dispatcher)
+        self.upstreams = [SimUpstream(world, name) for name in UPSTREAMS]
         self.callers: dict[Caller, None] = {}
         self.is_dead = False
         self._world = world
-        if number:  # the first serves nothing itself
-            self.dispatcher.add_host(self.host)
-        self.dispatcher.expect("other", CARDS, is_elsewhere=True)
-        queue = self.queue_link.add(
-            "app", self.dispatcher, max_calls=1000, max_bytes=1 << 30, falls_back=number == 1
-        )  # fmt: skip
-        self.dispatcher.share(queue)
+        for upstream in self.upstreams:
+            self.dispatcher.add_host(upstream)
+            self.shares.lend(upstream.id, upstream)
         world.note(f"{self.name} starts")
         self.client.start()
-        self.queue_link.start()
+        self.shares.start()
 
     def die(self) -> None:
         """Ends as kill -9 does: nothing that it would say reaches anybody."""
@@ -85,11 +131,10 @@ class FrontServer:
         self.close()
 
     def close(self) -> None:
-        """Ends it. Waits for Redis, a second at most."""
+        """Ends it. Waits for Redis, two seconds at most."""
         self.dispatcher.close()
-        self.queue_link.close()
+        self.shares.close()
         self.client.close()
-        self.host.close()
 
 
 class Caller:
@@ -101,7 +146,7 @@ class Caller:
         self._card = random.choice(CARDS)
         seconds = FAR if world.is_calm else random.choice((FAR, FAR, 0.5, 5.0, 60.0))
         self._record = CallRecord(
-            number=number, deadline=now + seconds, max_starts=MAX_STARTS if self._card.is_idempotent else 1,
+            number=number, deadline=now + seconds, max_starts=1,
             priority=random.randint(1, 9),
         )  # fmt: skip
         self._began_settled = world.is_settled
@@ -115,7 +160,7 @@ class Caller:
         world.note(f"call {number} of {self._card.name} begins at {self._front.name}")
         parameters = {
             "seconds": random.expovariate(1 / random.choice((0.05, 0.5))),
-            "pieces": random.randint(1, 6) if self._card.is_stream else 0, "bytes": 1, "pause": 0.05,
+            "pieces": random.randint(1, 6) if self._card.is_stream else 0,
         }  # fmt: skip
         text = Tensor("text", "BYTES", [1], [b"%d" % number])
         terms = Terms(
@@ -166,7 +211,7 @@ class Caller:
             text, place = item.outputs[0].data
             if not self._card.is_stream and int(text) != number:
                 self._world.violate(f"call {number} gets the answer of call {text!r}")
-            position = int(text.rstrip(b".")) if self._card.is_stream else 0
+            position = int(text) if self._card.is_stream else 0
             self._ledger.add(number, place.decode(), position)
             return
         self._world.note(f"call {number} ends: {'well' if item.error is None else item.error}")
@@ -185,7 +230,7 @@ class Caller:
 
 
 class FrontsWorld(World):
-    """Three fronts with dispatchers, hosts and links to a real Redis under the simulation's clock."""
+    """Three fronts with dispatchers, upstreams and links to a real Redis under the simulation's clock."""
 
     name = "fronts"
     calm = 300.0  # fronts look every second, and forget each other within a minute
@@ -194,6 +239,7 @@ class FrontsWorld(World):
         if programs := missing():
             raise SystemExit(f"the world of fronts needs {programs}")
         self.redis = SimRedis(self)
+        self.running: Counter[str] = Counter()  # calls at each upstream, of all fronts
         self.fronts = [FrontServer(self, number, 0) for number in range(N_FRONTS)]
         self._n_lives = 0
         self._next_number = 0
@@ -222,9 +268,14 @@ class FrontsWorld(World):
             elif chance < 0.6:
                 self._replace(front)
             elif chance < 0.75:
-                self._restart_redis(loses_all=self.chance(0.4))
-            elif chance < 0.9:
-                self.redis.slowness = self.random.choice((0.001, 0.05, 1.0))
+                self._restart_redis(self.random.choice((2.0, 22.0)), loses_all=self.chance(0.4))
+            elif chance < 0.8:
+                self.note("Redis is flushed")
+                self.redis.run([("FLUSHALL",)])
+            elif chance < 0.85:
+                self._stop_redis()
+            elif chance < 0.95:
+                self.redis.slowness = self.random.choice((0.001, 0.02, 0.1))
                 self.note(f"Redis takes {2 * self.redis.slowness:g} s to answer")
             else:
                 self.note("the hub was held")
@@ -233,7 +284,7 @@ class FrontsWorld(World):
     def _cut(self, front: FrontServer) -> None:
         self.note(f"{front.name} is cut off from Redis")
         front.link.cut(True)
-        self.sleep(self.random.choice((1.0, 20.0)))
+        gevent.sleep(self.random.uniform(0.1, 3.0))
         if not front.is_dead:
             self.note(f"{front.name} reaches Redis again")
             front.link.cut(False)
@@ -244,12 +295,19 @@ class FrontsWorld(World):
         self._n_lives += 1
         self.fronts[number] = FrontServer(self, number, self._n_lives)
 
-    def _restart_redis(self, loses_all: bool) -> None:
+    def _stop_redis(self) -> None:
+        self.note("Redis stands still")
+        self.redis.is_down = True
+        gevent.sleep(22)
+        self.note("Redis goes on")
+        self.redis.is_down = False
+
+    def _restart_redis(self, seconds: float, loses_all: bool) -> None:
         self.note(f"Redis is killed{', and its file is lost' if loses_all else ''}")
         self.redis.kill(loses_all)
         self.redis.is_down = True
         self.redis.start()
-        self.sleep(2.0)
+        gevent.sleep(seconds)
         self.note("Redis is back")
         self.redis.is_down = False
 
@@ -268,26 +326,24 @@ class FrontsWorld(World):
             gevent.sleep(5 if self.is_calm else 1)
             self.ledger.look()
 
+    def begin(self, upstream: str, number: int) -> None:
+        """Hears that an upstream begins a call."""
+        self.running[upstream] += 1
+        self.note(f"call {number} begins at {upstream}, which runs {self.running[upstream]}")
+        if self.running[upstream] > PERMITS:
+            self.violate(f"{upstream} runs {self.running[upstream]} calls and has {PERMITS} permits")
+        self.ledger.start(number, upstream)
+
     def check(self) -> None:
-        """Looks at nothing: what a front knows of the others is always a little old."""
+        """Looks at nothing: what must hold is looked at where calls begin and end."""
 
     def check_calm(self) -> None:
         for front in self.fronts:
-            stats, link = front.dispatcher.stats(), front.queue_link
-            if stats.n_calls or len(link.accepted) or len(link.deliveries):
-                self.violate(
-                    f"{front.name} counts {stats.n_calls} calls, has accepted {len(link.accepted)} and runs "
-                    f"{len(link.deliveries)}, and nobody asks"
-                )
-            if n_held := front.host.groups[0].permits.in_use:
-                self.violate(f"{front.name} has {n_held} permits in use")
-        names = QueueNames(KeyNames("sim"), "")
-        (keys,) = self.redis.run([("KEYS", "*")])
-        for key in sorted(key.decode() for key in keys):
-            if key.startswith((names.marks, names.bodies)):
-                self.violate(f"{key} is left in Redis")
-            if ":queue:" in key and (n_entries := self.redis.run([("XLEN", key)])[0]):
-                self.violate(f"{n_entries} entries are left in {key}")
+            if n_calls := front.dispatcher.stats().n_calls:
+                self.violate(f"{front.name} counts {n_calls} calls, and nobody asks")
+            for share in front.shares.shares:
+                if share.used or share.held != PERMITS // N_FRONTS:
+                    self.violate(f"{front.name} holds {share.held} and uses {share.used} of {share.resource} at rest")
 
     def close(self) -> None:
         for front in self.fronts:

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ from tests.simulation.world import World
 PROGRAM = "redis-server"
 _SOURCE = Path(__file__).parent / "clock.c"
 _SLEEP = time.sleep  # real seconds, until the server listens
-_READS = ("XREAD", "PING")
 
 
 def missing() -> str:
@@ -53,18 +53,13 @@ def _clock_library() -> Path:
     return library
 
 
-def _is_idle(reply: Any) -> bool:
-    """Tells whether a reply is that of a look at the queues which has found nothing, and so has written nothing."""
-    return isinstance(reply, list) and len(reply) == 6 and reply[3] == [] and reply[5] == 0
-
-
 class SimRedis:
     """Owns the server of one run. `is_down` and a link that is cut are what its clients see of faults."""
 
     def __init__(self, world: World) -> None:
         self.is_down = False
         self.slowness = 0.001  # mean seconds of a way to it or back
-        self.reads: dict[Event, None] = {}  # of clients that wait for something to be written
+        self.subscribers: dict[LinkConnection, None] = {}
         self._world = world
         self._folder = Path(tempfile.mkdtemp(prefix="simulated-redis-"))
         (self._folder / "clock").write_bytes(bytes(mmap.PAGESIZE))
@@ -91,7 +86,7 @@ class SimRedis:
             preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),
             stdout=subprocess.DEVNULL,
         )
-        self._connection = redis.UnixDomainSocketConnection(path=self._socket, protocol=2, socket_timeout=20.0)
+        self._connection = self.open()
         for _ in range(2000):
             with contextlib.suppress(redis.RedisError, OSError):
                 self._connection.connect()
@@ -102,12 +97,18 @@ class SimRedis:
             _SLEEP(0.005)
         raise AssertionError(f"{PROGRAM} does not answer: {(self._folder / 'log').read_text()[-2000:]}")
 
+    def open(self) -> Any:
+        """Makes a connection of redis-py, which keeps real time."""
+        return redis.UnixDomainSocketConnection(path=self._socket, protocol=2, socket_timeout=20.0)
+
     def kill(self, loses_all: bool) -> None:
         """Ends the server as kill -9 does. `loses_all`: its file with it."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
         self._connection.disconnect()
+        for subscriber in list(self.subscribers):
+            subscriber.disconnect()
         if loses_all:
             shutil.rmtree(self._folder / "appendonlydir", ignore_errors=True)
 
@@ -120,9 +121,8 @@ class SimRedis:
         self._write_clock()
         self._connection.send_packed_command(self._connection.pack_commands(commands))
         replies = [self._reply() for _ in commands]
-        if not all(words[0] in _READS or _is_idle(reply) for words, reply in zip(commands, replies, strict=True)):
-            for news in self.reads:
-                news.set()
+        for subscriber in self.subscribers:
+            subscriber.gather()
         return replies
 
     def _reply(self) -> Any:
@@ -148,8 +148,8 @@ class Link:
     def cut(self, is_cut: bool) -> None:
         """Cuts the way, or mends it; who waits for an answer hears of it."""
         self._is_cut = is_cut
-        for news in self.server.reads:
-            news.set()
+        for subscriber in self.server.subscribers:
+            subscriber.news.set()
 
     def check(self) -> None:
         if self._is_cut or self.server.is_down:
@@ -177,6 +177,9 @@ class LinkConnection:
         self._link = link
         self._commands: list[Sequence[Word]] = []
         self._replies: Iterator[Any] = iter(())
+        self._subscription: Any = None  # a real connection
+        self._messages: deque[Any] = deque()
+        self.news = Event()  # a message, or a loss
 
     def connect(self) -> None:
         self._commands.clear()
@@ -184,6 +187,11 @@ class LinkConnection:
 
     def disconnect(self) -> None:
         self._commands.clear()
+        self._link.server.subscribers.pop(self, None)
+        if self._subscription is not None:
+            self._subscription.disconnect()
+            self._subscription = None
+        self.news.set()
 
     def pack_commands(self, commands: Sequence[Sequence[Word]]) -> Sequence[Sequence[Word]]:
         return commands
@@ -192,38 +200,49 @@ class LinkConnection:
         self._commands = list(commands)
 
     def send_command(self, *words: Word) -> None:
-        self._commands = [words]
+        if words[0] == "SUBSCRIBE":
+            self._link.travel()
+            self._subscription = self._link.server.open()
+            self._subscription.send_command(*words)
+            self._messages.extend(self._subscription.read_response() for _ in words[1:])
+            self._link.server.subscribers[self] = None
+        else:
+            self._commands = [words]
+
+    def gather(self) -> None:
+        """Takes what was published, all of which has come before the answer to a ping."""
+        self._subscription.send_command("PING")
+        while (message := self._subscription.read_response())[0] != b"pong":
+            self._messages.append(message)
+            self.news.set()
+
+    def can_read(self, timeout: float) -> bool:
+        """Waits for a message. Raises redis.ConnectionError once the connection is lost."""
+        with gevent.Timeout(timeout, False):
+            while not self._messages and self._is_subscribed():
+                self.news.clear()
+                self.news.wait()
+        return self._is_subscribed() and bool(self._messages)
+
+    def _is_subscribed(self) -> bool:
+        self._link.check()
+        if self._subscription is None:
+            raise redis.ConnectionError("Connection closed by server.")
+        return True
 
     def read_response(self) -> Any:
+        if self._messages:
+            return self._messages.popleft()
         if self._commands:
             commands, self._commands = self._commands, []
             self._link.travel()
-            replies = self._wait(commands[0]) if "BLOCK" in commands[0] else self._link.server.run(commands)
+            replies = self._link.server.run(commands)
             self._link.travel()  # what has run may have run for nobody
             self._replies = iter(replies)
         reply = next(self._replies)
         if isinstance(reply, Exception):
             raise reply
         return reply
-
-    def _wait(self, words: Sequence[Word]) -> list[Any]:
-        """Runs a read that waits in Redis: again whenever something was written, until its time is over."""
-        at, server = list(words).index("BLOCK"), self._link.server
-        command = [*words[:at], *words[at + 2 :]]
-        news = Event()
-        server.reads[news] = None
-        try:
-            with gevent.Timeout(float(words[at + 1]) / 1000, False):
-                while True:
-                    news.clear()
-                    self._link.check()
-                    replies = server.run([command])
-                    if replies[0] is not None:
-                        return replies
-                    news.wait()
-            return [None]
-        finally:
-            del server.reads[news]
 
 
 class SimRedisClient(RedisClient):

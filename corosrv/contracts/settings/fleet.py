@@ -25,7 +25,8 @@ _NAMESPACE = Check(
     "must be 1 to 64 letters, digits, dots, hyphens and underscores",
 )
 _REDIS_URL = Check(
-    lambda text: text.startswith(("redis://", "rediss://", "unix://")), "must begin with redis://, rediss:// or unix://"
+    lambda text: text.startswith(("redis://", "rediss://", "unix://", "redis+sentinel://")),
+    "must begin with redis://, rediss://, unix:// or redis+sentinel://",
 )
 
 
@@ -36,7 +37,8 @@ class ClusterSettings:
     redis_url: str = setting(
         "",
         "URL of a Redis or Valkey server that several servers share, as redis://:PASSWORD@HOST:6379/0 (rediss:// with "
-        "TLS, unix:///PATH): what they serve, and answers under an Idempotency-Key",
+        "TLS, unix:///PATH, redis+sentinel://:PASSWORD@HOST:26379,HOST:26379/SERVICE/0): permits of upstreams, groups, "
+        "and answers under an Idempotency-Key",
         check=empty_or(_REDIS_URL),
         is_secret=True,
     )
@@ -50,11 +52,6 @@ class ClusterSettings:
     )
     redis_timeout: float = setting(
         1.0, "seconds in which Redis must answer a command; connections have half of it", check=between(0.05, 60)
-    )
-    redis_fallback: str = setting(
-        "local",
-        "what happens to calls while Redis is away: `local` runs those that this server can run itself, `refuse` none",
-        check=one_of("local", "refuse"),
     )
 
     def __post_init__(self) -> None:

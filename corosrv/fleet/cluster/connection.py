@@ -12,9 +12,10 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import gevent
 import gevent.queue
@@ -28,12 +29,56 @@ from corosrv.fleet.cluster.health import LinkHealth, LinkProbe
 def public_address(url: str) -> str:
     """Returns the host and port of a Redis URL, or the path of its socket: no password, and no parameters."""
     try:
+        if is_sentinel(url):
+            sentinel = SentinelUrl.parse(url)
+            return f"{sentinel.service} by {','.join(f'{host}:{port}' for host, port in sentinel.addresses)}"
         parts = urlsplit(url)
         if parts.scheme == "unix":
             return parts.path
         return f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
     except ValueError:
         return "a Redis server"
+
+
+SENTINEL = "redis+sentinel://"
+_NO_URL = (
+    "COROSRV_REDIS_URL is no URL of a Redis server, as redis://:PASSWORD@HOST:6379/0 (a password's special characters "
+    "are written as %XX), or of sentinels, as redis+sentinel://:PASSWORD@HOST:26379,HOST:26379/SERVICE/0"
+)
+
+
+def is_sentinel(url: str) -> bool:
+    """Tells whether a URL names sentinels, which know the primary, and not the server itself."""
+    return url.startswith(SENTINEL)
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelUrl:
+    """Holds the parts of a URL with sentinels. User and password are those of Redis, and of the sentinels."""
+
+    addresses: Sequence[tuple[str, int]]
+    service: str
+    database: int
+    username: str | None
+    password: str | None
+
+    @classmethod
+    def parse(cls, url: str) -> SentinelUrl:
+        """Reads `redis+sentinel://USER:PASSWORD@HOST:26379,HOST:26379/SERVICE/0`. Raises ValueError."""
+        authority, _, path = url.removeprefix(SENTINEL).partition("/")
+        credentials, _, hosts = authority.rpartition("@")
+        username, _, password = credentials.partition(":")
+        service, _, database = path.partition("/")
+        parts = [urlsplit(f"//{host}") for host in hosts.split(",")]
+        if not service or "?" in path or not all(part.hostname for part in parts):
+            raise ValueError("a host or the name of the service is missing")
+        return cls(
+            [(part.hostname or "", part.port or 26379) for part in parts],
+            unquote(service),
+            int(database or 0),
+            unquote(username) or None,
+            unquote(password) or None,
+        )
 
 
 def load_redis() -> Any:
@@ -75,6 +120,15 @@ def make_pool(
     for a URL that is none, in words that do not have it.
     """
     redis = load_redis()
+    options = {
+        "socket_connect_timeout": timeout / 2,
+        "socket_timeout": command_timeout,
+        "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+        "protocol": 2,
+        **({} if password is None else {"credential_provider": password}),
+    }
+    if is_sentinel(url):
+        return _sentinel_pool(redis, url, n_connections, options)
     queue_class = gevent.queue.LifoQueue if is_cooperative() else queue.LifoQueue
     try:
         return redis.BlockingConnectionPool.from_url(
@@ -82,17 +136,24 @@ def make_pool(
             max_connections=n_connections,
             timeout=timeout / 2,
             queue_class=queue_class,
-            socket_connect_timeout=timeout / 2,
-            socket_timeout=command_timeout,
-            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
-            protocol=2,
-            **({} if password is None else {"credential_provider": password}),
+            **options,
         )
     except ValueError:  # whose words may hold the password
-        raise SettingsError(
-            "COROSRV_REDIS_URL is no URL of a Redis server, as redis://:PASSWORD@HOST:6379/0 (a password's special "
-            "characters are written as %XX)"
-        ) from None
+        raise SettingsError(_NO_URL) from None
+
+
+def _sentinel_pool(redis: Any, url: str, n_connections: int, options: dict[str, Any]) -> Any:
+    """Makes a pool whose connections ask the sentinels for the primary. It does not wait for a free one."""
+    try:
+        parts = SentinelUrl.parse(url)
+    except ValueError:
+        raise SettingsError(_NO_URL) from None
+    own = {} if "credential_provider" in options else {"username": parts.username, "password": parts.password}
+    options = {**options, **own}
+    sentinel = importlib.import_module("redis.sentinel").Sentinel(parts.addresses, sentinel_kwargs=options)
+    return sentinel.master_for(
+        parts.service, db=parts.database, max_connections=n_connections, **options
+    ).connection_pool
 
 
 N_CONNECTIONS = 4  # for commands; the probe and each blocking read have their own
@@ -130,6 +191,7 @@ class RedisClient:
         self._pool = make_pool(url, N_CONNECTIONS, timeout, timeout, self._password)
         self._free = BoundedSemaphore(N_CONNECTIONS) if is_cooperative() else threading.BoundedSemaphore(N_CONNECTIONS)
         self.address = public_address(url)
+        self.is_refused = False  # it answers, and lets nobody in, or does not serve yet
         self.health = LinkHealth(self.address)
         self._pinging = BlockingConnection(self, 0)
         self._probe = LinkProbe(self.health, self.ping)
@@ -152,12 +214,15 @@ class RedisClient:
         try:
             self._pinging.execute("PING")
         except RedisUnavailable:
+            self.health.has_failed = True
             return False
         except (
             RedisRefused
         ) as error:  # it answers, but nothing can be done there: it loads its data, or wants a password
             self.health.fail(str(error))
+            self.is_refused = True
             return False
+        self.is_refused = False
         return True
 
     def execute(self, *words: Word) -> Any:
@@ -182,7 +247,7 @@ class RedisClient:
         return BlockingConnection(self, longest)
 
     def _check(self) -> None:
-        if not self.health.is_up and self.health.n_losses:
+        if not self.health.is_up and (self.health.n_losses or self.health.has_failed):
             raise RedisUnavailable(f"Redis is away: {self.health.reason}")
 
     def _run(self, call: Callable[[Any], Any]) -> Any:
@@ -353,12 +418,12 @@ def check_server(info: Mapping[str, str]) -> list[str]:
     policy = info.get("maxmemory_policy", "")
     if policy != "noeviction":
         raise SettingsError(
-            f"COROSRV_REDIS_URL: this Redis has maxmemory-policy {policy or 'unknown'}, which deletes calls and "
+            f"COROSRV_REDIS_URL: this Redis has maxmemory-policy {policy or 'unknown'}, which deletes permits and "
             "answers when its memory is full; set it to noeviction"
         )
     if info.get("aof_enabled") != "1":
         return [
-            "Redis keeps no append-only file: what is queued and recorded there is lost when it ends (appendonly yes)"
+            "Redis keeps no append-only file: answers under idempotency keys are lost when it ends (appendonly yes)"
         ]
     return []
 

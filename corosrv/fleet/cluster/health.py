@@ -40,6 +40,7 @@ class LinkHealth:
         self.state = LinkState.DOWN
         self.reason = "not connected yet"  # why it is down
         self.n_losses = 0
+        self.has_failed = False  # a ping has found it away, and another one will find it back
 
     @property
     def is_up(self) -> bool:
@@ -109,12 +110,21 @@ class LinkProbe:
 class ClusterCollector(Collector):
     """Reads the numbers at each scrape."""
 
-    def __init__(self, health: LinkHealth, n_others: Callable[[], int]) -> None:
-        """`n_others`: counts the other fronts."""
+    def __init__(
+        self, health: LinkHealth, n_others: Callable[[], int], permits: Callable[[], Iterable[tuple[str, int]]]
+    ) -> None:
+        """`n_others`: counts the other fronts; `permits`: names upstreams, and the permits of each that are held."""
         self._health = health
         self._n_others = n_others
+        self._permits = permits
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("corosrv_redis_up", "1 while Redis answers", self._health.is_up)
         yield CounterMetricFamily("corosrv_redis_losses", "Times that Redis was lost", self._health.n_losses)
         yield GaugeMetricFamily("corosrv_cluster_fronts", "Other fronts known through Redis", self._n_others())
+        held = GaugeMetricFamily(
+            "corosrv_upstream_permits_held", "Permits of an upstream that this server holds", labels=["upstream"]
+        )
+        for name, n_permits in self._permits():
+            held.add_metric([name], n_permits)
+        yield held

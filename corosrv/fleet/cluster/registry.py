@@ -23,7 +23,7 @@ from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import HandlerCard
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.group_aborts import Subscription
-from corosrv.fleet.cluster.queue_names import KeyNames
+from corosrv.fleet.cluster.key_names import KeyNames
 
 log = logging.getLogger("corosrv.cluster")
 
@@ -100,8 +100,6 @@ redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('PUBLISH', ARGV[2], ARGV[1])
 """
 
-Listener = Callable[[], object]
-
 
 class FrontRegistry:
     """Registers this front under its id, and knows the others. Belongs to the hub's thread.
@@ -126,7 +124,6 @@ class FrontRegistry:
         self._clock = clock
         self._write = client.script(_WRITE)
         self._remove = client.script(_REMOVE)
-        self._listeners: list[Listener] = []
         self._records: dict[str, FrontRecord] = {}
         self._read_at = clock()
         self._written: tuple[bytes, float] = (b"", -EXPIRY)  # the version, and when
@@ -142,23 +139,6 @@ class FrontRegistry:
     def other_fronts(self) -> tuple[FrontRecord, ...]:
         """Returns the other fronts, by their ids."""
         return tuple(self._records[id] for id in sorted(self._records))
-
-    def handlers(self, domain: str) -> list[HandlerCard]:
-        """Returns the handlers that other fronts serve, each key once."""
-        cards = {card.key: card for record in self.other_fronts for card in record.served.handlers.get(domain, ())}
-        return list(cards.values())
-
-    def fronts_of(self, domain: str, key: str) -> tuple[str, ...]:
-        """Returns the ids of the other fronts that serve a key."""
-        return tuple(
-            record.id
-            for record in self.other_fronts
-            if any(card.key == key for card in record.served.handlers.get(domain, ()))
-        )
-
-    def on_change(self, listener: Listener) -> None:
-        """Adds a listener, called when other fronts come, go, or serve something else. It must not wait."""
-        self._listeners.append(listener)
 
     # The life of this front.
 
@@ -237,8 +217,6 @@ class FrontRegistry:
         for id in self._records.keys() - records.keys():
             log.info("front %s is gone", id)
         self._records = dict(records)
-        for listener in tuple(self._listeners):
-            listener()
 
     def _on_link(self, is_up: bool) -> None:
         if is_up:  # what Redis knew may be lost

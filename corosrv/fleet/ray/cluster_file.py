@@ -156,8 +156,8 @@ def _flaws(cluster: ClusterFile) -> Iterator[tuple[str, str]]:
         yield "fronts.port", f"must be from 0 to 65535, not {fronts.port}"
     if not cluster.engines and not cluster.pools:
         yield "engines", "must have an entry, unless there are pools"
-    if cluster.pools and fronts.count > 1 and not fronts.settings.get("redis_url"):
-        yield "fronts.count", "must be 1 with pools, unless fronts.settings.redis_url names what fronts share calls by"
+    if cluster.pools and fronts.count > 1:
+        yield "fronts.count", "must be 1 with pools: each runs the calls of the front that its workers have joined"
     if cluster.listen == "node" and not fronts.is_open and not _has_keys(fronts.settings):
         yield "fronts.settings", "must name api_keys_file or api_keys where listen = 'node', unless fronts.open is true"
     yield from _flaws_of_section("fronts", fronts)

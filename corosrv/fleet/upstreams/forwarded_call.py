@@ -133,6 +133,7 @@ class ForwardedCall(RunningCall):
         self.is_trial = is_trial  # and nothing has come yet that decides it
         self.fault = ""  # of the upstream, which went on to the client as its answer
         self.error_body: AnsweredError | None = None  # of an answer that is a fault
+        self.caller = item.caller
         self.started_at = time.monotonic()
         self.heard_at = self.started_at  # when the upstream sent something last; infinity while nobody listens
         self.n_bytes = 0

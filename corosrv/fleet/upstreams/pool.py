@@ -82,6 +82,8 @@ class UpstreamPool:
         self._is_started = False
         self._is_stopping = False
         self._ending: Greenlet | None = None
+        self.on_add: Callable[[Upstream], None] = lambda upstream: None  # called before a new one gets calls
+        self.on_leave: Callable[[Upstream], None] = lambda upstream: None  # called when one is gone
 
     # The life of the pool.
 
@@ -164,6 +166,7 @@ class UpstreamPool:
         upstream = Upstream(upstream_id(spec.url, self._members), spec, self._settings.limits)
         member = self._members[upstream.id] = _PoolMember(upstream, Prober(upstream))
         upstream.on_pause = lambda: self._give_up_or_not(member, False, time.monotonic())
+        self.on_add(upstream)
         self._models = None
         words = "calls at once" if spec.concurrency else "calls at once unless it names another number"
         log.info("upstream %s added: %s, %d %s", upstream.id, spec.url, upstream.concurrency, words)
@@ -220,6 +223,7 @@ class UpstreamPool:
         self._models = None
         if self._members.pop(upstream.id, None) is not None:
             self.dispatcher.forget(upstream.id)
+            self.on_leave(upstream)
 
     # Probes.
 

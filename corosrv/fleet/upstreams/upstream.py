@@ -158,6 +158,10 @@ class Upstream:
     def in_flight(self) -> int:
         return len(self._calls)
 
+    def callers(self) -> Counter[str]:
+        """Counts its calls by their callers."""
+        return Counter(call.caller for call in self._calls)
+
     @property
     def connections(self) -> UpstreamConnections:
         return self._connections

@@ -18,14 +18,14 @@ from corosrv.web.http.reply import json_response
 class Health(msgspec.Struct):
     """The answer while jobs are taken; `busy`: every slot is taken, a new one would wait.
 
-    `redis`: only where servers share one. `images`: only where a model takes some; degraded while they are refused
-    because their encoder died too often. `engine`: only where it has a process of its own; recovering while another one
-    is started, for which answers wait.
+    `redis`: only where servers share one; alone until it has answered for the first time. `images`: only where a model
+    takes some; degraded while they are refused because their encoder died too often. `engine`: only where it has a
+    process of its own; recovering while another one is started, for which answers wait.
     """
 
     status: Literal["ok"]
     state: Literal["ready", "busy"]
-    redis: Literal["up", "down"] | None = None
+    redis: Literal["up", "down", "alone"] | None = None
     images: Literal["up", "degraded"] | None = None
     engine: Literal["up", "recovering"] | None = None
 

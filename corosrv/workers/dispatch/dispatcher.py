@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import random
 import time
@@ -41,7 +40,7 @@ from corosrv.workers.dispatch.registry import Registry, check_ready, look_up, na
 from corosrv.workers.dispatch.scheduler import Scheduler, too_late
 from corosrv.workers.dispatch.stats import DispatchStats, key_stats
 from corosrv.workers.dispatch.timetable import Alarm, HubAlarm, Timetable
-from corosrv.workers.dispatch.waiting import CallSharing, FreePermits, WaitingCalls, free_permits
+from corosrv.workers.dispatch.waiting import QueueClaim, WaitingCalls
 
 log = logging.getLogger("corosrv.dispatch")
 
@@ -79,11 +78,10 @@ class Dispatcher(InferWorker):
         self._scheduler = Scheduler(
             clock, self._registry, self._waiting, self._lives, self._timetable, settings.longest_start, self._policy
         )
-        self._numbers = itertools.count(1)
+        self._last_number = 0
         self._why_unknown: Callable[[], str] | None = None
         self._calls_per_caller = settings.calls_per_caller
         self._is_shutting_down = False
-        self._sharing: CallSharing | None = None
 
     # Hosts and pools.
 
@@ -98,7 +96,6 @@ class Dispatcher(InferWorker):
         self._scheduler.return_local(host.id)
         self._scheduler.serve(self._registry.groups_of(host))
         self._settle()
-        self._scheduler.on_free()
         return True
 
     def remove_host(self, host: HandlerHost) -> bool:
@@ -142,18 +139,15 @@ class Dispatcher(InferWorker):
         can_start: bool = True,
         reason: str = "",
         patience: float | None = None,
-        is_elsewhere: bool = False,
         retry_after: float | None = None,
     ) -> None:
         """Says what the workers of a pool offer. Where none is ready, calls wait if the pool can start one.
 
         They wait for `patience` seconds at most. Otherwise they are refused, those that wait as well, with `reason`:
         words for clients, and `retry_after` seconds if that is known. Replaces what was said of this pool before.
-        `is_elsewhere`: the workers are another front's.
         """
-        if not is_elsewhere:
-            self._why_unknown = None
-        standing = PoolStanding(can_start, reason, patience, is_elsewhere, retry_after)
+        self._why_unknown = None
+        standing = PoolStanding(can_start, reason, patience, retry_after)
         self._registry.expect(pool, cards, standing, self._clock())
         self._settle()
 
@@ -168,28 +162,25 @@ class Dispatcher(InferWorker):
 
     # Several fronts.
 
-    def share(self, sharing: CallSharing) -> None:
-        """Puts calls that cannot start here at once into a queue that several fronts share, from now on."""
-        self._sharing = sharing
-        self._scheduler.on_free = sharing.on_free
+    def on_wait(self, listener: Callable[[QueuedCall], None]) -> None:
+        """Calls `listener`, and no earlier one any more, with each call that has begun to wait. It must not wait."""
+        self._scheduler.on_wait = listener
 
-    def free_permits(self) -> FreePermits:
-        """Returns how many calls could start here that wait elsewhere, by the keys that each could be of."""
-        return free_permits(self._registry, self._waiting)
+    def claim(self, host_id: str) -> QueueClaim | None:
+        """Returns what waits here for the permits of a host; None if nothing does."""
+        now = self._clock()
+        claims = (self._waiting.claim_of(group, now) for group in self._registry.groups_at(host_id))
+        return next((claim for claim in claims if claim is not None), None)
 
-    def known_keys(self) -> list[str]:
-        return [entry.key for entry in self._registry]
+    @property
+    def n_waiting(self) -> int:
+        """The number of calls that wait for a permit."""
+        return self._waiting.bounds.n_calls
 
-    def card_of(self, key: str) -> HandlerCard | None:
-        """Returns what workers of this front declare of a key; None if none of them takes its calls now."""
-        entry = self._registry.get(key)
-        return entry.card if entry is not None and entry.is_ready else None
-
-    def submit_here(self, job: InferJob) -> HandlerReader:
-        """Runs or queues a call that came out of the shared queue. Never waits. Raises what `submit` does."""
-        if self._is_shutting_down:
-            raise ShuttingDown("the server is shutting down")
-        return self._submit(job, self._clock(), None, may_share=False)
+    @property
+    def last_number(self) -> int:
+        """The number of the call that came last."""
+        return self._last_number
 
     def _settle(self) -> None:
         """Refuses calls that no worker can serve any more, and purges handlers that were not offered for long."""
@@ -243,25 +234,21 @@ class Dispatcher(InferWorker):
         terms = job.terms
         return self._lives.records.begin(terms.caller, terms.idempotency_key, digest_of(job), now)
 
-    def _submit(self, job: InferJob, now: float, claim: CallClaim | None, may_share: bool = True) -> HandlerReader:
+    def _submit(self, job: InferJob, now: float, claim: CallClaim | None) -> HandlerReader:
         entry = self._entry_of(job)
         queue = self._waiting.queue_of(entry)
         queue.count_arrival(now)
         self._lives.budget.count_call(now)
-        call = QueuedCall(job, entry, queue.traffic, next(self._numbers), now)
-        if may_share and not job.terms.waiting_keys:  # it comes from a client of this front
+        self._last_number += 1
+        call = QueuedCall(job, entry, queue.traffic, self._last_number, now)
+        if not job.terms.waiting_keys:  # it comes from a client of this front
             call.owner = job.terms.owner or job.terms.caller
         try:
             self._check(call, now)
             group = self._scheduler.free_group(call, now)
             if group is not None and not queue.may_start(call, now):
                 raise too_late(call, now)
-            sharing = self._sharing if may_share else None
-            if sharing is not None and not sharing.takes(call, group is not None):
-                sharing = None
-            if sharing is not None:
-                check_wait(call.entry, job.terms.waiting_keys)
-            displaced = self._check_wait(call, now) if sharing is None and group is None else None
+            displaced = self._check_wait(call, now) if group is None else None
         except CorosrvError as error:
             queue.traffic.count_end(error)
             raise
@@ -269,10 +256,7 @@ class Dispatcher(InferWorker):
             call.keeper = AnswerKeeper(claim, entry.card)
         call.reader = HandlerReader(entry.card, functools.partial(self._lives.cancel, call))
         call.is_trial = entry.quarantine.begin()
-        if sharing is not None:
-            self._scheduler.share(call, sharing)
-        else:
-            self._scheduler.enter(call, group)
+        self._scheduler.enter(call, group)
         if displaced is not None and displaced.state is CallState.WAITING:
             self._lives.stop(displaced, self._waiting.queue_full(displaced, "a more urgent call took its place", now))
         return call.reader
@@ -334,19 +318,12 @@ class Dispatcher(InferWorker):
             self._waiting.queue_of(entry)
         bounds = self._waiting.bounds
         return DispatchStats(
-            keys=tuple(
-                key_stats(queue, self._waiting.oldest(queue), now, self._n_shared(queue.entry.key))
-                for queue in self._waiting
-            ),
+            keys=tuple(key_stats(queue, self._waiting.oldest(queue), now) for queue in self._waiting),
             n_calls=len(self._lives),
             n_waiting=bounds.n_calls,
             n_waiting_bytes=bounds.n_bytes,
             retry_budget=self._lives.budget.left(now),
         )
-
-    def _n_shared(self, key: str) -> int:
-        """Counts the calls of a key that wait in the shared queue, which its workers here could run."""
-        return 0 if self._sharing is None else self._sharing.backlog(key)
 
     # The end.
 

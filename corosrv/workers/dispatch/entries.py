@@ -160,7 +160,7 @@ class HostGroup:
     def load(self) -> float:
         """The share of its slots that is in use."""
         permits = self.permits
-        return permits.in_use / max(permits.in_use + permits.available, 1)
+        return permits.in_use / max(permits.n_usable, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,6 @@ class PoolStanding:
     can_start: bool
     reason: str = ""
     patience: float | None = None  # seconds that a call waits for its first worker; None: as the dispatcher's settings
-    is_elsewhere: bool = False  # its workers are another front's, which takes calls through the shared queue
     retry_after: float | None = None  # seconds after which calls may be tried again, if that is known
 
 
@@ -216,11 +215,6 @@ class HandlerEntry:
         return any(pool.can_start for pool in self.pools.values())
 
     @property
-    def is_elsewhere(self) -> bool:
-        """True if another front takes its calls through the queue that both share."""
-        return any(pool.is_elsewhere and pool.can_start for pool in self.pools.values())
-
-    @property
     def is_callable(self) -> bool:
         """True if a worker takes its calls, or may be started for them, and it is not in quarantine."""
         return (self.is_ready or self.is_startable) and not self.quarantine.is_closed
@@ -246,7 +240,7 @@ class HandlerEntry:
         """Returns READY, LOADING or UNAVAILABLE."""
         if self.quarantine.is_closed:
             return "UNAVAILABLE"
-        if self.is_ready or self.is_elsewhere:
+        if self.is_ready:
             return "READY"
         return "LOADING" if self.is_startable else "UNAVAILABLE"
 

@@ -36,7 +36,7 @@ class CallFollower(CallListener):
 
     __slots__ = (
         "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "entry", "error",
-        "is_abandoned", "is_shared", "number", "running_of", "size", "started_at", "traffic",
+        "is_abandoned", "number", "running_of", "size", "started_at", "traffic",
     )  # fmt: skip
 
     def __init__(
@@ -45,18 +45,13 @@ class CallFollower(CallListener):
         host: HandlerHost,
         calls: Sequence[QueuedCall],
         now: float,
-        is_shared: bool = False,
         number: int = 0,
         running_of: set[int] | None = None,
     ) -> None:
-        """`is_shared`: it went into a queue that several fronts share, and is counted where it runs.
-
-        `number`: unique where its handler may make calls; `running_of`: those that hold a permit of its group.
-        """
+        """`number`: unique where its handler may make calls; `running_of`: those that hold a permit of its group."""
         self.number = number
         self.running_of = set() if running_of is None else running_of
         self.running_of.add(number)
-        self.is_shared = is_shared
         self._outcomes = outcomes
         self._host = host
         self._calls: list[QueuedCall | None] = list(calls)

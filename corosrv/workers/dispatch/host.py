@@ -46,8 +46,11 @@ class Permit:
 class PermitPool:
     """Owns the permits for the slots of one worker.
 
-    available + in_use + poisoned + retiring == total after every step. Nothing here waits or switches, so no
+    idle + in_use + poisoned + retiring == total after every step. Nothing here waits or switches, so no
     lock is needed on one hub. The slot that was idle longest is next.
+
+    `limit`: the permits that may be held at once, where several servers share the worker; None: all.
+    `on_end`: called when a permit has ended, before anybody else hears of it. It must not wait.
     """
 
     def __init__(self, slots: Iterable[int] = ()) -> None:
@@ -57,12 +60,20 @@ class PermitPool:
         self._retiring: dict[int, Permit] = {}  # leave the pool when their permit ends
         self._poisoned: dict[int, str] = {}
         self.total = 0
+        self.limit: int | None = None
+        self.on_end: Callable[[], None] = lambda: None
         for slot in slots:
             self.add(slot)
 
     @property
     def available(self) -> int:
-        return len(self._idle)
+        n_idle = len(self._idle)
+        return n_idle if self.limit is None else max(min(n_idle, self.limit - self.n_held), 0)
+
+    @property
+    def n_held(self) -> int:
+        """The number of permits that have not ended, those of slots that leave among them."""
+        return len(self._held) + len(self._retiring)
 
     @property
     def in_use(self) -> int:
@@ -113,7 +124,7 @@ class PermitPool:
 
     def try_acquire(self) -> Permit | None:
         """Acquires the slot that was idle longest; returns None if no slot is idle. Never waits."""
-        if not self._idle:
+        if not self.available:
             return None
         permit = Permit(self, self._idle.popleft())
         self._held[permit.slot] = permit
@@ -151,11 +162,13 @@ class PermitPool:
         """Ends a permit: its slot becomes idle, or is poisoned if there is a reason. Called by Permit."""
         if not self.holds(permit):
             log.warning("a permit for slot %d was given back a second time", permit.slot)
-        elif reason is not None:
+            return
+        if reason is not None:
             self.poison(permit.slot, reason)
         elif not self._leave(permit.slot):
             del self._held[permit.slot]
             self._idle.append(permit.slot)
+        self.on_end()
 
 
 @dataclass(frozen=True, slots=True)

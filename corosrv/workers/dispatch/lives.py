@@ -274,8 +274,6 @@ class CallLives(Outcomes):
             self._end(call, error)
 
     def finish_attempt(self, attempt: CallFollower) -> None:
-        if attempt.is_shared:
-            return
         attempt.running_of.discard(attempt.number)
         # A worker that was lost, and one that refused, say nothing of how long calls take.
         is_measured = not isinstance(attempt.error, (WorkerLost, NotHandedOver))

@@ -83,6 +83,11 @@ class Registry:
         known = self._hosts.get(host.id)
         return known[1] if known is not None and known[0].incarnation == host.incarnation else ()
 
+    def groups_at(self, host_id: str) -> Sequence[HostGroup]:
+        """Returns the groups of whichever incarnation of a host is known."""
+        known = self._hosts.get(host_id)
+        return () if known is None else known[1]
+
     def _offer(self, group: HostGroup, position: int, card: HandlerCard) -> None:
         entry = self._entry(card)
         if entry.groups:

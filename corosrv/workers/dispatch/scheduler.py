@@ -15,7 +15,7 @@ from corosrv.workers.dispatch.lives import CallLives
 from corosrv.workers.dispatch.policy import Policy, idleness
 from corosrv.workers.dispatch.registry import Registry, unavailable
 from corosrv.workers.dispatch.timetable import AT_ONCE, Timetable
-from corosrv.workers.dispatch.waiting import CallSharing, WaitingCalls
+from corosrv.workers.dispatch.waiting import WaitingCalls
 
 
 def too_late(call: QueuedCall, now: float) -> DeadlinePassed:
@@ -55,7 +55,7 @@ class Scheduler:
         self._changed: dict[HostGroup, None] = {}  # groups that may have a permit for a waiting call, in order
         self._is_serving = False
         self.need_listeners: list[Callable[[str], None]] = []
-        self.on_free: Callable[[], None] = lambda: None  # called when permits may be free that no call waits for here
+        self.on_wait: Callable[[QueuedCall], None] = lambda call: None  # called when a call has begun to wait
 
     # Calls.
 
@@ -94,12 +94,7 @@ class Scheduler:
             self._await_start(call, now)
         elif call.entry.batch_limits is not None:
             self.serve(call.entry.groups)
-
-    def share(self, call: QueuedCall, sharing: CallSharing) -> None:
-        """Takes a new call, and puts it into the queue that several fronts share."""
-        self._lives.begin(call)
-        attempt = CallFollower(self._lives, sharing.host, [call], self._clock(), is_shared=True)
-        attempt.watch(sharing.put(call, attempt))
+        self.on_wait(call)
 
     def resume(self, call: QueuedCall) -> None:
         """Requeues a call, for another worker than the last if there is one."""
@@ -116,12 +111,14 @@ class Scheduler:
             self._waiting.add(call, now)
             if not call.entry.is_ready:
                 self._await_start(call, now)
+            self.on_wait(call)
         self.serve(call.entry.groups)
 
     def _wait_for(self, call: QueuedCall, group: HostGroup, now: float) -> None:
         """Queues a call for one worker, until another may steal it."""
         self._waiting.add(call, now, self._waiting.local_of(group.host.id))
         call.appointment = self._timetable.add(call.stealable_at, self._offer, call)
+        self.on_wait(call)
 
     def _offer(self, call: QueuedCall) -> None:
         if call.state is not CallState.WAITING:
@@ -135,7 +132,6 @@ class Scheduler:
     def on_host_change(self, host: HandlerHost) -> None:
         """Looks at a host whose permits have changed, or which drains."""
         if not self._waiting.bounds.n_calls:
-            self.on_free()
             return
         groups = self._registry.groups_of(host)
         if host.is_draining or any(group.permits.n_usable == 0 for group in groups):
@@ -144,7 +140,6 @@ class Scheduler:
                 for entry, _ in list(group.entries.values()):
                     self.refuse_unservable(entry)
         self.serve(groups)
-        self.on_free()
 
     def return_local(self, host_id: str) -> None:
         """Returns the calls that wait for one worker to their keys, where any may take them."""
@@ -219,7 +214,7 @@ class Scheduler:
         return True
 
     def _await_start(self, call: QueuedCall, now: float) -> None:
-        pools = {name: pool for name, pool in call.entry.pools.items() if pool.can_start and not pool.is_elsewhere}
+        pools = {name: pool for name, pool in call.entry.pools.items() if pool.can_start}
         patience = max((pool.patience or self._longest_start for pool in pools.values()), default=0.0)
         call.appointment = self._timetable.add(now + patience, self._give_up_start, call)
         for pool in pools:

@@ -60,18 +60,15 @@ class DispatchStats:
     retry_budget: float  # retries that are allowed now
 
 
-def key_stats(queue: KeyQueue, oldest: float | None, now: float, n_shared: int = 0) -> KeyStats:
-    """Takes the numbers of one key. `oldest`: when the call arrived that has waited longest.
-
-    `n_shared`: calls that wait for it in the queue that several fronts share.
-    """
+def key_stats(queue: KeyQueue, oldest: float | None, now: float) -> KeyStats:
+    """Takes the numbers of one key. `oldest`: when the call arrived that has waited longest."""
     entry, traffic = queue.entry, queue.traffic
     served_by = {group.host.id.rpartition("/")[0] for group in entry.groups}
     return KeyStats(
         key=entry.key,
         state=entry.state(),
         pools=tuple(sorted(served_by | entry.pools.keys())),
-        depth=queue.depth + n_shared,
+        depth=queue.depth,
         max_depth=entry.card.max_queue,
         oldest=None if oldest is None else max(now - oldest, 0.0),
         in_flight=traffic.n_in_flight,

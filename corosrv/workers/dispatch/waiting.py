@@ -1,22 +1,36 @@
-"""Keeps all calls that wait: which one is next for whom, and how many there may be.
-
-`CallSharing` is the contract of a queue that several fronts share, which takes calls that cannot start here at once.
-"""
+"""Keeps all calls that wait: which one is next for whom, and how many there may be."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from corosrv.base.errors import QueueFull
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
-from corosrv.workers.dispatch.host import CallListener, HandlerHost, RunningCall
 from corosrv.workers.dispatch.key_queue import KeyQueue
 from corosrv.workers.dispatch.policy import LocalQueue
 from corosrv.workers.dispatch.queue import QueueBounds, queue_full
-from corosrv.workers.dispatch.registry import Registry, name_of
+from corosrv.workers.dispatch.registry import name_of
+
+LEVELS = 16  # of priority in one tier, at least
+
+
+@dataclass(frozen=True, slots=True)
+class QueueClaim:
+    """Says what waits for a worker's permits: how many calls, and of the first one its order beside other servers'."""
+
+    n_calls: int
+    band: int  # tier and priority class: the lowest is first
+    caller: str
+    weight: float  # of the caller
+    number: int  # of its arrival here
+
+
+def band_of(call: QueuedCall, now: float) -> int:
+    """Returns the band of a call: those of a lower one go first."""
+    return call.job.terms.tier * LEVELS + call.order(now)[0]
 
 
 class WaitingCalls:
@@ -186,6 +200,14 @@ class WaitingCalls:
             return calls[0] if calls else None
         return min(calls, key=lambda call: call.order(now))
 
+    def claim_of(self, group: HostGroup, now: float) -> QueueClaim | None:
+        """Returns what waits for a group's permits; None if nothing does, or the group takes no calls."""
+        if not group.takes_calls or not self.has_call_for(group) or (first := self.next_for(group, now)) is None:
+            return None
+        n_calls = sum(queue.depth for key in group.entries if (queue := self._queues.get(key)) is not None)
+        terms = first.job.terms
+        return QueueClaim(n_calls, band_of(first, now), terms.caller, terms.weight, first.number)
+
     def take(self, call: QueuedCall, now: float) -> list[QueuedCall]:
         """Removes a call that is handed over now, and those that run in one batch with it."""
         if call.local_host is not None:
@@ -202,45 +224,3 @@ class WaitingCalls:
         """Returns when the next batch is ready that a group may run; infinity if nothing gathers."""
         queues = [queue for key in group.entries if (queue := self._queues.get(key)) is not None]
         return min((queue.next_ready() for queue in queues), default=float("inf"))
-
-
-FreePermits = Mapping[frozenset[str], int]  # by the keys that they may run
-
-
-class CallSharing(Protocol):
-    """Takes the calls that a dispatcher cannot start at once. Belongs to the hub's thread; nothing waits."""
-
-    @property
-    def host(self) -> HandlerHost:
-        """The host that such calls are said to run on."""
-
-    def takes(self, call: QueuedCall, can_start: bool) -> bool:
-        """Returns whether a new call goes into the shared queue. `can_start`: a permit for it is free here.
-
-        Raises Unavailable for a call that can neither go there nor run here, and QueueFull.
-        """
-
-    def put(self, call: QueuedCall, listener: CallListener) -> RunningCall:
-        """Queues a call, whose listener is called as for one that a worker runs. Never raises."""
-
-    def backlog(self, key: str) -> int:
-        """Returns how many calls of a key wait in the shared queue, whichever front accepted them, as last seen."""
-
-    def on_free(self) -> None:
-        """Learns that permits may have become free, or workers have come."""
-
-
-def free_permits(registry: Registry, waiting: WaitingCalls) -> FreePermits:
-    """Counts the calls that free permits could run beside those that wait here already."""
-    free: dict[frozenset[str], int] = {}
-    for entry in registry:
-        for group in entry.groups:
-            if entry.key == next(iter(group.entries)) and group.has_free:  # each group once
-                keys = frozenset(group.entries)
-                limits = [other.batch_limits for other, _ in group.entries.values()]
-                size = max(1 if limit is None else limit.max_size for limit in limits)
-                free[keys] = free.get(keys, 0) + group.permits.available * size
-    for keys in free:
-        queues = [queue for key in keys if (queue := waiting.get(key)) is not None]
-        free[keys] = max(free[keys] - sum(queue.depth for queue in queues), 0)
-    return free

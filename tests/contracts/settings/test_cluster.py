@@ -15,7 +15,9 @@ def test_without_a_url_nothing_is_shared():
     assert settings.load(environ=MODEL).cluster is None
 
 
-@pytest.mark.parametrize("url", ["redis://h:1/0", "rediss://u:p@h", "unix:///run/redis.sock"])
+@pytest.mark.parametrize(
+    "url", ["redis://h:1/0", "rediss://u:p@h", "unix:///run/redis.sock", "redis+sentinel://h:26379/main/0"]
+)
 def test_a_url_makes_a_server_share(url: str):
     chosen = settings.load(environ={**MODEL, "COROSRV_REDIS_URL": url})
 

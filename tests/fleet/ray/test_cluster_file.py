@@ -49,7 +49,7 @@ def test_a_file_makes_a_group_of_each_kind(tmp_path):
         ({"engines": [ENGINE], "listen": "node"}, "api_keys_file or api_keys"),
         ({"pools": [POOL | {"replicas": [1, 2]}]}, r"pools\[0\].replicas must be a number"),
         ({"pools": [POOL | {"settings": {"slots": 1}}]}, r"pools\[0\].settings must be empty"),
-        ({"pools": [POOL], "fronts": {"count": 2}}, "redis_url"),
+        ({"pools": [POOL], "fronts": {"count": 2}}, "must be 1 with pools"),
     ],
 )
 def test_a_wrong_file_is_refused_by_its_member(values, words):

@@ -106,12 +106,13 @@ def test_a_loss_for_which_nothing_is_left_is_not_remembered():
 def test_a_call_that_no_worker_here_can_repeat_ends_as_its_attempt_did():
     front = Front.make()
     again = card(is_idempotent=True)
-    front.dispatcher.expect("other", [again], is_elsewhere=True)  # which keeps the key callable
+    front.dispatcher.expect("other", [again], patience=1.0)  # which keeps the key callable, and starts none
     host = front.add("p/0", again)
     reader = front.call()
 
     front.dispatcher.remove_host(host)
     host.die()
+    front.clock.pass_time(1)
     front.clock.pass_time(1)
 
     assert ended(reader)

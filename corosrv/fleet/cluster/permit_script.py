@@ -1,0 +1,164 @@
+"""The one script by which fronts take, renew and give back permits that they share, and wait for them.
+
+A *resource* is what the permits are for: an upstream. Its hash has a record for each front, in msgpack:
+
+    at, held, used   when the front last said so (ms of Redis' clock), the permits that it holds, those that calls use
+    n, band, share, stamp   how many of its calls wait; of the first one its band, its key, and when it came
+    weight, uses     the weight of that key, and how many calls of each key the front runs on the resource
+    offers           how often it was told of a permit for it since it was last heard
+
+A front tells its state as a whole, so that a run that is lost or repeated does no harm, and no other front changes
+what one holds. The order of those that wait is band, then the permits that their key has in all fronts over its
+weight, then arrival by a number that each run counts up. Redis' clock is used for leases alone.
+
+A state that was lost, by another run of Redis, by its keys' deletion or by a pause in which nobody was heard, grants
+nothing for one lease, in which all fronts have said what they hold. A front that has only just started, and so cannot
+know whether others hold permits, finds that out in one beat.
+"""
+
+from __future__ import annotations
+
+BEAT = 3.0  # seconds between two times at which a front says what it holds
+LEASE_MS = 9000  # after which a front that says nothing has lost its permits
+MAX_OFFERS = 8  # in a row that a front may leave unanswered before its turn passes to others
+
+SYNC = """
+-- KEYS: the hash of the namespace, then one for each resource. ARGV: front, the epoch that it knows (or nothing), lease
+-- in ms, beat in ms, beginning of the channels of fronts, calls that wait there in all (-1: it ends), msgpack: for each
+-- resource {permits that there are, held, used, n, band, share, weight, stamp, uses}, and n is -1 of one it leaves.
+-- Returns epoch, stamp, ms to hold, and for each resource {held, whether others wait, its part if all want some}.
+local me, lease, channel = ARGV[1], tonumber(ARGV[3]), ARGV[5]
+local waiting = tonumber(ARGV[6])
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+local hub = redis.call('HMGET', KEYS[1], 'run', 'last', 'until', 'epoch')
+local last, hold_until = tonumber(hub[2] or now), tonumber(hub[3] or 0)
+local gap = last > 0 and now - last or 0  -- 0: all have left, and hold nothing
+local epoch = hub[4]
+if hub[1] ~= run or gap > lease / 2 then
+  if last > 0 then hold_until = now + (ARGV[2] == '' and tonumber(ARGV[4]) or lease) end
+  epoch = run .. ':' .. string.format('%.0f', now)
+  redis.call('HSET', KEYS[1], 'run', run, 'epoch', epoch)
+end
+hold_until = math.min(hold_until, now + lease)  -- the clock was put back
+redis.call('HSET', KEYS[1], 'last', string.format('%.0f', now), 'until', string.format('%.0f', hold_until))
+local stamp = redis.call('HINCRBY', KEYS[1], 'stamp', 1)
+local hold = math.max(hold_until - now, 0)
+
+local numbers = {'at', 'held', 'used', 'n', 'band', 'weight', 'stamp', 'offers'}
+local function is_record(record)  -- others may write to Redis, too
+  if type(record) ~= 'table' or type(record.uses) ~= 'table' or type(record.share) ~= 'string' then return false end
+  for _, name in ipairs(numbers) do
+    if type(record[name]) ~= 'number' then return false end
+  end
+  return true
+end
+
+local function read(key)
+  local others, own = {}, nil
+  local flat = redis.call('HGETALL', key)
+  for i = 1, #flat, 2 do
+    local is_read, record = pcall(cmsgpack.unpack, flat[i + 1])
+    if not is_read or not is_record(record) or now - record.at > lease then
+      if flat[i] ~= me then redis.call('HDEL', key, flat[i]) end
+    elseif flat[i] == me then
+      own = record
+    else
+      if record.at > now then  -- the clock was put back
+        record.at = now
+        redis.call('HSET', key, flat[i], cmsgpack.pack(record))
+      end
+      record.front = flat[i]
+      others[#others + 1] = record
+    end
+  end
+  return others, own
+end
+
+local function tell(front, resource)  -- returns whether the front listens
+  return redis.call('PUBLISH', channel .. front, resource) > 0
+end
+
+local function first_of(claims, totals)
+  local best, best_share
+  for _, claim in ipairs(claims) do
+    if claim.n > 0 then
+      local share = (totals[claim.share] or 0) / claim.weight
+      if not best or claim.band < best.band or (claim.band == best.band and (share < best_share or
+          (share == best_share and claim.stamp < best.stamp))) then
+        best, best_share = claim, share
+      end
+    end
+  end
+  return best
+end
+
+local replies, n_left_behind = {epoch, stamp, hold}, 0
+for place, asked in ipairs(cmsgpack.unpack(ARGV[7])) do
+  local key, resource = KEYS[place + 1], tostring(place)
+  local cap, held, used, n = asked[1], asked[2], asked[3], asked[4]
+  local others, own = read(key)
+  local taken, n_before = 0, own and own.n or 0
+  for _, other in ipairs(others) do taken = taken + other.held end
+  -- What its calls use it has in any case; of what it holds beside, a lease that was over may have given some away.
+  local mine = own and math.max(held, used) or math.max(used, math.min(held, cap - taken))
+  local totals, claims = {}, {}
+  for caller, count in pairs(asked[9]) do totals[caller] = (totals[caller] or 0) + count end
+  for _, other in ipairs(others) do
+    for caller, count in pairs(other.uses) do totals[caller] = (totals[caller] or 0) + count end
+    if other.n > 0 and other.offers < MAX_OFFERS then claims[#claims + 1] = other end
+  end
+  local record = {at = now, held = mine, used = used, n = math.max(n, 0), band = asked[5], share = asked[6],
+    weight = asked[7], stamp = asked[8] > 0 and asked[8] or stamp, uses = asked[9], offers = 0, front = me}
+  if n > 0 then claims[#claims + 1] = record end
+  local free = cap - taken - mine
+  if n < 0 then free = free + mine end
+  local told = {}
+  while hold == 0 and free > 0 do
+    local best, mine_before = first_of(claims, totals), mine
+    if not best then break end
+    if best == record then
+      if waiting > 0 then mine, waiting = mine + 1, waiting - 1 end
+    elseif told[best.front] == nil then
+      told[best.front] = tell(best.front, key)
+      best.offers = best.offers + 1
+      redis.call('HSET', key, best.front, cmsgpack.pack(best))
+    end
+    if best ~= record and not told[best.front] then
+      best.n = 0  -- nobody hears it there
+    elseif best == record and mine == mine_before then
+      best.n = 0  -- its calls wait for several resources, and each has a permit by now
+    else
+      best.n = best.n - 1
+      free = free - 1
+      totals[best.share] = (totals[best.share] or 0) + 1
+    end
+  end
+  local rivals, part = 0, math.floor(cap / (#others + 1))
+  for _, other in ipairs(others) do
+    if (other.n > 0 and other.offers < MAX_OFFERS) or told[other.front] then rivals = 1 end
+  end
+  if hold == 0 and rivals == 0 and n >= 0 and mine < part then
+    local more = math.max(math.min(free, part - mine), 0)
+    mine, free = mine + more, free - more
+  end
+  record.held, record.front = mine, nil
+  if n < 0 then
+    redis.call('HDEL', key, me)
+    n_left_behind = n_left_behind + #others
+  else
+    redis.call('HSET', key, me, cmsgpack.pack(record))
+    redis.call('PEXPIRE', key, lease * 10)
+  end
+  for _, other in ipairs(others) do
+    local has_idle = other.held > other.used
+    local wants = record.n > 0 and (n_before == 0 or has_idle)
+    local evens_out = (mine < part and has_idle and other.held > part) or (free > 0 and other.held < part)
+    if hold == 0 and told[other.front] == nil and (wants or evens_out or not own) then tell(other.front, key) end
+  end
+  replies[#replies + 1] = {mine, rivals, part}
+end
+if waiting < 0 and n_left_behind == 0 then redis.call('HSET', KEYS[1], 'last', '0') end
+return replies
+""".replace("MAX_OFFERS", str(MAX_OFFERS))
