@@ -128,9 +128,9 @@ class Cluster:
         return self.client.health.state.value if self._is_joined else "alone"
 
     def collector(self) -> ClusterCollector:
-        return ClusterCollector(self.client.health, lambda: len(self.registry.other_fronts), self._held)
+        return ClusterCollector(self.client.health, lambda: len(self.registry.other_fronts), self._held_permits)
 
-    def _held(self) -> Iterator[tuple[str, int]]:
+    def _held_permits(self) -> Iterator[tuple[str, int]]:
         """Yields the ids of upstreams and the permits of each that this server holds."""
         for share in () if self._permits is None else self._permits.shares:
             yield share.resource, share.worker.concurrency if share.held is None else share.held

@@ -1,6 +1,6 @@
 """Forwarded chats a second of two fronts under overload, with and without Redis: `python -m tests.load.permits`.
 
-Two upstreams, of which each front may use half without Redis, and both together all with it; in turn, several times. The
+Two upstreams, of which each front may use half without Redis, and both together all with it; in turn. The
 medians of the chats a second are compared, and so is the processor's time of the fronts for a chat.
 """
 

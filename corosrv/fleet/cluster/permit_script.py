@@ -26,7 +26,7 @@ SYNC = """
 -- KEYS: the hash of the namespace, then one for each resource. ARGV: front, the epoch that it knows (or nothing), lease
 -- in ms, beat in ms, beginning of the channels of fronts, calls that wait there in all (-1: it ends), msgpack: for each
 -- resource {permits that there are, held, used, n, band, share, weight, stamp, uses}, and n is -1 of one it leaves.
--- Returns epoch, stamp, ms to hold, and for each resource {held, whether others wait, its part if all want some}.
+-- Returns epoch, stamp, ms to hold, and each resource {held, whether another goes first, its part if all want some}.
 local me, lease, channel = ARGV[1], tonumber(ARGV[3]), ARGV[5]
 local waiting = tonumber(ARGV[6])
 local clock = redis.call('TIME')
@@ -136,8 +136,10 @@ for place, asked in ipairs(cmsgpack.unpack(ARGV[7])) do
     end
   end
   local rivals, part = 0, math.floor(cap / (#others + 1))
-  for _, other in ipairs(others) do
-    if (other.n > 0 and other.offers < MAX_OFFERS) or told[other.front] then rivals = 1 end
+  local next_one = first_of(claims, totals)
+  if next_one and next_one ~= record then rivals = 1 end
+  for _, is_told in pairs(told) do
+    if is_told then rivals = 1 end
   end
   if hold == 0 and rivals == 0 and n >= 0 and mine < part then
     local more = math.max(math.min(free, part - mine), 0)

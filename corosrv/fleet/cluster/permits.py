@@ -29,7 +29,7 @@ from corosrv.workers.dispatch.waiting import QueueClaim, band_of
 
 log = logging.getLogger("corosrv.cluster")
 
-ASK_AGAIN = 0.25  # seconds after which a front asks anew while calls wait, should a notice have been lost
+ASK_AGAIN = 0.1  # seconds after which a front asks anew while calls wait, should a notice have been lost
 LEAST_GAP = 0.002  # seconds between two runs of the script
 RETRY_PAUSE = 0.2  # seconds after one that failed
 MAX_ARRIVALS = 4096  # numbers of arrivals that are remembered
@@ -74,7 +74,7 @@ class PermitShare:
         self.resource = resource
         self.held: int | None = 0  # None: this front is alone, and uses all
         self.part = 0  # its even part, which it keeps while nobody waits
-        self.is_contested = False  # other fronts wait for it
+        self.is_contested = False  # the first that waits for it is another front's
         self.is_due = True  # there is something to say or to ask
         self.is_leaving = False
         self.claim = _NOBODY  # as Redis knows it
@@ -113,10 +113,10 @@ class PermitShare:
             self.held -= n_permits
             self._limit()
 
-    def receive(self, held: int) -> None:
+    def receive(self, n_permits: int) -> None:
         """Holds so many from now on; more of them may run waiting calls at once."""
-        is_more = self.held is None or held > self.held
-        self.held = held
+        is_more = self.held is None or n_permits > self.held
+        self.held = n_permits
         self._limit()
         if is_more:
             self.worker.changed()
@@ -146,7 +146,7 @@ def share_of(caller: str) -> str:
     return hashlib.blake2b(caller.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest() if caller else ""
 
 
-class Arrivals:
+class ArrivalStamps:
     """Remembers when calls came, by a number that counts in Redis for all fronts, and by no clock."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class PermitShares:
         self._script = client.script(SYNC)
         self._shares: dict[str, PermitShare] = {}  # by their hashes in Redis
         self._by_worker: dict[str, PermitShare] = {}  # by the ids of workers
-        self._arrivals = Arrivals()
+        self._arrivals = ArrivalStamps()
         self._epoch = b""
         self._is_alone = False
         self._beats_at = 0.0
@@ -297,19 +297,19 @@ class PermitShares:
         is_beat = time.monotonic() >= self._beats_at
         if is_beat:
             self._beats_at = time.monotonic() + BEAT
-        asked = [
+        due_shares = [
             (key, share)
             for key, share in self._shares.items()
             if is_beat or share.is_due or share.claim.n_calls or share.is_contested
         ]
-        if asked:
-            self._ask(asked, self._source.n_waiting)
+        if due_shares:
+            self._ask(due_shares, self._source.n_waiting)
 
-    def _ask(self, asked: Sequence[tuple[str, PermitShare]], n_waiting: int) -> None:
+    def _ask(self, due_shares: Sequence[tuple[str, PermitShare]], n_waiting: int) -> None:
         """Runs the script for some shares, and takes what it grants. Waits. Raises RedisUnavailable, RedisRefused."""
         last_number, sent = self._source.last_number, []
         words = []
-        for _, share in asked:
+        for _, share in due_shares:
             share.is_due = False
             self._trim(share)
             share.claim = claim = self._source.claim(share.worker.id) or _NOBODY
@@ -324,14 +324,14 @@ class PermitShares:
             *(self._front, self._epoch, LEASE_MS, int(BEAT * 1000), self._channel),
             *(n_waiting, msgspec.msgpack.encode(words)),
         )
-        keys = [self._names.name("permits"), *(key for key, _ in asked)]
+        keys = [self._names.name("permits"), *(key for key, _ in due_shares)]
         epoch, stamp, hold, *replies = self._script.run(keys, arguments)
         if epoch != self._epoch:
             self._epoch = epoch
             self._arrivals.clear()
         self._arrivals.note(last_number, stamp)
         self._is_alone = False
-        for (key, share), held, reply in zip(asked, sent, replies, strict=True):
+        for (key, share), held, reply in zip(due_shares, sent, replies, strict=True):
             if share.is_leaving:
                 self._shares.pop(key, None)
                 continue
@@ -344,12 +344,12 @@ class PermitShares:
         elif share.held is not None and share.held > share.part:
             share.give_back(min(share.idle, share.held - share.part))
 
-    def _take(self, share: PermitShare, sent: int, reply: Sequence[Any], *, is_held_back: bool) -> None:
+    def _take(self, share: PermitShare, n_said: int, reply: Sequence[Any], *, is_held_back: bool) -> None:
         """Takes the answer for one share, some of whose permits may have been given back meanwhile."""
         held, rivals, part = reply
         share.is_contested = bool(rivals) and not is_held_back
-        share.part = max(part, sent) if is_held_back else part
-        granted = held - sent
+        share.part = max(part, n_said) if is_held_back else part
+        granted = held - n_said
         share.receive(held if share.held is None else share.held + granted)
         if share.idle and (share.is_contested or (share.held or 0) > share.part):
             share.is_due = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from corosrv.fleet.cluster.permits import MAX_ARRIVALS, Arrivals, PermitShare, share_of
+from corosrv.fleet.cluster.permits import MAX_ARRIVALS, ArrivalStamps, PermitShare, share_of
 from corosrv.workers.dispatch.host import PermitPool
 
 
@@ -117,7 +117,7 @@ def test_callers_are_told_by_a_hash():
 
 
 def test_calls_have_the_stamp_of_the_first_run_after_they_came():
-    arrivals = Arrivals()
+    arrivals = ArrivalStamps()
     arrivals.note(3, 10)
     arrivals.note(3, 11)
     arrivals.note(5, 12)
@@ -126,7 +126,7 @@ def test_calls_have_the_stamp_of_the_first_run_after_they_came():
 
 
 def test_few_arrivals_are_remembered_and_the_oldest_keep_their_order():
-    arrivals = Arrivals()
+    arrivals = ArrivalStamps()
     for number in range(1, 3 * MAX_ARRIVALS):
         arrivals.note(number, number)
 
