@@ -71,9 +71,12 @@ def test_a_replay_tells_of_steps_and_texts(path, said):
 
 def test_a_recording_that_is_cut_is_replayed_up_to_there(path, said):
     record_jobs(settings_of(path, SYNTHETIC), 50, seed=4)
-    os.truncate(path, os.path.getsize(path) - 1000)
+    size = os.path.getsize(path)
 
-    assert replay_file(path, said.append).is_same
+    for cut in (1000, 1001):  # one of them may be where a record ends
+        os.truncate(path, size - cut)
+        assert replay_file(path, said.append).is_same
+
     assert "the file ends within a record: all whole ones were replayed" in "\n".join(said)
 
 

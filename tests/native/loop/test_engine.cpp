@@ -225,7 +225,8 @@ TEST("closing an engine ends what runs, what waits and what was just submitted (
   std::vector<std::unique_ptr<Client>> just_submitted;
   while (auto client = engine.submit(make_task('j'))) {
     just_submitted.push_back(std::move(client));
-    if (just_submitted.size() == 500) break;
+    if (just_submitted.size() == 900) break;  // before the queue is full
+    if (just_submitted.size() > 100) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   engine.model.load()->gate.open();
   closing.join();

@@ -19,11 +19,11 @@ using Rows = ScriptedBackend::Rows;
 TEST("a gap that stays between the slots in use is closed, and the text goes on") {
   RunningLoop loop(sharing(4));
   loop.backend.gate.shut_after(1);
-  loop.start();
   const auto first = loop.submit(make_task('1', 3, 5));
   const auto second = loop.submit(make_task('2', 4, 1000));
   const Task task = make_task('3', 5, 1000);
   const auto third = loop.submit(task);
+  loop.start();  // with all three in its first step
   REQUIRE(loop.backend.gate.wait_until_held());
   first->reader().cancel();
   loop.backend.gate.open();
@@ -46,11 +46,11 @@ void check_gap_stays(bool can_save, bool fails_to_load) {
   loop.backend.can_save = can_save;
   loop.backend.fails_to_load = fails_to_load;
   loop.backend.gate.shut_after(1);
-  loop.start();
   const auto first = loop.submit(make_task('1', 3, 5));
   const auto second = loop.submit(make_task('2', 4, 100));
   const Task task = make_task('3', 5, 100);
   const auto third = loop.submit(task);
+  loop.start();  // with all three in its first step
   REQUIRE(loop.backend.gate.wait_until_held());
   first->reader().cancel();
   loop.backend.gate.open();
