@@ -6,8 +6,8 @@ HOST   ?= 127.0.0.1
 PORT   ?= 8080
 
 JOBS     ?= $(shell nproc)
-# More than there are processors: a third of a test's time goes by while it waits for a server.
-TESTERS  ?= $(shell expr $(JOBS) + $(JOBS) / 2 + $(JOBS) % 2)
+# No more than there are processors: tests start servers, and a third process made none of it faster on two.
+TESTERS  ?= $(JOBS)
 
 BIN      := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
