@@ -12,10 +12,9 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import gevent
 import gevent.queue
@@ -24,14 +23,14 @@ from gevent.lock import BoundedSemaphore
 
 from corosrv.base.errors import RedisRefused, RedisUnavailable, SettingsError
 from corosrv.fleet.cluster.health import LinkHealth, LinkProbe
+from corosrv.fleet.cluster.sentinel import SentinelUrl, is_sentinel, sentinel_pool
 
 
 def public_address(url: str) -> str:
     """Returns the host and port of a Redis URL, or the path of its socket: no password, and no parameters."""
     try:
         if is_sentinel(url):
-            sentinel = SentinelUrl.parse(url)
-            return f"{sentinel.service} by {','.join(f'{host}:{port}' for host, port in sentinel.addresses)}"
+            return SentinelUrl.parse(url).public_address
         parts = urlsplit(url)
         if parts.scheme == "unix":
             return parts.path
@@ -40,45 +39,10 @@ def public_address(url: str) -> str:
         return "a Redis server"
 
 
-SENTINEL = "redis+sentinel://"
 _NO_URL = (
     "COROSRV_REDIS_URL is no URL of a Redis server, as redis://:PASSWORD@HOST:6379/0 (a password's special characters "
     "are written as %XX), or of sentinels, as redis+sentinel://:PASSWORD@HOST:26379,HOST:26379/SERVICE/0"
 )
-
-
-def is_sentinel(url: str) -> bool:
-    """Tells whether a URL names sentinels, which know the primary, and not the server itself."""
-    return url.startswith(SENTINEL)
-
-
-@dataclass(frozen=True, slots=True)
-class SentinelUrl:
-    """Holds the parts of a URL with sentinels. User and password are those of Redis, and of the sentinels."""
-
-    addresses: Sequence[tuple[str, int]]
-    service: str
-    database: int
-    username: str | None
-    password: str | None
-
-    @classmethod
-    def parse(cls, url: str) -> SentinelUrl:
-        """Reads `redis+sentinel://USER:PASSWORD@HOST:26379,HOST:26379/SERVICE/0`. Raises ValueError."""
-        authority, _, path = url.removeprefix(SENTINEL).partition("/")
-        credentials, _, hosts = authority.rpartition("@")
-        username, _, password = credentials.partition(":")
-        service, _, database = path.partition("/")
-        parts = [urlsplit(f"//{host}") for host in hosts.split(",")]
-        if not service or "?" in path or not all(part.hostname for part in parts):
-            raise ValueError("a host or the name of the service is missing")
-        return cls(
-            [(part.hostname or "", part.port or 26379) for part in parts],
-            unquote(service),
-            int(database or 0),
-            unquote(username) or None,
-            unquote(password) or None,
-        )
 
 
 def load_redis() -> Any:
@@ -127,33 +91,15 @@ def make_pool(
         "protocol": 2,
         **({} if password is None else {"credential_provider": password}),
     }
-    if is_sentinel(url):
-        return _sentinel_pool(redis, url, n_connections, options)
     queue_class = gevent.queue.LifoQueue if is_cooperative() else queue.LifoQueue
     try:
+        if is_sentinel(url):
+            return sentinel_pool(url, n_connections, options)
         return redis.BlockingConnectionPool.from_url(
-            url,
-            max_connections=n_connections,
-            timeout=timeout / 2,
-            queue_class=queue_class,
-            **options,
+            url, max_connections=n_connections, timeout=timeout / 2, queue_class=queue_class, **options
         )
     except ValueError:  # whose words may hold the password
         raise SettingsError(_NO_URL) from None
-
-
-def _sentinel_pool(redis: Any, url: str, n_connections: int, options: dict[str, Any]) -> Any:
-    """Makes a pool whose connections ask the sentinels for the primary. It does not wait for a free one."""
-    try:
-        parts = SentinelUrl.parse(url)
-    except ValueError:
-        raise SettingsError(_NO_URL) from None
-    own = {} if "credential_provider" in options else {"username": parts.username, "password": parts.password}
-    options = {**options, **own}
-    sentinel = importlib.import_module("redis.sentinel").Sentinel(parts.addresses, sentinel_kwargs=options)
-    return sentinel.master_for(
-        parts.service, db=parts.database, max_connections=n_connections, **options
-    ).connection_pool
 
 
 N_CONNECTIONS = 4  # for commands; the probe and each blocking read have their own
