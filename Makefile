@@ -1,5 +1,5 @@
 # make install, run and test are the README's; lint checks, format mends, site makes the documents
-# a site, load and bench print figures, clean starts anew.
+# a site, pictures the README's, load and bench print figures, dist a release, clean starts anew.
 PYTHON ?= python3
 VENV   ?= .venv
 HOST   ?= 127.0.0.1
@@ -19,7 +19,10 @@ CLANGFMT := $(BIN)/clang-format
 CXXFILES := $(wildcard native/src/*/*.cpp native/src/*/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
              tests/native/*/*.cpp tests/native/*/*.h)
 
-.PHONY: install run test lint format site load bench dist fuzz clean FORCE
+# Each server that tests start would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: install run test lint format site pictures load bench dist fuzz clean FORCE
 
 install: $(INSTALLED)
 
@@ -29,8 +32,8 @@ run: $(INSTALLED)
 # The tests of one file run one after the other, files side by side. A native test that cannot be built here fails,
 # or is skipped, in its turn and says why.
 test: $(TOOLS) $(CLIENTS)
-	@echo "corosrv: building the native tests, plain and under sanitizers (about 8 minutes on 2 cores, the first time)"
-	-@$(MAKE) --silent --keep-going --jobs $(JOBS) -C tests/native plain thread address oracle fuzz
+	@echo "corosrv: building the native tests under sanitizers (about 6 minutes on 2 cores, the first time)"
+	-@$(MAKE) --silent --keep-going --jobs $(JOBS) -C tests/native thread address oracle fuzz
 	-@$(BIN)/python -m tests.support.llama_templates
 	$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
@@ -48,6 +51,10 @@ format: $(TOOLS)
 # The documents as a site, in site/.
 site: $(TOOLS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+# The README's pictures, in docs/pictures/: the page and its live view in Chromium, and a recording of a terminal.
+pictures: $(TOOLS)
+	$(BIN)/python -m tests.pictures
 
 # Figures of docs/guide/figures.md: open streams, stalled ones and a storm of clients on the synthetic model,
 # clients that leave on the real one, predictions through a worker process.

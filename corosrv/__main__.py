@@ -1,5 +1,5 @@
 """`python -m corosrv` is the same as `corosrv`."""
 
-from corosrv.cli import run_main
+from corosrv.cli import main
 
-run_main()
+main()

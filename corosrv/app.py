@@ -22,6 +22,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.serving import is_running_from_reloader
 
 from corosrv.base.errors import CorosrvError, HttpError, SettingsError
+from corosrv.base.json_log import JsonFormatter
 from corosrv.base.run_dir import default_path, open_run_dir
 from corosrv.contracts import settings as settings_module
 from corosrv.contracts.settings import PredictionSettings, Settings
@@ -29,7 +30,7 @@ from corosrv.serving.server import Server
 from corosrv.web.http import reply, worker_watch
 from corosrv.web.http.lean_flask import LeanFlask
 from corosrv.web.http.terms import nearest_route
-from corosrv.web.http.worker_watch import NEVER_STARTS, JsonFormatter
+from corosrv.web.http.worker_watch import NEVER_STARTS
 
 if TYPE_CHECKING:
     from corosrv.web.http.front import Front
@@ -168,6 +169,8 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
         worker = front.adopt(limits)
         if worker is not None and worker.cfg.workers > 1:
             check_several(settings)
+            if server.model_bytes and len(settings.models) > 1:
+                log.warning("COROSRV_MODEL_BYTES is kept by each of the worker processes for models that it has loaded")
             settings = replace(settings, server=replace(server, engine=server.engine or "process"))
             worker.share_state(open_run_dir(settings.operator.run_dir or default_path()))
             if server.api_keys_file and worker.siblings is None:
@@ -179,7 +182,7 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
         if worker is not None and worker.siblings is not None:
             worker.siblings.has_limits = app.extensions["corosrv"].accounts.has_limits
         if worker is not None:
-            app.extensions["corosrv"].context.count_clients = worker.count_clients
+            app.extensions["corosrv"].context.count_clients = worker.clients.count
             app.extensions["corosrv"].context.siblings = worker.siblings
             worker.access_log = app.extensions["corosrv"].access_log
             worker.state = lambda: app.extensions["corosrv"].context.state

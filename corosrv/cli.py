@@ -1,13 +1,9 @@
-"""The command line: what each command does with its options."""
+"""The command line: serve, and what needs no module of its own."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
 import ipaddress
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,65 +12,35 @@ from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from corosrv.base import __version__
-from corosrv.base.errors import CorosrvError, HubMissing, SettingsError
+from corosrv.base.errors import CorosrvError
 from corosrv.cli_options import (
     PASSED_ON,
     PORT,
     PREDICTOR_PORT,
     CommandGroup,
-    SectionedGroup,
     SectionedHelp,
     fail,
     serve_options,
-    setting_options,
 )
-from corosrv.client.bench.command import bench
-from corosrv.client.chat import chat
-from corosrv.client.http import ServerAddress, blocking_connection
 from corosrv.contracts import settings
 from corosrv.contracts.settings import (
     PARTS,
-    HubSettings,
     ModelSettings,
-    ServerSettings,
     Settings,
+    UpstreamSettings,
     effective,
     sources,
 )
 from corosrv.contracts.settings.effective import EffectiveSetting, SettingGroup
 from corosrv.contracts.settings.fleet import new_replica_id
-from corosrv.fleet.ray.commands import ray_group
-from corosrv.fleet.upstreams.spec import parse_all
-from corosrv.models.fitting.model_file import flaw_of
-from corosrv.models.hub import library
-from corosrv.models.hub.cache import stored_models
-from corosrv.models.hub.commands import pull_model, remove_model
-from corosrv.models.recording import fault_of_path
-from corosrv.models.replay import replay
+from corosrv.models.fitting.model_file import check_model_files
 from corosrv.web.http import worker_watch
-from corosrv.web.key_commands import keys
-from corosrv.web.management import commands
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="corosrv")
 def main() -> None:
     """A cooperative model server: one OS thread, thousands of open streams."""
-
-
-for command in (
-    bench,
-    chat,
-    keys,
-    replay,
-    commands.ps,
-    commands.drain,
-    commands.scale,
-    commands.worker,
-    commands.upstream,
-    ray_group,
-):
-    main.add_command(command)
 
 
 @main.command(cls=SectionedHelp)
@@ -103,11 +69,10 @@ def serve(
     hosts = [name.strip() for name in host.split(",")]
     networked = [name for name in hosts if not _is_path(name)]
     _check_certificate(certfile, keyfile)
-    chosen = _load(config, overrides)
+    chosen = settings.load(overrides, file=config)
     for model in chosen.models:
-        _check_files(model)
-    if chosen.upstream is not None:
-        parse_all(chosen.upstream.urls)
+        check_model_files(model)
+    _check_upstreams(chosen.upstream)
     if chosen.kserve.grpc_port is not None and not chosen.kserve.grpc_host:
         overrides["grpc_host"] = _grpc_host(networked)
     if grpc_port := chosen.kserve.grpc_port:
@@ -218,13 +183,9 @@ def show_config(
         overrides["worker_app"] = app
     for name in settings.unknown_variables(os.environ):
         click.echo(f"corosrv: unknown setting ignored: {settings.with_nearest(name)}", err=True)
-    try:
-        raw = sources.read(overrides, None, config, PARTS)
-        chosen = settings.assemble(raw)
-        if chosen.upstream is not None:
-            parse_all(chosen.upstream.urls)
-    except SettingsError as error:
-        fail(str(error))
+    raw = sources.read(overrides, None, config, PARTS)
+    chosen = settings.assemble(raw)
+    _check_upstreams(chosen.upstream)
     groups = effective.effective_groups(raw, chosen)
     if form == "text":
         options = {"host": host, "port": _default_port(chosen) if port is None else port}
@@ -257,73 +218,6 @@ def _fit(model: ModelSettings) -> ModelSettings:
     return fitted.settings if fitted.words or model.is_synthetic else model  # else its file is not known yet
 
 
-@main.command(cls=SectionedHelp)
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", "-p", default=8080, show_default=True, type=click.IntRange(1, 65535))
-@setting_options(ModelSettings, HubSettings, ServerSettings)
-def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
-    """Check this machine and advise on each finding."""
-    from corosrv.doctor import examine
-
-    is_well = True
-    for finding in examine(lambda: settings.load(overrides, file=config), host, port):
-        is_well = is_well and not finding.is_fatal
-        click.echo(f"{finding.grade.value:5} {finding.subject}: {finding.text}")
-        if finding.advice:
-            click.echo(f"      -> {finding.advice}")
-        sys.stdout.flush()  # a pipe's reader is told as well
-    sys.exit(0 if is_well else 1)
-
-
-@main.command(cls=SectionedHelp)
-@click.argument("source", metavar="IN", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("target", metavar="OUT", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--url",
-    help="address of a server that answers the lines, with its prefix; --api-key and COROSRV_API_KEY are sent to it  "
-    "[this process answers]",
-)
-@setting_options(ModelSettings, HubSettings, ServerSettings)
-def batch(source: Path, target: Path, url: str | None, config: Path | None, **overrides: Any) -> None:
-    """Answer the requests in IN, a file of a batch of OpenAI's API, and add the answers to OUT.
-
-    Lines that OUT has are not run again. The status is 1 if answers in OUT are errors.
-    """
-    from gevent import get_hub, monkey
-
-    monkey.patch_all()
-    get_hub().NOT_ERROR += (KeyboardInterrupt,)  # which ends the command, and needs no traceback
-    from corosrv.serving import batches
-    from corosrv.serving.server import Server
-
-    chosen = _load(config, overrides)
-    with contextlib.ExitStack() as stack:
-        if url is None:
-            for model in chosen.models:
-                _check_files(model)
-            own = dataclasses.replace(chosen.server, api_keys="", api_key_file="", api_keys_file="", files_path="")
-            server = Server(dataclasses.replace(chosen, server=own))
-            caller, gate = stack.enter_context(batches.own_caller(server))
-        else:
-            address = ServerAddress(url)
-            api_key = overrides["api_keys"] or os.environ.get("COROSRV_API_KEY", "")
-            connect = functools.partial(blocking_connection, address, batches.ANSWER_S)
-            caller, gate = batches.url_caller(connect, address.prefix, api_key, chosen.server.batch_lines)
-        bar = stack.enter_context(click.progressbar(length=1, label=str(target), file=sys.stderr))
-
-        def tell(counts: batches.FileCounts) -> None:
-            bar.length = counts.total
-            bar.update(counts.done - bar.pos)
-
-        try:
-            counts = batches.run_file(source, target, caller, gate, chosen.server.max_body_bytes, tell)
-        except OSError as error:
-            fail(f"{error.filename or target}: {error.strerror}")
-        tell(counts)
-    click.echo(f"{target}: {counts.done} of {counts.total} lines answered, {counts.failed} of them by errors", err=True)
-    sys.exit(1 if counts.failed else 0)
-
-
 @main.command()
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="address of a server, with its prefix")
 @click.option("--api-key", envvar="COROSRV_API_KEY", default="", help="sent as a bearer key; also COROSRV_API_KEY")
@@ -349,52 +243,12 @@ def completion(shell: str | None) -> None:
     click.echo(completer(main, {}, "corosrv", "_COROSRV_COMPLETE").source())
 
 
-@main.group(cls=SectionedGroup, invoke_without_command=True)
-@setting_options(ModelSettings, HubSettings, ServerSettings)
-@click.pass_context
-def models(context: click.Context, /, config: Path | None, **overrides: Any) -> None:
-    """Show the models that would be served, and those of hubs that are in the cache; pull and remove these."""
-    context.obj = (config, overrides)
-    if context.invoked_subcommand is not None:
-        return
-    lines = list(map(_describe, _load(config, overrides).models))
-    click.echo("\n".join(lines or ["no model is served here"]))
-    with contextlib.suppress(HubMissing):
-        if stored := stored_models():
-            click.echo("\nin the cache:\n" + "\n".join(map(str, stored)))
+def _check_upstreams(upstream_settings: UpstreamSettings | None) -> None:
+    """Raises SettingsError if the URL of an upstream says what cannot be."""
+    if upstream_settings is not None:
+        from corosrv.fleet.upstreams.spec import parse_all
 
-
-models.add_command(pull_model)
-models.add_command(remove_model)
-
-
-def _check_files(model: ModelSettings) -> None:
-    if model.record and (fault := fault_of_path(model.record)):
-        fail(f"--record: {fault}")
-    if model.is_hub:
-        library.check_installed()
-    elif not model.is_synthetic and not Path(model.model).is_file():
-        fail(f"the model file {model.model} {flaw_of(Path(model.model))}")
-    for path, _ in model.adapters:
-        if not Path(path).is_file():
-            fail(f"the LoRA adapter {path} does not exist: give the paths of GGUF files with --lora")
-
-
-def _describe(model: ModelSettings) -> str:
-    if model.is_synthetic:
-        return f"{model.names[0]}  synthetic, for load tests  {model.model}"
-    if model.is_hub:
-        return f"{', '.join(model.names)}  of a hub  {model.model}"
-    _check_files(model)
-    path = Path(model.model)
-    return f"{', '.join(model.names)}  {path.stat().st_size / 1e6:.0f} MB  {path}"
-
-
-def _load(config: Path | None, overrides: dict[str, Any]) -> Settings:
-    try:
-        return settings.load(overrides, file=config)
-    except SettingsError as error:
-        fail(str(error))
+        parse_all(upstream_settings.urls)
 
 
 def _hand_down(config: Path | None, overrides: dict[str, Any]) -> None:
@@ -424,13 +278,5 @@ def raise_descriptor_limit(connections: int) -> None:
         )
 
 
-def run_main() -> None:
-    """Runs the command line; an error of corosrv's own is printed as a sentence, not as a traceback."""
-    try:
-        main()
-    except CorosrvError as error:
-        fail(str(error))
-
-
 if __name__ == "__main__":
-    run_main()
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import Field
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, NoReturn
 
 import click
 
+from corosrv.base.errors import CorosrvError
 from corosrv.contracts.settings import PARTS, ModelSettings, model_list, sources
 
 CONNECTIONS = 10_000
@@ -37,6 +39,7 @@ COMMON = (
 TITLES = {
     "": "Options",
     "switching off": "Flags that switch a setting off",
+    "always": "Flags of llama-server's for what is always so here",
     "hub": "Models of a hub",
     "slot": "Slots, memory and steps",
     "encoder": "Images, of one model",
@@ -46,6 +49,7 @@ TITLES = {
     "limit": "Limits of requests",
     "endpoint": "Endpoints",
     "image": "Images",
+    "sampling": "Answers whose request does not say it",
     "prediction": "Predictor",
     "app": "Application",
     "operator": "Management",
@@ -124,7 +128,7 @@ class SectionedGroup(SectionedHelp, click.Group):
 
 
 class CommandGroup(click.Group):
-    """A group whose help lists its commands by what they are for."""
+    """A group whose help lists its commands by what they are for, and which imports a command when it is asked for."""
 
     sections: ClassVar[dict[str, tuple[str, ...]]] = {
         "Serve": ("serve", "config", "doctor", "models"),
@@ -132,11 +136,45 @@ class CommandGroup(click.Group):
         "Operate a server": ("keys", "replay", "ps", "scale", "drain", "worker", "upstream", "ray"),
         "Other": ("completion",),
     }
+    places: ClassVar[dict[str, str]] = {
+        "doctor": "corosrv.cli_models:doctor",
+        "batch": "corosrv.cli_models:batch",
+        "models": "corosrv.cli_models:models",
+        "chat": "corosrv.client.chat:chat",
+        "bench": "corosrv.client.bench.command:bench",
+        "keys": "corosrv.web.key_commands:keys",
+        "replay": "corosrv.models.replay:replay",
+        "ps": "corosrv.web.management.commands:ps",
+        "scale": "corosrv.web.management.commands:scale",
+        "drain": "corosrv.web.management.commands:drain",
+        "worker": "corosrv.web.management.commands:worker",
+        "upstream": "corosrv.web.management.commands:upstream",
+        "ray": "corosrv.fleet.ray.commands:ray_group",
+    }
+
+    def invoke(self, context: click.Context) -> Any:
+        """Runs the command; an error of corosrv's own is printed as a sentence, not as a traceback."""
+        try:
+            return super().invoke(context)
+        except CorosrvError as error:
+            fail(str(error))
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted({*self.commands, *self.places})
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name in self.places and name not in self.commands:
+            module, _, attribute = self.places[name].partition(":")
+            self.add_command(getattr(importlib.import_module(module), attribute), name)
+        return super().get_command(context, name)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in self.sections.items():
             with formatter.section(title):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=200)) for name in names])
+                commands = ((name, self.get_command(context, name)) for name in names)
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(limit=200)) for name, command in commands if command]
+                )
 
 
 def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -154,7 +192,7 @@ def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[...
             type=click.Path(path_type=Path),
             help="TOML or JSON file with settings by these names",
         )
-        return config(_negations(_hub_options(command)) if ModelSettings in parts else command)
+        return config(_negations(_hub_options(_without_effect(command))) if ModelSettings in parts else command)
 
     return decorate
 
@@ -176,6 +214,13 @@ def _negations(command: Callable[..., Any]) -> Callable[..., Any]:
             *flags, flag, cls=SectionOption, section="switching off", is_flag=True, help=words
         )(with_settings)
     return with_settings
+
+
+def _without_effect(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds llama-server's flags for what is always so here."""
+    return click.option(
+        *_ALWAYS, cls=SectionOption, section="always", is_flag=True, expose_value=False, help="change nothing"
+    )(command)
 
 
 def _hub_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,13 +302,26 @@ _SHORT = {
     "cache_type_v": ("-ctv",),
     "kv_unified": ("-kvu",),
     "no_kv_unified": ("-no-kvu",),
+    "no_webui": ("--no-ui",),
+    "page": ("--webui", "--ui"),
+    "embeddings": ("--embedding",),
     "hf_token": ("-hft",),
     "batch": ("-ub", "--ubatch-size", "-b", "--batch-size"),
 }
 
 
 # Flags that switch a setting off.
-_NEGATIONS = {"no_mmproj": "mmproj_auto", "no_context_shift": "context_shift", "no_kv_unified": "kv_unified"}
+_NEGATIONS = {
+    "no_mmproj": "mmproj_auto",
+    "no_context_shift": "context_shift",
+    "no_kv_unified": "kv_unified",
+    "no_mmap": "mmap",
+    "no_slots": "slots_endpoint",
+    "no_webui": "page",
+}
+
+# llama-server's flags for what is always so here.
+_ALWAYS = ("--jinja", "--cont-batching", "-cb", "--reranking", "--rerank", "--cache-prompt")
 
 # What a flag without a value says.
 _ALONE = {"flash_attn": "on", "access_log": "1"}

@@ -169,6 +169,8 @@ def _served(settings: Settings) -> Iterator[str]:
         yield f"{len(settings.upstream.urls)} upstreams"
     if settings.peer is not None:
         yield f"what {len(settings.peer.urls)} peers have"
+        if settings.peer.peer_url:
+            yield "what peers found through Redis have"
 
 
 def _url(address: Any, scheme: str = "http") -> str:

@@ -4,14 +4,16 @@ import os
 import re
 import resource
 import socket
+import subprocess
+import sys
 from dataclasses import fields
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 import corosrv
 from corosrv import cli, gunicorn_app
-from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings
 from corosrv.contracts.settings import ModelSettings, ServerSettings, sources
 
@@ -74,10 +76,18 @@ def test_no_section_of_settings_is_long():
     assert sum(lengths.values()) == sum(len(fields(part)) for part in settings.PARTS)
 
 
+def test_the_command_line_imports_a_command_when_it_is_asked_for():
+    program = "import sys, corosrv.cli; print(*{'asyncio', 'flask', 'gevent', 'ray'} & set(sys.modules))"
+
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+
+    assert shown.stdout == "\n"
+
+
 def test_every_command_has_its_place_in_the_help():
     listed = [name for names in cli.CommandGroup.sections.values() for name in names]
 
-    assert sorted(listed) == sorted(cli.main.commands)
+    assert sorted(listed) == cli.main.list_commands(click.Context(cli.main))
     assert "Operate a server:" in run("--help").output
 
 
@@ -137,8 +147,11 @@ def test_models_shows_that_there_is_none_beside_a_predictor(monkeypatch):
 
 
 def test_an_address_that_is_taken_is_told_at_once():
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SettingsError, match="Address already in use"):
-        run("serve", "--model", "synthetic:", "--port", str(taken.getsockname()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = run("serve", "--model", "synthetic:", "--port", str(taken.getsockname()[1]))
+
+    assert result.exit_code == 1
+    assert "Address already in use" in result.output
 
 
 def test_models_shows_file_and_size(tmp_path):
@@ -266,6 +279,25 @@ def test_a_command_line_of_llama_server_is_understood(served, monkeypatch, tmp_p
     assert loaded.server.keys == ("three", "one", "two")
 
 
+def test_flags_of_llama_server_switch_settings_off_and_say_what_is_always_so(served):
+    line = "-m synthetic: --jinja -cb --embedding --reranking --cache-prompt --no-mmap --no-slots --no-webui"
+
+    result = run("serve", *line.split())
+
+    assert result.exit_code == 0, result.output
+    loaded = corosrv.contracts.settings.load()
+    assert (loaded.models[0].mmap, loaded.server.slots_endpoint, loaded.server.page) == (False, False, False)
+
+
+def test_answers_are_drawn_as_the_command_says_where_a_request_does_not(served):
+    line = "-m synthetic: --temp 0.6 --top-k 20 --top-p 0.9 --min-p 0 --presence-penalty 1.5"
+
+    assert run("serve", *line.split()).exit_code == 0
+
+    server = corosrv.contracts.settings.load().server
+    assert (server.temp, server.top_k, server.top_p, server.min_p, server.presence_penalty) == (0.6, 20, 0.9, 0, 1.5)
+
+
 @pytest.mark.parametrize("flags", ["-kvu", "--kv-unified", "--kv-unified 1", "--no-kv-unified", "-no-kvu"])
 def test_a_shared_context_is_switched_by_llama_servers_flags(served, flags):
     assert run("serve", *flags.split(), "--model", "synthetic:").exit_code == 0
@@ -293,9 +325,10 @@ def test_a_file_of_keys_without_one_stops_the_start(served, tmp_path, content):
 
 
 def test_an_upstream_that_is_no_url_is_refused_before_gunicorn_starts(served):
-    with pytest.raises(SettingsError, match="upstream number 2: 'foo' is no http or https URL"):
-        run("serve", "--upstream", "http://127.0.0.1:8001", "--upstream", "foo")
+    result = run("serve", "--upstream", "http://127.0.0.1:8001", "--upstream", "foo")
 
+    assert result.exit_code == 1
+    assert "upstream number 2: 'foo' is no http or https URL" in result.output
     assert served == []
 
 

@@ -8,7 +8,7 @@ from tests.test_layers import MODULES, ROOT, imported
 from tests.test_words import SHARED_CLASSES
 
 # 500 was the bound for what stood before Ollama's API, the page, the live picture, and streams that can be resumed
-MOST_FILES = 566
+MOST_FILES = 579
 MOST_FILES_IN_A_FOLDER = 20
 SMALL = 60  # lines: a file below it has two importers, or is one of these
 SMALL_FILES = {
@@ -30,9 +30,8 @@ DOORS = {
     "corosrv.fleet.upstreams": 9,
     "corosrv.gateway.delegation": 7,
     "corosrv.models.engine": 6,
-    "corosrv.web": 7,
+    "corosrv.web": 6,
     "corosrv.web.http": 17,
-    "corosrv.web.management": 6,
     "corosrv.workers.dispatch": 13,
     "corosrv.workers.manager": 8,
     "corosrv.workers.wire": 11,

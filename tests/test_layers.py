@@ -24,6 +24,7 @@ STOREYS = (
     ("gunicorn_app",),
     ("doctor",),
     ("cli_options",),
+    ("cli_models",),
     ("cli",),
     ("__main__",),
 )
@@ -84,7 +85,7 @@ def test_every_part_has_its_storey():
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_uses_only_those_below_it(part: str):
     height = next(height for height, storey in enumerate(STOREYS) if part in storey)
-    programs = {"client"} if part == "cli" else set()  # `corosrv bench`
+    programs = {"client"} if part in ("cli", "cli_models") else set()  # `corosrv top`, `corosrv batch`
 
     assert uses(part) - programs <= {below for storey in STOREYS[:height] for below in storey}
 

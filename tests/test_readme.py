@@ -60,6 +60,8 @@ ELSEWHERE = [
     "make dist",
     "pip install dist/corosrv-*.whl",
     "pip install 'corosrv[otel]'",
+    "pip install 'corosrv[mcp]'",
+    "COROSRV_MCP_SERVERS=https://mcp.example.com/mcp,calc=http://127.0.0.1:9000/mcp corosrv serve",
     "pip install 'corosrv[ray]'",
     "ray start --head",
     "corosrv ray up cluster.toml",

@@ -75,7 +75,7 @@ class ModelPool:
         make: Callable[[ModelSettings], Loadable],
         watch: Callable[[Callable[[], None]], Watch] = lambda on_gone: _NoWatch(),
         memory_elsewhere: Callable[[], int] = lambda: 0,
-        waits_for_first: bool = False,
+        waits_for_first: Callable[[], bool] = lambda: False,
         make_download: Callable[[ModelSettings], Download] | None = None,
         on_failed_load: Callable[[], None] = lambda: None,
         may_use: Callable[[Sequence[str]], bool] | None = None,
@@ -84,7 +84,8 @@ class ModelPool:
 
         `make` makes what loads and runs one model. `watch` is asked to look after a caller that has to wait, and to
         call a function if the caller's client leaves. `memory_elsewhere`: the bytes of the budget that others hold.
-        `waits_for_first`: requests wait for an only model's first load as for any other; else they are refused.
+        `waits_for_first`: tells whether requests wait for an only model's first load as for any other; else they are
+        refused.
         `make_download`: makes the download of a model that is named on a hub. `on_failed_load`: called after each load
         that fails. `may_use`: tells of a model's names whether the request at hand may use it; if it may not, it is as
         if there were no such model. None: all may be used.
@@ -99,7 +100,7 @@ class ModelPool:
         self._wait_s = settings.server.model_wait_s
         self._watch = watch
         self._may_use = may_use
-        self._waits_for_first = waits_for_first or len(self._models) > 1
+        self._waits_for_first = waits_for_first if len(self._models) == 1 else lambda: True
         self._pid = os.getpid()
         self._is_draining = False
         self._is_closed = False
@@ -270,7 +271,7 @@ class ModelPool:
 
     def _wait_for(self, model: ServedModel) -> None:
         """Returns when the model is loaded, and counted as used. Waits; raises Unavailable."""
-        if not self._waits_for_first and model.state in _BEGINNING:
+        if not self._waits_for_first() and model.state in _BEGINNING:
             self.check()  # during the only model's first load requests are refused, as /health says
         deadline = time.monotonic() + self._wait_s
         with self._lock:

@@ -62,7 +62,7 @@ class AppPart(Part):
                 logs_json=settings.log_format == "json",
             )
         )
-        services = HandlerServices(self._submit, self.objects)
+        services = HandlerServices(self._submit, self.objects, context.ask_peers)
         self._make_joined = _joined_maker(app, services, self._expected_pools)
         self.manager = Manager(
             ManagerSettings(

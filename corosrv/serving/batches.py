@@ -22,13 +22,24 @@ from corosrv.dialects.openai.batches import lines
 from corosrv.dialects.openai.batches.folder import FileFolder
 from corosrv.dialects.openai.batches.lines import LineReader, RequestLine, ResultFile
 from corosrv.dialects.openai.batches.runner import BatchRunner
-from corosrv.dialects.openai.batches.running import AppCaller, CallsLines, Gate, LineReply, LineRun, reply_of
+from corosrv.dialects.openai.batches.running import (
+    AppCaller,
+    CallsLines,
+    Gate,
+    LineReply,
+    LineRun,
+    reply_of,
+    seconds_until,
+    terms_of_line,
+)
 from corosrv.serving.part import ServerContext, why_not_served
+from corosrv.web.http.siblings import Siblings
 
 ANSWER_S = 600.0  # without a byte of an answer, after which its line is sent again
 _LOOK_S = 0.2
 _MOST_AT_ONCE = 256  # lines, where the slots of the model are as many
 _NO_END = 2.0**40  # a deadline that is never reached, in Unix time
+_JSON = {"Content-Type": "application/json"}
 _LOST = LineReply(503, "", b'"the server cannot be reached"', 5.0)
 
 
@@ -40,9 +51,11 @@ class Batches:
         settings: ServerSettings,
         find_stats: Callable[[], DecodeStats | None] | None,
         make_app: Callable[[], Flask],
+        find_siblings: Callable[[], Siblings | None],
     ) -> None:
         """`find_stats`: of the decode loop; None: there is none. `make_app`: makes what answers the lines, once.
 
+        `find_siblings`: the other worker processes, which are known once the server is made; None: there are none.
         Raises SettingsError.
         """
         if problem := why_not_served("batches (COROSRV_FILES_PATH)"):
@@ -52,11 +65,14 @@ class Batches:
         owner_bytes = settings.files_bytes // max(settings.n_shares, 1)
         self.folder = FileFolder(settings.files_path, owner_bytes, settings.file_bytes)
         self._make_app = functools.cache(make_app)
+        self._find_siblings = find_siblings
         gate = Gate(settings.batch_lines, find_stats)
         self.runner = BatchRunner(self.folder, self._caller, gate, settings.max_body_bytes)
 
     def _caller(self, owner: str) -> CallsLines:
-        return AppCaller(self._make_app().wsgi_app, owner)
+        here = AppCaller(self._make_app().wsgi_app, owner)
+        siblings = self._find_siblings()
+        return here if siblings is None else _SiblingCaller(siblings, owner, here)
 
     def start(self) -> None:
         self.runner.start()
@@ -108,20 +124,45 @@ class _UrlCaller:
     def __init__(self, connect: Callable[[], http.client.HTTPConnection], prefix: str, key: str) -> None:
         self._connect = connect
         self._prefix = prefix
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._headers = _JSON | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def call(self, line: RequestLine, deadline: float) -> LineReply:
         """Waits, also for a server that cannot be reached now."""
-        connection = self._connect()
+        return _post(self._connect(), self._prefix + line.url, line.body, self._headers)
+
+
+class _SiblingCaller:
+    """Sends the lines of an owner to the worker process that has the owner's limits and state."""
+
+    def __init__(self, siblings: Siblings, owner: str, app_caller: CallsLines) -> None:
+        """`app_caller`: answers lines where this process is that one."""
+        self._siblings = siblings
+        self._owner = owner
+        self._app_caller = app_caller
+
+    def call(self, line: RequestLine, deadline: float) -> LineReply:
+        """Waits, also for a process that is busy or gone now."""
         try:
-            connection.request("POST", self._prefix + line.url, line.body, self._headers)
-            answer = connection.getresponse()
-            headers = {name.lower(): value for name, value in answer.getheaders()}
-            return reply_of(answer.status, headers, answer.read())
-        except (OSError, http.client.HTTPException):
+            connection = self._siblings.connect(self._owner, terms_of_line(self._owner, deadline))
+        except OSError:
             return _LOST
-        finally:
-            connection.close()
+        if connection is None:
+            return self._app_caller.call(line, deadline)
+        connection.sock.settimeout(seconds_until(deadline) + _LOOK_S)
+        return _post(connection, line.url, line.body, _JSON)
+
+
+def _post(connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> LineReply:
+    """Sends a request, and closes the connection. Waits."""
+    try:
+        connection.request("POST", path, body, headers)
+        answer = connection.getresponse()
+        fields = {name.lower(): value for name, value in answer.getheaders()}
+        return reply_of(answer.status, fields, answer.read())
+    except (OSError, http.client.HTTPException):
+        return _LOST
+    finally:
+        connection.close()
 
 
 @dataclass(frozen=True, slots=True)

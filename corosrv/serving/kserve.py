@@ -64,7 +64,7 @@ class KservePart(Part):
         find_object = no_object if self._objects is None else self._object_of
         tracer = self._context.tracer
         begin_call = None if tracer is None else tracer.begin_call
-        return GrpcFront(config, self._calls, self._context.check, find_object, begin_call)
+        return GrpcFront(config, self._calls, self._context.check, find_object, begin_call, self._context.ask_peers)
 
     def start(self) -> None:
         if self.grpc is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -36,6 +35,7 @@ from corosrv.dialects.openai import events as openai_errors
 from corosrv.dialects.openai import rerank as rerank_routes
 from corosrv.dialects.openai import routes
 from corosrv.dialects.openai.responses import routes as responses
+from corosrv.dialects.openai.responses.mcp_items import McpAccess
 from corosrv.dialects.openai.responses.store import ResponseStore
 from corosrv.formats import bodies as json_limits
 from corosrv.images.reader import ImageReader
@@ -106,8 +106,7 @@ class ModelPart(Part):
             self._make,
             _watch,
             memory_elsewhere=lambda: sum(part.held_bytes for part in context.other_parts(self)),
-            # No balancer asks for health before it sends requests, so these wait while the first model is loaded.
-            waits_for_first=context.is_mounted,
+            waits_for_first=self._waits_for_first,
             make_download=self._download,
             on_failed_load=self._on_failed_load,
             may_use=_may_use if self._settings.api_keys_file else None,
@@ -129,6 +128,11 @@ class ModelPart(Part):
             engine = RemoteEngine(model, self._run_dir)
             self._remote.add(engine)
         return self._vision.make(model, engine) if self._vision is not None and model.mmproj else engine
+
+    def _waits_for_first(self) -> bool:
+        """Tells whether requests wait while the first model is loaded: where no balancer asks for health before it
+        sends some, and where another worker process may have said that all is well."""
+        return self._context.is_mounted or any(engine.is_up for engine in self._remote)
 
     def _download(self, model: ModelSettings) -> Download:
         return HubDownload(model, self._hub)
@@ -209,7 +213,7 @@ class ModelPart(Part):
 
     def collectors(self) -> tuple[Collector, ...]:
         collectors = (
-            EngineCollector(self.pool),
+            EngineCollector(self.pool, None if (tracer := self._context.tracer) is None else tracer.job_exemplars),
             GatewayCollector(self.pool, self.pool.adapters_ready),
             LlamaCollector(self.pool),
             RestartCollector(self._remote),
@@ -226,10 +230,11 @@ class ModelPart(Part):
             settings.slot_save_bytes,
         )
         return (
-            routes.blueprint(flow),
+            routes.blueprint(flow, self._context.ask_other_workers),
             responses.blueprint(
                 flow,
                 ResponseStore(settings.response_store_bytes, settings.n_shares),
+                McpAccess(settings.allowed_mcp_servers, settings.mcp_timeout_s),
                 None if self._webhooks is None else partial(self._webhooks.send, settings.response_webhook_url),
             ),
             anthropic.blueprint(flow),
@@ -243,15 +248,15 @@ class ModelPart(Part):
 
     def ollama(self) -> Blueprint:
         """Makes the routes of Ollama's API."""
-        settings, context = self._settings, self._context
+        settings = self._settings
         routes = OllamaRoutes(
             self._request_flow(),
             self.pool,
             embeds=settings.embeddings,
             idle_s=settings.model_idle_s,
-            names_elsewhere=lambda: chain.from_iterable(part.model_names() for part in context.other_parts(self)),
+            ask_other_workers=self._context.ask_other_workers,
         )
-        return routes.blueprint(context.is_mounted)
+        return routes.blueprint(self._context.is_mounted)
 
     def _request_flow(self) -> RequestFlow:
         settings, context = self._settings, self._context
@@ -279,6 +284,14 @@ class ModelPart(Part):
             max_tokens=None if settings.n_predict == -1 else settings.n_predict,
             temperature=settings.temp,
             seed=None if settings.seed == -1 else settings.seed,
+            more={
+                "top_k": max(settings.top_k, 0),  # -1 keeps all, as in requests
+                "top_p": settings.top_p,
+                "min_p": settings.min_p,
+                "repeat_penalty": settings.repeat_penalty,
+                "presence_penalty": settings.presence_penalty,
+                "frequency_penalty": settings.frequency_penalty,
+            },
         )
 
     def language_models(self) -> LanguageModels:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import flask
 from flask import Blueprint
@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.infer import InferWorker
+from corosrv.contracts.jobs.infer import InferJob, InferWorker
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import Settings
 from corosrv.web.groups.table import GroupTable
@@ -24,6 +24,9 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.siblings import OtherAnswer, Siblings
 from corosrv.web.kept.keyed_answers import KeyedAnswers
+
+if TYPE_CHECKING:  # a server without handlers needs none of it
+    from corosrv.workers.worker.parent.asks import CallAnswers, Delegate
 
 Format = Literal["openai", "anthropic", "llamacpp", "ollama", "upstream", "v2", "predictions"]
 
@@ -117,6 +120,7 @@ class ServerContext:
     groups: GroupTable  # those that requests are in
     parts: list[Part] = field(default_factory=list)  # the first one's form has an error at a path that is no part's
     calls: InferWorker | None = None  # runs what handlers call, and calls of the v2 protocol
+    delegate: Delegate | None = None  # gives these calls to peers, but for requests over HTTP, whose hook does
     on_shutdown: Callable[[], None] = lambda: None  # what POST /shutdown does
     on_unstartable: Callable[[str], None] = lambda reason: None  # called if nothing can be started
     # Connections and the greenlets that serve them; None where the web server does not tell.
@@ -124,9 +128,13 @@ class ServerContext:
     tracer: Tracer | None = None  # where requests are traced
     siblings: Siblings | None = None  # the other worker processes, where there are some
 
-    def ask_other_workers(self, request: flask.Request, body: bytes = b"") -> list[OtherAnswer]:
-        """Sends a request to every other worker process as well; returns their answers. Waits as Siblings does."""
-        return [] if self.siblings is None else self.siblings.ask_others(request, body)
+    def ask_other_workers(self, request: flask.Request, body: bytes = b"", path: str = "") -> list[OtherAnswer]:
+        """Sends a request to every other worker process as well; returns their answers. See Siblings.ask_others."""
+        return [] if self.siblings is None else self.siblings.ask_others(request, body, path)
+
+    def ask_peers(self, job: InferJob, error: CorosrvError) -> CallAnswers | None:
+        """Returns a peer's answers to a call that ended in this error here; None if the error stands. Never waits."""
+        return None if self.delegate is None else self.delegate(job, error)
 
     def other_parts(self, part: Part) -> list[Part]:
         """Returns the parts beside this one."""

@@ -50,7 +50,8 @@ def make_parts(context: ServerContext) -> Parts:
         from corosrv.serving.apps import AppPart
 
         parts.app = AppPart(context, settings.app)
-    context.calls = _calls(parts)
+    has_peers = settings.peer is not None and settings.peer.may_have_peers
+    context.calls = _calls(parts, over_grpc=settings.kserve.grpc_port is not None and has_peers)
     if context.calls is not None and settings.kserve.v2:
         from corosrv.serving.kserve import KservePart
 
@@ -65,11 +66,13 @@ def make_parts(context: ServerContext) -> Parts:
     return parts
 
 
-def _calls(parts: Parts) -> InferWorker | None:
-    """Returns what runs inference calls; None where nothing does."""
+def _calls(parts: Parts, over_grpc: bool) -> InferWorker | None:
+    """Returns what runs inference calls; None where nothing does. `over_grpc`: clients may reach those of peers so."""
     workers: list[InferWorker] = []
     if parts.app is not None:
         workers.append(parts.app.dispatcher)
     if parts.models is not None:
         workers.append(parts.models.language_models())  # last: while a model loads it knows no name, and says so
-    return SeveralWorkers(workers) if len(workers) > 1 else next(iter(workers), None)
+    if not workers and not over_grpc:
+        return None
+    return workers[0] if len(workers) == 1 else SeveralWorkers(workers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -12,17 +12,18 @@ from flask import Blueprint
 from flask.sansio.scaffold import Scaffold
 from prometheus_client.registry import Collector
 
-from corosrv.base.errors import CorosrvError, ModelFailed, SettingsError, ShuttingDown
+from corosrv.base.errors import CorosrvError, ModelFailed, Refused, SettingsError, ShuttingDown
 from corosrv.contracts.jobs import State
 from corosrv.contracts.settings import PeerSettings
 from corosrv.contracts.settings.fleet import new_replica_id
+from corosrv.fleet.cluster.registry import FrontRecord
 from corosrv.gateway.delegation import announcement
 from corosrv.gateway.delegation.announcement import MAX_OFFERS, Announcement, OfferedHandler
 from corosrv.gateway.delegation.delegator import DelegationOptions, Delegator
+from corosrv.gateway.delegation.found import FoundPeers, PeerNotice, PeerSeal
 from corosrv.gateway.delegation.guard import PeerGuard
 from corosrv.gateway.delegation.hook import DelegationHook, peer_view
-from corosrv.gateway.delegation.peer import PeerAsker, parse_peer
-from corosrv.gateway.delegation.roster import Roster
+from corosrv.gateway.delegation.peer import Peer, PeerAsker, parse_peer
 from corosrv.gateway.delegation.trip import DelegationCollector, DelegationStats
 from corosrv.gateway.forwarding.forwarder import error_body
 from corosrv.serving.part import Part, ServerContext, why_not_served
@@ -42,10 +43,15 @@ class PeerPart(Part):
         self._ending: gevent.Greenlet | None = None
         self._token = settings.peer_token
         self._stats = DelegationStats()
-        self._peers = tuple(map(parse_peer, settings.urls))
-        _check_urls([peer.record.url for peer in self._peers])
-        self.roster = Roster(settings.replica_id or new_replica_id(), [peer.record for peer in self._peers])
-        self._asker = PeerAsker(self.roster, self._peers, settings.peer_token)
+        named = tuple(map(parse_peer, settings.urls))
+        _check_urls([peer.record.url for peer in named])
+        self._asker = PeerAsker(settings.replica_id or new_replica_id(), named, settings.peer_token)
+        self.roster = self._asker.roster
+        self._own_url = settings.peer_url and _own_url(settings.peer_url)
+        self._seal = self._found = None
+        if (cluster := context.settings.cluster) is not None and self._own_url:
+            self._seal = PeerSeal(settings.peer_token, cluster.redis_namespace)
+            self._found = FoundPeers(self._asker, self._seal, self._own_url)
         self.guard = PeerGuard(self.roster.own_id, settings.peer_token, self._stats)
         options = DelegationOptions(
             token=settings.peer_token,
@@ -57,7 +63,7 @@ class PeerPart(Part):
         )
         delegator = Delegator(
             self.roster,
-            self._peers,
+            self._asker.peers,
             context.bodies,
             context.http_stats,
             self._stats,
@@ -65,12 +71,22 @@ class PeerPart(Part):
             context.error_body,
             self._models_here,
         )
+        context.delegate = delegator.answers
         self._hook = DelegationHook(self.roster, delegator, context.bodies, context.error_body)
 
     def start(self) -> None:
         self._failure = why_not_served("peers")
         if not self._failure:
             self._asker.start()
+
+    def notice(self, front: str) -> PeerNotice:
+        """Returns what this server announces to other fronts under its id there: an address with which it is found."""
+        return PeerNotice(front) if self._seal is None else self._seal.notice(front, self._own_url)
+
+    def see(self, fronts: Iterable[FrontRecord]) -> None:
+        """Takes what all other fronts announce now. Never waits."""
+        if self._found is not None:
+            self._found.see(PeerNotice(one.id, one.served.peer_url, one.served.peer_proof) for one in fronts)
 
     def announce(self) -> Announcement:
         """Says what this replica serves now: nothing while it stops."""
@@ -122,13 +138,13 @@ class PeerPart(Part):
         return self._ending is not None and not self._ending.ready()
 
     def hurry(self) -> None:
-        for peer in self._peers:
+        for peer in self._asker.peers.values():
             peer.abort(ShuttingDown("the server is shutting down"))
 
     def close(self) -> None:
         self._asker.close()
         self.hurry()
-        for peer in self._peers:
+        for peer in self._asker.peers.values():
             peer.close()
 
     def collectors(self) -> tuple[Collector, ...]:
@@ -153,6 +169,14 @@ class PeerPart(Part):
 
     def error_body(self, error: CorosrvError, path: str) -> Any:
         return error_body(error, path)
+
+
+def _own_url(text: str) -> str:
+    """Returns the URL by which this server is found, as its peers write it. Raises SettingsError for a wrong one."""
+    try:
+        return Peer(text.strip()).record.url
+    except Refused as error:
+        raise SettingsError(f"COROSRV_PEER_URL: {error}") from None
 
 
 def _check_urls(urls: list[str]) -> None:

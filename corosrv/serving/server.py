@@ -1,4 +1,4 @@
-"""The server of one process: its parts, the checks of every request, and the headers of every answer."""
+"""The server of one process: its parts, their blueprints, and the order in which they start and stop."""
 
 from __future__ import annotations
 
@@ -6,44 +6,40 @@ import atexit
 import functools
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
 from itertools import chain
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from flask import Blueprint, Flask, Response, current_app, g, request
+from flask import Blueprint, Flask, Response, g, request
 from flask.sansio.scaffold import Scaffold
 from gevent import monkey
 
 from corosrv.base.errors import NotOffered, SettingsError
 from corosrv.base.processor import Turns
-from corosrv.contracts.jobs.terms import TRACE
 from corosrv.contracts.settings import KeyEntry, Settings
-from corosrv.dialects.llamacpp.metrics import with_token_counter
 from corosrv.dialects.openai import answer_types
 from corosrv.dialects.openai.batches import routes as batch_routes
 from corosrv.fleet.cluster.registry import FrontOffer, host_name
 from corosrv.formats import bodies
+from corosrv.serving import exposition
 from corosrv.serving.live import LiveRecorder
 from corosrv.serving.part import ServerContext
 from corosrv.serving.parts import make_parts
+from corosrv.serving.request_hooks import RequestHooks
 from corosrv.web import live
 from corosrv.web.accounts import Accounts, UsageCollector, UsageList, add_usage
 from corosrv.web.docs import home as docs
-from corosrv.web.docs.home import Home, Served, ollama_refusals
+from corosrv.web.docs.home import Home, Served
 from corosrv.web.groups import routes as group_routes
 from corosrv.web.groups.table import GroupTable
-from corosrv.web.http import access, access_log, body_reader, health, metrics, openapi, terms
-from corosrv.web.http.access_log import AccessLog, RequestTrace
+from corosrv.web.http import access, access_log, body_reader, health, metrics, openapi
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.heap import BodyBudget
-from corosrv.web.http.lean_flask import VISIT, LeanFlask, Shortcut, Visit, current
-from corosrv.web.http.reply import PARKS, LateResponse, RequestAccount, long_json_response, register_errors
-from corosrv.web.http.siblings import is_repeated
-from corosrv.web.http.sse import EventStream
+from corosrv.web.http.lean_flask import LeanFlask, Shortcut, current
+from corosrv.web.http.reply import long_json_response, register_errors
 from corosrv.web.inference_gateway import GatewayRules, InferenceGateway
 from corosrv.web.kept import streams as stream_routes
 from corosrv.web.kept.answer_logs import AnswerLogs, LogCollector
@@ -120,7 +116,7 @@ class Server:
         if self.cluster is not None:
             self._stats.registry.register(self.cluster.collector())
         self.accounts = Accounts(server.keys, server.api_keys_file, functools.partial(_check_keys, settings))
-        self._access = access.Access(self.accounts, server.origins, server.hosts, leaves_origins=is_mounted)
+        allowed = access.Access(self.accounts, server.origins, server.hosts, leaves_origins=is_mounted)
         if server.api_keys_file:
             self._stats.registry.register(UsageCollector(self.accounts))
         self._root: Blueprint | None = None  # and whether it has the hooks
@@ -130,10 +126,19 @@ class Server:
         self.access_log = access_log.AccessLog(server.access_log_form, self._tracer) if has_log else None
         gateway = InferenceGateway(GatewayRules.of_server(server))
         self._entrance = access.Entrance(
-            self._stats, self._bodies, self._access, self.accounts, has_log, self.start, gateway
+            self._stats, self._bodies, allowed, self.accounts, has_log, self.start, gateway
+        )
+        self._hooks = RequestHooks(
+            self._entrance,
+            allowed,
+            self._bodies,
+            self._stats,
+            self.access_log,
+            None if parts.peers is None else parts.peers.guard,
+            self.start,
+            may_have_copies=parts.models is not None and server.engine != "process",
         )
         self._is_started = False
-        self._has_warned = False
         self._started_at = int(time.time())
 
     def _make_batches(self) -> Batches | None:
@@ -145,7 +150,7 @@ class Server:
         from corosrv.serving.batches import Batches
 
         find_stats = None if self.parts.models is None else self.context.stats
-        batches = Batches(self.settings, find_stats, self.inner_app)
+        batches = Batches(self.settings, find_stats, self.inner_app, lambda: self.context.siblings)
         self._stats.registry.register(batches.runner)
         return batches
 
@@ -199,13 +204,18 @@ class Server:
             context.answers.share(cluster.key_records(room, server.idempotency_s))
         if self.parts.upstreams is not None:
             cluster.share_permits(self.parts.upstreams.pool)
+        if self.parts.peers is not None:
+            cluster.registry.on_read = self.parts.peers.see
         return cluster
 
     def _served_here(self) -> FrontOffer:
         """Says what this server serves, for other fronts."""
         handlers = {domain: dispatcher.cards_here() for domain, dispatcher in self._dispatchers().items()}
         models = [] if self.parts.models is None else sorted(self.parts.models.pool.names())
-        return FrontOffer(host_name(), models, handlers)
+        if (peers := self.parts.peers) is None or self.cluster is None:
+            return FrontOffer(host_name(), models, handlers)
+        notice = peers.notice(self.cluster.front)
+        return FrontOffer(host_name(), models, handlers, notice.url, notice.proof)
 
     def _dispatchers(self) -> dict[str, Dispatcher]:
         """Returns the dispatcher of each domain that this server has."""
@@ -284,13 +294,13 @@ class Server:
 
     def add_hooks(self, scaffold: Scaffold) -> None:
         """Adds the checks of requests and the headers of answers to an app or a blueprint."""
-        scaffold.before_request(self._begin)
+        scaffold.before_request(self._hooks.begin)
         if self.parts.upstreams is not None:
             self.parts.upstreams.add_hook(scaffold)
-        scaffold.after_request(self._complete)
+        scaffold.after_request(self._hooks.complete)
         if self.parts.peers is not None:
             self.parts.peers.add_hook(scaffold)
-        scaffold.teardown_request(self._end)
+        scaffold.teardown_request(self._hooks.end)
         register_errors(scaffold, lambda error: self.context.error_body(error, request.path))
 
     def make_blueprint(self, has_hooks: bool = True) -> Blueprint:
@@ -307,14 +317,16 @@ class Server:
             "Server",
             "Report counters",
             "Prometheus' text form: every part's counters, by model where they are a model's. Where the server has "
-            "several worker processes, those of all: the label `front` says whose a series is.",
+            "several worker processes, those of all: the label `front` says whose a series is. OpenMetrics, with the "
+            "exemplars of traced requests, for `Accept: application/openmetrics-text`.",
             media_type="text/plain",
             statuses=(501,),
         )
-        def exposition() -> Response:
+        def report() -> Response:
             if not self.settings.metrics:
                 raise NotOffered("metrics are switched off (COROSRV_METRICS=0)")
-            answer = Response(with_token_counter(self._exposition()), content_type=metrics.CONTENT_TYPE)
+            exemplars = None if self._tracer is None else self._tracer.job_exemplars
+            answer = exposition.answer(request, self._stats, self.context.siblings, exemplars)
             answer.headers["Process-Start-Time-Unix"] = str(self._started_at)
             return answer
 
@@ -333,23 +345,15 @@ class Server:
                 raise NotOffered("usage is counted by API key, and this server needs none (COROSRV_API_KEYS_FILE)")
             accounts = list(self.accounts.all()) if account.entry.admin else [account]
             views = [one.view() for one in Turns().among(accounts)]
+            since = int(self.accounts.since)
             for answer in self.context.ask_other_workers(request):
                 if answer.status == HTTPStatus.OK:
-                    add_usage(views, json.loads(answer.body)["data"])
-            return long_json_response({"object": "list", "since": int(self.accounts.since), "data": views})
+                    other = json.loads(answer.body)
+                    add_usage(views, other["data"])
+                    since = min(since, other["since"])
+            return long_json_response({"object": "list", "since": since, "data": views})
 
         return root
-
-    def _exposition(self) -> bytes:
-        """Writes the counters of all worker processes, and of the engines that they share. Waits for the others."""
-        siblings = self.context.siblings
-        if siblings is None:
-            return metrics.exposition(self._stats)
-        own = metrics.exposition_of_front(self._stats, siblings.front)
-        if is_repeated(request):
-            return own
-        others = [answer.body for answer in siblings.ask_others(request) if answer.status == HTTPStatus.OK]
-        return metrics.together([own, *others, metrics.exposition_of_engines(self._stats)])
 
     def _routes(self) -> Iterator[Blueprint]:
         context, parts = self.context, self.parts
@@ -361,7 +365,7 @@ class Server:
         if parts.models is not None:
             yield parts.models.ollama()
         elif parts.upstreams is not None:
-            yield ollama_refusals(context.is_mounted)
+            yield parts.upstreams.ollama()
         if parts.models is not None or parts.upstreams is not None:
             elsewhere = None if self.cluster is None else self.cluster.groups.abort_elsewhere
             yield group_routes.blueprint(context.groups, elsewhere)
@@ -372,7 +376,8 @@ class Server:
         if self.settings.page:
             yield page_routes.blueprint(context.is_mounted)
         # Behind the parts: `/` is a predictor's index, as Cog's server has it.
-        home = Home(self._list_served, lambda: context.state.value, self.settings.needs_key, parts.models is not None)
+        has_models = parts.models is not None or parts.upstreams is not None
+        home = Home(self._list_served, lambda: context.state.value, self.settings.needs_key, has_models)
         yield home.blueprint(context.is_mounted)
         if parts.predictor is None or not parts.predictor.is_alone:  # which has the document as Cog's server does
             documents = [part.document for part in context.parts]
@@ -407,95 +412,3 @@ class Server:
         if parts.upstreams is None or parts.models is not None or parts.peers is not None:
             return None
         return parts.upstreams.direct(self._entrance)
-
-    def _begin(self) -> None:
-        """Lets a request in, or raises why it may not pass."""
-        if (visit := current(request).environ.pop(VISIT, None)) is not None:
-            self._take_over(visit)
-        self.start()
-        http_request, notes, peers = current(request), current(g), self.parts.peers
-        has_copies = http_request.environ.get("wsgi.multiprocess") and self.settings.engine != "process"
-        if self.parts.models and not self._has_warned and has_copies:
-            self._has_warned = True
-            log.warning("several worker processes: process %d loads its own copy of the model", os.getpid())
-        if peers is not None:  # may have to answer what nobody here could after all: they need the request
-            http_request.environ.pop(PARKS, None)
-        notes.corosrv_is_busy = True
-        notes.corosrv_began = time.monotonic()
-        self._stats.begin_work()
-        notes.corosrv_request_id = access.request_id(http_request)
-        if self.access_log is not None and TRACE not in http_request.environ:
-            self.access_log.begin(http_request.environ).is_ended_here = True
-        view = current_app.view_functions.get(http_request.endpoint or "")
-        is_open = http_request.method == "OPTIONS" or openapi.needs_no_key(view)
-        caller = None if peers is None else peers.guard.admit(http_request.environ)
-        if caller is not None or is_open:
-            notes.corosrv_caller = caller or ""
-            return
-        visit = Visit(notes.corosrv_request_id, notes.corosrv_began)
-        try:
-            self._entrance.admit(http_request, visit)
-        finally:
-            notes.corosrv_caller = visit.caller
-            if visit.account is not None:
-                notes.corosrv_account = visit.account
-            if visit.flow is not None:
-                notes.corosrv_flow = visit.flow
-
-    def _take_over(self, visit: Visit) -> NoReturn:
-        """Goes on with a visit that the shortcut could not answer: raises why, for the handlers of errors."""
-        notes = current(g)
-        notes.corosrv_is_busy = True
-        notes.corosrv_began = visit.began
-        notes.corosrv_request_id = visit.request_id
-        notes.corosrv_caller = visit.caller
-        if visit.account is not None:
-            notes.corosrv_account = visit.account
-        error, visit.error = visit.error, None
-        assert error is not None
-        try:
-            raise error
-        finally:
-            del error, visit  # which would hold this frame, and the request, until garbage is collected
-
-    def _end(self, error: BaseException | None) -> None:
-        """Counts the request as ended; its stream may have begun."""
-        if current(g).pop("corosrv_is_busy", False):
-            self._stats.end_work()
-        self._bodies.release(current(request))
-
-    def _complete(self, response: Response) -> Response:
-        """Adds what every answer has."""
-        http_request, notes = current(request), current(g)
-        response.headers["X-Request-Id"] = notes.get("corosrv_request_id") or access.request_id(http_request)
-        terms.add_header(response)
-        account: KeyAccount | None = notes.get("corosrv_account")
-        if account is not None and account.entry.has_limits:
-            response.headers.extend(account.headers())
-        self._access.allow(http_request, response)
-        route = http_request.url_rule.rule if http_request.url_rule else "none"
-        if isinstance(response, LateResponse):
-            notes.pop("corosrv_is_busy", False)
-            response.account = RequestAccount(self._stats, route, self._bodies.hand_over(http_request))
-        else:
-            self._stats.count_answer(route, response.status_code)
-        if self.access_log is not None and (trace := http_request.environ.get(TRACE)) is not None:
-            self._describe(self.access_log, trace, route, response)
-        return response
-
-    def _describe(self, log: AccessLog, trace: RequestTrace, route: str, response: Response) -> None:
-        """Tells a request's trace what is known by now, and ends it with its answer where nobody else will."""
-        visit = Visit(response.headers["X-Request-Id"], 0.0, account=current(g).get("corosrv_account"))
-        trace.describe(visit, "" if route == "none" else route)
-        if not trace.is_ended_here:
-            return
-        body = response.response
-
-        def end() -> None:
-            has_failed = isinstance(body, EventStream) and body.has_failed
-            log.end(trace, response.status_code, None, access_log.ERROR if has_failed else access_log.COMPLETE)
-
-        if isinstance(body, EventStream):
-            body.on_close = end  # a stream's response is passed over when it is closed
-        else:
-            response.call_on_close(end)

@@ -28,6 +28,8 @@ from prometheus_client.registry import Collector
 
 from corosrv.base import __version__
 from corosrv.base.errors import SettingsError
+from corosrv.contracts.exemplars import Exemplars, JobExemplars
+from corosrv.contracts.jobs.worker import BOUNDS
 from corosrv.web.http.reply import Flood
 
 try:
@@ -121,6 +123,7 @@ class SpanQueue:
 
     def __init__(self, send: Callable[[bytes], str], resource: Resource) -> None:
         self.n_sent = self.n_dropped = self.n_failed = 0
+        self.job_exemplars: JobExemplars = {}  # of its spans
         self._send_message = send
         attributes = [KeyValue(key=name, value=_value(value)) for name, value in resource.attributes.items()]
         self._resource = ResourceSpans(resource=ResourceMessage(attributes=attributes)).SerializeToString()
@@ -220,6 +223,10 @@ class SpanMaker:
         self.queue = SpanQueue(SpanSender().send if send is None else send, _resource())
         self._sampler = TracerProvider(shutdown_on_exit=False).sampler
         self._is_disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+
+    @property
+    def job_exemplars(self) -> JobExemplars:
+        return self.queue.job_exemplars
 
     def begin_request(self, environ: dict[str, Any]) -> SpanTrace:
         """Begins the span of a request, under its client's if that is named. Whoever gets the headers goes on."""
@@ -321,6 +328,16 @@ class SpanTrace:
         flags = 0 if self._queue is None else 1
         parent = ("traceparent", f"00-{self._trace_id:032x}-{self._id:016x}-{flags:02x}")
         return (parent, ("tracestate", self._state)) if self._state else (parent,)
+
+    @property
+    def exemplar_labels(self) -> Mapping[str, str]:
+        return {} if self._queue is None else {"trace_id": self.trace_id, "span_id": f"{self._id:016x}"}
+
+    def note_job(self, model: str, wait: float, first_token: float) -> None:
+        if self._queue is None:
+            return
+        for name, value in (("queue_wait", wait), ("ttft", first_token)):
+            self._queue.job_exemplars.setdefault((model, name), Exemplars(BOUNDS)).note(value, self)
 
     def end(self, attributes: Mapping[str, Any] | None = None, error: str = "") -> None:
         if self._queue is None or self._ended:

@@ -11,9 +11,10 @@ from flask.sansio.scaffold import Scaffold
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown
-from corosrv.contracts.jobs import State, Worker
+from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import UpstreamSettings
+from corosrv.dialects.ollama.catalog import OllamaCatalog, OllamaPool, TaggedModel
 from corosrv.dialects.openai import routes
 from corosrv.fleet.upstreams.collector import UpstreamCollector
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
@@ -30,7 +31,7 @@ from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.stats import DispatchCollector
 
 
-class NamedModels(Worker, Protocol):
+class NamedModels(OllamaPool, Protocol):
     """A pool of models that are served here."""
 
     def names(self) -> frozenset[str]:
@@ -59,16 +60,20 @@ class PoolModels:
     def listing(self) -> dict[str, Any]:
         return routes.listing(self._pool) if self._pool.models() else {"data": [], "models": []}
 
+    def tags(self) -> list[TaggedModel]:
+        return OllamaCatalog(self._pool).tags().models
+
 
 class UpstreamPart(Part):
     """Forwards requests to upstreams, which are probed once the part is started."""
 
-    formats = ("openai", "anthropic", "llamacpp", "upstream")
+    formats = ("openai", "anthropic", "llamacpp", "ollama", "upstream")
 
     def __init__(self, context: ServerContext, settings: UpstreamSettings, local: NamedModels | None = None) -> None:
         """`local`: the models that are served beside upstreams. Raises SettingsError for a wrong upstream."""
         server = context.settings.server
         self._is_beside = local is not None
+        self._is_mounted = context.is_mounted
         # Lets requests for the router's paths pass, which are not there without it.
         token_file = context.settings.operator.mgmt_token_file
         self._router_guard = TokenGuard(read_token(token_file)) if settings.router_paths else None
@@ -158,6 +163,10 @@ class UpstreamPart(Part):
         guard = self._router_guard
         router = () if guard is None else (upstream_routes.router_blueprint(self.pool, guard, self._key_variables),)
         return (self._routes.blueprint(), *router)
+
+    def ollama(self) -> Blueprint:
+        """Makes the routes of Ollama's API, for a server that has upstreams alone."""
+        return self._routes.ollama(self._is_mounted)
 
     def add_hook(self, scaffold: Scaffold) -> None:
         """Has requests looked at that a model served here could answer, after the checks of every request."""

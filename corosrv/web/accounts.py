@@ -6,24 +6,29 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+import gevent
 import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import SettingsError, Unauthorized
-from corosrv.base.waits import call_in_thread
+from corosrv.base.waits import call_in_thread, own_hub
 from corosrv.contracts.settings import KeyEntry, read_keys, signature_of
 from corosrv.web.key_account import Clocks, KeyAccount, UsageCounts
 from corosrv.web.keys import digest
 
 log = logging.getLogger("corosrv.http")
 
-LOOK_AGAIN = 1.0  # seconds for which a look at the file holds
+_PATIENCE = 1.0  # seconds for which requests wait while the file is read; then the keys count that were there
 _MOST_SHOWN = 1000  # keys with metrics of their own
 
 
 class Accounts:
-    """The accounts of all keys that are let in: those of the file, and those without limits."""
+    """The accounts of all keys that are let in: those of the file, and those without limits.
+
+    Each request looks whether the file has changed, so that all processes of a server, and all servers that have the
+    file, know a key from the same moment on.
+    """
 
     def __init__(
         self,
@@ -46,13 +51,12 @@ class Accounts:
             self._plain.setdefault(caller, KeyAccount(entry, self._clocks))
         self._by_caller = dict(self._plain)
         self._signature: object = None
-        self._look_at = 0.0
+        self._reading: gevent.Greenlet | None = None
         self._shown: dict[str, None] = {}  # names with metrics of their own, in the order of their first use
         self.since = self._clocks.wall()
         if path:
             self._signature = signature_of(path)
             self._take(read_keys(path))
-            self._look_at = self._clocks.monotonic() + LOOK_AGAIN
 
     @property
     def are_needed(self) -> bool:
@@ -62,44 +66,61 @@ class Accounts:
     def find(self, key: bytes) -> tuple[str, KeyAccount | None]:
         """Returns a name for the caller, made from its key, and its account; None for an unknown key.
 
-        May wait, once a second, while the file is read that has changed.
+        May wait while the file is read that has changed.
         """
-        if self._path and self._clocks.monotonic() >= self._look_at:
-            self._look()
+        self._look()
         caller = digest(key).hex()
         return caller, self._by_caller.get(caller)
 
     def account_of(self, caller: str) -> KeyAccount | None:
         """Returns the account of a caller who was let in before; None where no keys are needed.
 
-        Raises Unauthorized where the key is let in no longer.
+        May wait as find() does. Raises Unauthorized where the key is let in no longer.
         """
+        self._look()
         account = self._by_caller.get(caller)
         if self.are_needed and (account is None or account.is_expired):
             raise Unauthorized("the API key of this batch is no longer known here, or has expired")
         return account
 
-    def has_limits(self, key: bytes) -> bool:
-        """Tells whether something is counted for a key before it is served."""
-        account = self._by_caller.get(digest(key).hex())
+    def has_limits(self, caller: str) -> bool:
+        """Tells whether something is counted for a caller's key before it is served. May wait as find() does."""
+        self._look()
+        account = self._by_caller.get(caller)
         return account is not None and account.entry.has_limits
 
     def all(self) -> Collection[KeyAccount]:
         return self._by_caller.values()
 
     def _look(self) -> None:
-        """Reads the file if it has changed. What cannot be read changes nothing: the log says why, once."""
-        self._look_at = self._clocks.monotonic() + LOOK_AGAIN
-        signature = signature_of(self._path)
-        if signature == self._signature:
+        """Reads the file if it has changed, in another greenlet, and waits for it, whoever has begun that."""
+        if not self._path:
             return
-        self._signature = signature
+        if self._reading is None and signature_of(self._path) != self._signature:
+            if own_hub() is None:
+                return self._read()
+            # In a greenlet of its own: a request that is given up must not take the new keys along.
+            self._reading = gevent.spawn(self._read)
+        if self._reading is not None:
+            self._reading.join(_PATIENCE)
+
+    def _read(self) -> None:
+        """Reads the file, again where it has changed meanwhile. What cannot be read changes nothing: the log says why.
+
+        May wait.
+        """
+        try:
+            while (signature := signature_of(self._path)) != self._signature:
+                self._signature = signature
+                self._read_once(signature)
+        finally:
+            self._reading = None
+
+    def _read_once(self, signature: object) -> None:
         try:
             if isinstance(signature, str):
                 raise SettingsError(f"the file of keys {self._path} cannot be read: {signature}")
             entries = call_in_thread(read_keys, self._path)
-            if signature is not self._signature:  # it has changed again, and somebody else has begun to read it
-                return
             self._take(entries)
             log.info("the API keys were read again: %s has %d", self._path, len(entries))
         except SettingsError as error:

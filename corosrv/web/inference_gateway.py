@@ -55,7 +55,7 @@ class InferenceGateway:
         self._tiers = {name: ranks.index(priority) for name, priority in rules.objectives.items()}
         # Of requests that say nothing; None where they are as without a gateway.
         self.usual_flow = self._flow("", self._usual) if self._usual and rules.divides else None
-        self._is_trusted = functools.lru_cache(maxsize=1024)(self._look)
+        self.is_trusted = functools.lru_cache(maxsize=1024)(self._look)
 
     def flow_of(self, environ: MutableMapping[str, Any]) -> Flow | None:
         """Returns the flow of an HTTP request; see flow.
@@ -63,7 +63,7 @@ class InferenceGateway:
         Drops the headers of others than the gateway, so that no upstream believes them.
         """
         names = environ.get(FAIRNESS_FIELD, ""), environ.get(OBJECTIVE_FIELD, "")
-        if not self._is_trusted(address := environ.get("REMOTE_ADDR", "")):
+        if not self.is_trusted(address := environ.get("REMOTE_ADDR", "")):
             environ.pop(FAIRNESS_FIELD, None)
             environ.pop(OBJECTIVE_FIELD, None)
         return self.flow(address, *names)
@@ -73,7 +73,7 @@ class InferenceGateway:
 
         Raises Refused for a fairness id that is too long.
         """
-        if not (fairness_id or objective) or not self._is_trusted(address):
+        if not (fairness_id or objective) or not self.is_trusted(address):
             return self.usual_flow
         if len(fairness_id) > _MAX_FLOW:
             raise Refused(f"{FAIRNESS_ID}: must have at most {_MAX_FLOW} characters", FAIRNESS_ID)

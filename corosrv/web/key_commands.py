@@ -45,7 +45,7 @@ _limit = click.IntRange(1)
 def add_to_keys(name: str, path: str, models: tuple[str, ...], admin: bool, **limits: Any) -> None:
     """Make a key, print it, and add its hash to the file.
 
-    The key is shown this once. A running server knows it a second later.
+    The key is shown this once. A running server knows it at once.
     """
     click.echo(add_key(path, name, {"models": models or None, **limits, "admin": admin or None}))
 
@@ -76,5 +76,5 @@ def _describe_key(entry: KeyEntry) -> str:
 @click.argument("name")
 @_in_file
 def remove_from_keys(name: str, path: str) -> None:
-    """Remove a key from the file. A running server refuses it a second later."""
+    """Remove a key from the file. A running server refuses it at once."""
     remove_key(path, name)

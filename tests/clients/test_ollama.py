@@ -70,6 +70,18 @@ def test_a_text(ollama: Asked) -> None:
     assert raw != text
 
 
+def test_tokens_and_how_likely_they_were(ollama: Asked) -> None:
+    text, tokens = ollama(
+        """
+        answer = client.chat(model, ask, options=options, logprobs=True, top_logprobs=2).model_dump()
+        print(json.dumps([answer["message"]["content"], answer["logprobs"]]))
+        """
+    )
+
+    assert "".join(token["token"] for token in tokens).startswith(text)
+    assert all(len(token["top_logprobs"]) == 2 and token["logprob"] <= 0 for token in tokens)
+
+
 def test_an_answer_by_a_schema(ollama: Asked) -> None:
     answer = ollama(
         """

@@ -268,9 +268,9 @@ def test_h100_the_wall_clock_tells_dates_and_nothing_else() -> None:
     files = [file for file in package.rglob("*.py") if "bench" not in file.relative_to(package).parts]
     # How long an answer took, for gunicorn's access log; the date that chat templates ask for; when predictions and
     # their worker's set-up began and ended; the dates in answers of Ollama's API; the moment of a picture, of a line of
-    # the access log; the date until which a batch runs, also after a restart, and that of a file that nobody writes to.
+    # the access log, of an exemplar; the date until which a batch runs, also after a restart, and that of a file that
+    # nobody writes to.
     dated = {
-        "front.py",
         "served_client.py",
         "jinja_template.py",
         "sandbox.py",
@@ -279,7 +279,7 @@ def test_h100_the_wall_clock_tells_dates_and_nothing_else() -> None:
         "answers.py",
         "live.py",
     }
-    moments = {"live.py", "access_log.py", "runner.py", "running.py", "folder.py"}
+    moments = {"live.py", "access_log.py", "runner.py", "running.py", "folder.py", "exemplars.py"}
     for file in files:
         code = ast.unparse(ast.parse(file.read_text()))
 

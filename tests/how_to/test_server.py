@@ -126,8 +126,10 @@ def test_a_setting_arrives_from_each_of_its_sources(tmp_path):
     recipe.change(
         "corosrv/serving/server.py",
         (
-            "        terms.add_header(response)\n",
-            '        terms.add_header(response)\n        response.headers["X-Motto"] = self.settings.motto\n',
+            "        scaffold.after_request(self._hooks.complete)\n",
+            "        scaffold.after_request(self._hooks.complete)\n"
+            '        motto = {"X-Motto": self.settings.motto}\n'
+            "        scaffold.after_request(lambda answer: answer.headers.update(motto) or answer)\n",
         ),
     )
     model = ("--model", "synthetic:", "--ctx", "512", "--slots", "2")

@@ -5,6 +5,10 @@ killed with SIGKILL, or stopped with SIGSTOP for a while. Whoever loses its conn
 because it has left by itself, comes back with its Idempotency-Key and Last-Event-ID. Raises unless each answer has one
 end and the text that an undisturbed engine gives, and unless descriptors, threads and memory are at the end what they
 were after the first minute.
+
+`--tokens 40` kills the engine at each of the first 40 tokens of answers instead, of the packaged model unless a file is
+named: greedy, sampled, formed, of tools, several, with log probabilities, with a stop string, in two dialects; each has
+to be what it is without a death.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.load.engine_kills import kill_at_tokens
 from tests.serve.server import APP, Process, Server, servers
 from tests.serve.wire import CHAT, Connection, chat, request
 from tests.support.waiting import eventually
@@ -257,7 +262,7 @@ class Load:
         # One worker is left alone: what it holds is compared at the end.
         _, *others = self.server.workers()
         is_engine = self._chance.random() < 0.7
-        pid = engine_of(self.server).pid if is_engine or not others else self._chance.choice(others)
+        pid = self.server.engine.pid if is_engine or not others else self._chance.choice(others)
         kind = "killed" if self._chance.random() < 0.7 else "stopped"
         self.tally.faults[f"{'engine' if is_engine else 'worker'} {kind}"] += 1
         with suppress(ProcessLookupError):
@@ -267,11 +272,6 @@ class Load:
             os.kill(pid, signal.SIGSTOP)
             time.sleep(self._chance.uniform(0.2, 2.0))
             os.kill(pid, signal.SIGCONT)
-
-
-def engine_of(server: Server) -> Process:
-    """The process of its engine: the last one that its log tells of."""
-    return Process(int(re.findall(r"its engine is process (\d+)", server.log)[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +349,7 @@ def _warm(server: Server, seconds: float, texts: dict[Asked, str]) -> None:
 
 
 def _held(server: Server) -> dict[str, Held]:
-    return {"the first worker": Held.of(Process(server.workers()[0])), "the engine": Held.of(engine_of(server))}
+    return {"the first worker": Held.of(Process(server.workers()[0])), "the engine": Held.of(server.engine)}
 
 
 def main() -> None:
@@ -359,7 +359,12 @@ def main() -> None:
     parser.add_argument("--turn", type=float, default=5.0, help="seconds from one fault to the next, in the mean")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default=MODEL, help="a file, or a synthetic model")
+    parser.add_argument("--tokens", type=int, default=0, help="kill it at each of so many tokens, and print a table")
+    parser.add_argument("--each", type=int, default=1, help="of these tokens, take the first of each so many")
     options = parser.parse_args()
+    if options.tokens:
+        kill_at_tokens(range(1, options.tokens + 1, options.each), "" if options.model == MODEL else options.model)
+        return
     with tempfile.TemporaryDirectory() as folder:
         result = hold_load(
             Path(folder), options.seconds, options.jobs, options.turn, options.seed, options.model

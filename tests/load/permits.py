@@ -10,13 +10,14 @@ import argparse
 import contextlib
 import statistics
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tests.load.callers import run as run_callers
 from tests.load.clients import request
 from tests.load.process import usage
 from tests.load.upstream_servers import (
     LoadedFront,
+    UpstreamServer,
     chat,
     corosrv_server,
     load_front,
@@ -50,6 +51,13 @@ def load(fronts: Sequence[LoadedFront], seconds: float) -> tuple[float, float]:
     return sum(counts) / seconds, cpu / sum(counts)
 
 
+@contextlib.contextmanager
+def loaded_pair(servers: Sequence[UpstreamServer], slots: int, **settings: str) -> Iterator[list[LoadedFront]]:
+    """Starts two fronts of these servers, each of which gets `slots` calls at once from each front, or from both."""
+    with load_front(servers, slots, **settings) as first, load_front(servers, slots, **settings) as second:
+        yield [first, second]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -60,8 +68,8 @@ def main() -> None:
         redis = stack.enter_context(redis_server())
         servers = stack.enter_context(upstream_servers(corosrv_server(SLOTS), corosrv_server(SLOTS)))
         pairs = {
-            "without Redis": [stack.enter_context(load_front(servers, SLOTS // 2)) for _ in range(2)],
-            "with Redis": [stack.enter_context(load_front(servers, SLOTS, REDIS_URL=redis.url)) for _ in range(2)],
+            "without Redis": stack.enter_context(loaded_pair(servers, SLOTS // 2)),
+            "with Redis": stack.enter_context(loaded_pair(servers, SLOTS, REDIS_URL=redis.url)),
         }
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in pairs}
         for fronts in pairs.values():

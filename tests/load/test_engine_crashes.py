@@ -1,4 +1,4 @@
-"""A short form of the load on an engine that is killed and stopped."""
+"""Short forms of the load on an engine that is killed and stopped, and of deaths at each token."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.load.engine_crashes import hold_load
+from tests.load.engine_kills import sweeping
 
 
 @pytest.mark.slow
@@ -17,3 +18,15 @@ def test_streams_are_whole_and_have_one_end_each_while_their_engine_is_killed(tm
     assert result.tally.counts["whole"] > 20
     assert result.tally.faults["engine killed"]
     assert result.n_engines > 1
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_answers_of_several_kinds_outlive_their_engines(tmp_path: Path) -> None:
+    kinds = ("seeded, temperature 0.9", "Anthropic's tool call", "in one piece, n=2")
+    with sweeping(tmp_path, kinds=kinds) as sweep:
+        sweep.kill_at([3, 10, 17, 24, 31], "Anthropic's tool call")
+
+        assert not [difference for row in sweep.rows.values() for difference in row.differences]
+        assert sum(row.n_kills for row in sweep.rows.values()) >= 6

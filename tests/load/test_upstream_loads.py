@@ -7,10 +7,13 @@ import pytest
 from tests.load import plain_upstream
 from tests.load.chats import N_CONNECTIONS, throughput
 from tests.load.forwarding_cost import chat_cost, event_cost
+from tests.load.permits import SLOTS, loaded_pair
+from tests.load.permits import load as overload
 from tests.load.upstream_chats import COMMAND, SHORT, first_tokens
 from tests.load.upstream_permits import PERMITS, Growth, compare, grow, growth
 from tests.load.upstream_servers import corosrv_server, load_front, upstream_servers
 from tests.load.upstream_streams import Load, measure
+from tests.support.redis_server import redis_server
 from tests.support.waiting import eventually
 
 
@@ -52,6 +55,23 @@ def test_short_chats_through_a_front_are_all_answered() -> None:
 
     assert all(direct > 0 and forwarded > 0 for direct, forwarded in pairs)
     assert figures.outcome.refusals == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_fronts_that_share_permits_pass_no_answer_through_redis_and_rest_with_even_parts() -> None:
+    upstreams = upstream_servers(*[plain_upstream.command(0.02)] * 2)
+
+    with redis_server() as redis, upstreams as servers, loaded_pair(servers, SLOTS, REDIS_URL=redis.url) as fronts:
+        with redis.monitor() as seen:
+            rate, _ = overload(fronts, 1.0)
+        name = "corosrv_upstream_permits_held"  # of both upstreams
+        eventually(lambda: [front.server.metric(name) for front in fronts] == [SLOTS] * 2, what="even parts")
+
+    assert rate > 0
+    assert b"evalsha" in seen.lower()
+    assert b"Hello." not in seen
+    assert b"short answer" not in seen
 
 
 @pytest.mark.slow

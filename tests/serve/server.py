@@ -155,6 +155,11 @@ class Server:
         (pid,) = self.workers()
         return Process(pid)
 
+    @property
+    def engine(self) -> Process:
+        """The process of its engine, where it has one of its own: the last one that its log tells of."""
+        return Process(int(re.findall(r"its engine is process (\d+)", self.log)[-1]))
+
     # How it ends
 
     def signal(self, number: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -156,6 +157,53 @@ def test_models_are_those_of_upstreams(client: openai.OpenAI, forwarding: Server
     assert forwarding.server.get("/models")[1]["models"][0]["name"] == "small"
     with pytest.raises(openai.NotFoundError, match="large"):
         client.models.retrieve("large")
+
+
+def test_ollamas_clients_are_answered_too(forwarding: ServerFront):
+    asked = {"model": "small:latest", "messages": HI, "options": {"num_predict": 3, "num_ctx": 9}}
+    with forwarding.server.connect() as connection:
+        whole = connection.post(asked | {"stream": False}, "/api/chat")
+        streamed = connection.post(asked, "/api/chat")
+        text = connection.post({"model": "small", "prompt": "Once", "options": {"num_predict": 3}}, "/api/generate")
+        loaded = connection.post({"model": "small", "keep_alive": 0}, "/api/generate")
+        missing = connection.post(asked | {"model": "large"}, "/api/chat")
+        refused = connection.post({"model": "small", "input": "a"}, "/api/embed")
+
+    assert (whole.json["eval_count"], whole.headers["x-corosrv-ignored"]) == (3, "options.num_ctx")
+    lines = [json.loads(line) for line in streamed.body.splitlines() if line.strip()]
+    assert "".join(line["message"]["content"] for line in lines) == whole.json["message"]["content"]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert text.headers["content-type"] == "application/x-ndjson"
+    assert loaded.json["done_reason"] == "unload"
+    assert (missing.status, missing.json) == (404, {"error": "model 'large' not found"})
+    assert (refused.status, list(refused.json)) == (501, ["error"])
+    assert [model["name"] for model in forwarding.server.get("/api/tags")[1]["models"]] == ["small:latest"]
+
+
+def test_ollamas_clients_get_the_tokens_that_the_upstreams_own_get(forwarding: ServerFront, upstream: Server):
+    asked = {"model": "small", "messages": HI, "options": {"num_predict": 4}, "logprobs": True, "top_logprobs": 2}
+    told = []
+    for server in (upstream, forwarding.server):
+        with server.connect() as connection:
+            whole = connection.post(asked | {"stream": False}, "/api/chat").json
+            streamed = [json.loads(line) for line in connection.post(asked, "/api/chat").body.splitlines()]
+        told += [whole["logprobs"], [token for line in streamed for token in line.get("logprobs", ())]]
+
+    assert [[token["token"] for token in tokens] for tokens in told] == [[token["token"] for token in told[0]]] * 4
+    assert [len(token["top_logprobs"]) for token in told[0]] == [2] * 4
+    assert {token.keys() >= {"token", "logprob", "bytes", "top_logprobs"} for tokens in told for token in tokens} == {
+        True
+    }
+
+
+def test_an_ollama_client_that_leaves_ends_its_call(forwarding: ServerFront, upstream: Server):
+    with forwarding.server.connect() as connection:
+        asked = {"model": "small", "messages": HI, "options": {"num_predict": 3000}}
+        connection.send(request("POST", "/api/chat", asked))
+        connection.head()
+        next(connection.pieces())
+        assert upstream.metric("running") == 1, "the lines were gathered"
+    upstream.wait_idle()
 
 
 # What a front is.

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import signal
+import tempfile
+
+import pytest
 
 from tests.serve.server import SERVE, Servers
 from tests.serve.wire import chat
 
 
-def test_every_line_of_log_is_json(start: Servers) -> None:
-    server = start.start(*SERVE, "--log-format", "json", log_level="debug", slot="2")
-    with server.connect() as client:
-        assert client.post(chat(max_tokens=1)).status == 200
+@pytest.mark.parametrize("engine", ["inproc", "process"])
+def test_every_line_of_log_is_json(start: Servers, engine: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="log-") as run_dir:  # short enough for a socket's path
+        server = start.start(
+            *SERVE, "--log-format", "json", log_level="debug", slot="2", engine=engine, run_dir=run_dir
+        )
+        with server.connect() as client:
+            assert client.post(chat(max_tokens=1)).status == 200
 
-    server.signal(signal.SIGTERM)
+        server.signal(signal.SIGTERM)
 
-    assert server.wait() == 0
+        assert server.wait() == 0
     lines = [json.loads(line) for line in server.log.splitlines()]
     messages = [line["message"] for line in lines if "message" in line]
+    assert any(message.startswith("engine ready in") for message in messages)
     assert any(message.startswith("Listening at") for message in messages)
     assert any(message.startswith("unknown setting ignored: COROSRV_SLOT ") for message in messages)
     assert any(line.get("event") == "job_ended" and line["outcome"] == "length" for line in lines)

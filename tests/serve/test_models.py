@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,8 @@ from typing import Any
 import pytest
 
 from corosrv.contracts.settings import model_list
-from tests.serve.server import SERVE, Server, Servers
-from tests.serve.wire import request
+from tests.serve.server import SERVE, Process, Server, Servers
+from tests.serve.wire import chat, request
 from tests.support.waiting import eventually
 
 TWO = "one=synthetic:?tokens_per_s=50,two=synthetic:?tokens_per_s=50&ctx=128&alias=second"
@@ -100,6 +103,23 @@ def test_a_client_that_leaves_while_its_model_loads_is_noticed(start: Servers, t
     gone = 'corosrv_http_requests_total{route="/v1/chat/completions",status="499"}'
     eventually(lambda: server.metrics().get(gone) == 1)
     assert server.health() == "ok"
+
+
+def test_an_engine_that_never_has_its_model_ends_after_its_front(start: Servers, tmp_path: Path) -> None:
+    fifo = tmp_path / "never.gguf"
+    os.mkfifo(fifo)
+    with tempfile.TemporaryDirectory(prefix="never-") as run_dir:  # short enough for a socket's path
+        server = start.start(model=f"good=synthetic:,never={fifo}", engine="process", run_dir=run_dir)
+        with server.connect() as connection:
+            connection.send(request("POST", "/v1/chat/completions", chat() | {"model": "never"}))
+            eventually(lambda: "model never: its engine is process" in server.log)
+        (pid,) = re.findall(r"model never: its engine is process (\d+)", server.log)
+        engine = Process(int(pid))
+
+        server.signal(signal.SIGTERM)
+
+        server.wait()
+        eventually(lambda: not engine.is_alive, 60, "its end")
 
 
 def test_the_command_line_names_several(start: Servers) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.web.http import front
+from corosrv.web.http import served_client
 from tests.serve.server import Server, Servers
 from tests.serve.wire import Connection
 from tests.support.waiting import eventually
@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def crowd(server: Server) -> Iterator[None]:
     """As many clients as it takes for those that wait to be parked. The server hangs up on idle ones after a while."""
     with contextlib.ExitStack() as stack:
-        for _ in range(front._MANY + 1):
+        for _ in range(served_client.MANY + 1):
             stack.enter_context(server.connect())
         yield
 
@@ -132,7 +132,7 @@ def test_an_error_behind_the_wait_has_its_status_its_form_and_its_count(server: 
 def test_a_server_that_stops_answers_calls_that_wait(start: Servers) -> None:
     server = start.start(COROSRV_MODEL="", worker_app=APP)
     with contextlib.ExitStack() as stack:
-        for _ in range(front._MANY + 1):
+        for _ in range(served_client.MANY + 1):
             stack.enter_context(server.connect())
         first, second = (stack.enter_context(server.connect()) for _ in range(2))
         begin(first, 1.5)

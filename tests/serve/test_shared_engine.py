@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shutil
 import signal
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from corosrv.contracts.settings import add_key, remove_key
 from tests.serve.server import APP, SERVE, Process, Server, Servers, servers
 from tests.serve.wire import chat, request
 from tests.support.waiting import eventually
@@ -34,10 +35,10 @@ def run_dir() -> Iterator[str]:
         yield folder
 
 
-def start_three(servers: Servers, run_dir: str, model: str) -> Server:
+def start_three(servers: Servers, run_dir: str, model: str, **settings: Any) -> Server:
     """Three workers, all of which are there."""
-    server = servers.start(*APP, "-w", "3", run_dir=run_dir, model=model)
-    eventually(lambda: server.log.count("model synthetic: loaded") == 3, what="three workers")
+    server = servers.start(*APP, "-w", "3", run_dir=run_dir, model=model, **settings)
+    eventually(lambda: server.log.count("loaded\n") == 3, what="three workers")
     return server
 
 
@@ -48,15 +49,34 @@ def shared(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Se
         yield start_three(started, run_dir, "synthetic:?tokens_per_s=100")
 
 
+class KeyedServer:
+    """Three workers with a file of keys, a folder of batches, and two models of which the first is loaded."""
+
+    def __init__(self, started: Servers, folder: Path, run_dir: str) -> None:
+        self.path = str(folder / "keys.toml")
+        self.admin = add_key(self.path, "admin", {"admin": True})
+        models = "small=synthetic:?tokens_per_s=400,large=synthetic:?tokens_per_s=400"
+        self.server = start_three(started, run_dir, models, api_keys_file=self.path, files_path=folder)
+
+    def ask(self, key: str, method: str, path: str, body: Any = None) -> Any:
+        return ask(self.server, method, path, body, {"Authorization": f"Bearer {key}"})
+
+    def used(self, name: str) -> dict[str, Any]:
+        shown = self.ask(self.admin, "GET", "/v1/usage").json["data"]
+        total: dict[str, Any] = next(one["total"] for one in shown if one["key"] == name)
+        return total
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[KeyedServer]:
+    with short_folder() as run_dir, servers(tmp_path_factory.mktemp("log"), cache) as started:
+        yield KeyedServer(started, tmp_path_factory.mktemp("keyed"), run_dir)
+
+
 @pytest.fixture
 def own(start: Servers, run_dir: str) -> Server:
     """A server of one test, with an engine of its own."""
     return start_three(start, run_dir, "synthetic:?tokens_per_s=100")
-
-
-def engine_of(server: Server) -> Process:
-    """The process of its engine: the last one that its log tells of."""
-    return Process(int(re.findall(r"its engine is process (\d+)", server.log)[-1]))
 
 
 def ask(server: Server, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
@@ -66,7 +86,7 @@ def ask(server: Server, method: str, path: str, body: Any = None, headers: dict[
 
 
 def test_all_workers_have_one_engine_which_ends_with_them(own: Server) -> None:
-    engine = engine_of(own)
+    engine = own.engine
     assert len(re.findall(r"its engine is process", own.log)) == 1
     assert len(own.workers()) == 3
     texts = set()
@@ -97,6 +117,11 @@ def test_a_key_has_one_answer(shared: Server) -> None:
 
     assert len({answer.json["id"] for answer in answers}) == 1
     assert sum("idempotency-replayed" in answer.headers for answer in answers) == 7
+
+
+def n_fronts(server: Server) -> int:
+    """Counts the workers that answer one of them."""
+    return len(set(re.findall(r'corosrv_open_streams{front="(\d+)"}', ask(server, "GET", "/metrics").body.decode())))
 
 
 def chat_body(**more: Any) -> dict[str, Any]:
@@ -142,7 +167,7 @@ def test_a_large_body_and_requests_one_after_the_other_go_through(shared: Server
 
 
 def test_an_engine_that_is_killed_is_followed_by_another(own: Server) -> None:
-    first = engine_of(own)
+    first = own.engine
     with own.connect() as connection:
         connection.send(request("POST", "/v1/chat/completions", chat_body(stream=True, max_tokens=150, temperature=0)))
         assert connection.head().status == 200
@@ -153,16 +178,38 @@ def test_an_engine_that_is_killed_is_followed_by_another(own: Server) -> None:
 
     assert rest.rstrip().endswith(b"data: [DONE]")
     assert b'"finish_reason":"length"' in rest
-    assert engine_of(own).pid != first.pid
+    assert own.engine.pid != first.pid
     assert ask(own, "POST", "/v1/chat/completions", chat_body()).status == 200
     assert len(own.workers()) == 3
 
 
 def test_a_worker_that_is_killed_takes_nothing_of_the_others(own: Server) -> None:
-    engine = engine_of(own)
-    os.kill(own.workers()[0], signal.SIGKILL)
+    engine = own.engine
+    callers = [{"Authorization": f"Bearer {number}"} for number in range(20)]
+    body = {"input": "hi", "max_output_tokens": 1}
+    kept = [ask(own, "POST", "/v1/responses", body, caller).json["id"] for caller in callers]
 
-    eventually(lambda: own.log.count("model synthetic: loaded") == 4, what="another worker")
+    def found() -> list[int]:
+        return [ask(own, "GET", f"/v1/responses/{id}", None, who).status for id, who in zip(kept, callers, strict=True)]
+
+    victim = Process(own.workers()[0])
+    victim.kill()
+    # Not before all of its threads have ended, and with them its sockets, is it gone for its parent.
+    eventually(lambda: victim.pid not in own.workers(), what="its end")
+
+    found_then = found()
+    statuses = []
+
+    def has_four() -> bool:
+        statuses.append(ask(own, "GET", "/health").status)
+        statuses.append(ask(own, "POST", "/v1/chat/completions", chat_body()).status)
+        return own.log.count("model synthetic: loaded") == 4
+
+    eventually(has_four, what="another worker")
+    assert set(statuses) == {200}
+    eventually(lambda: all(n_fronts(own) == 3 for _ in range(6)), what="three workers that know each other")
+    assert found() == found_then
+    assert set(found_then) == {200, 404}
     assert engine.is_alive
     ids = [ask(own, "POST", "/v1/responses", {"input": "hi", "max_output_tokens": 3}).json["id"] for _ in range(6)]
     assert [ask(own, "GET", f"/v1/responses/{id}").status for id in ids] == [200] * 6
@@ -216,7 +263,7 @@ def test_one_worker_may_have_its_engine_in_a_process_too(start: Servers, run_dir
     server = start.start(*SERVE, "--engine", "process", run_dir=run_dir)
 
     assert ask(server, "POST", "/v1/chat/completions", chat_body()).status == 200
-    assert engine_of(server).is_alive
+    assert server.engine.is_alive
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
 
@@ -238,3 +285,67 @@ def test_worker_processes_end_without_a_trace(start: Servers, run_dir: str) -> N
 
     assert server.wait() == 0
     assert "Traceback" not in server.log
+
+
+TEXT = {"model": "small", "prompt": "hi", "max_tokens": 1}
+
+
+@pytest.mark.parametrize("limits", [{}, {"requests_per_minute": 3}], ids=["free", "limited"])
+def test_a_key_is_known_to_all_workers_once_it_was_added_and_to_none_once_it_was_removed(
+    keyed: KeyedServer, limits: dict[str, int]
+) -> None:
+    for number in range(6):
+        name = f"passing {number}{len(limits)}"
+        key = add_key(keyed.path, name, limits)
+        statuses = [keyed.ask(key, "POST", "/v1/completions", TEXT).status for _ in range(5)]
+        assert statuses == ([200, 200, 200, 429, 429] if limits else [200] * 5)
+        remove_key(keyed.path, name)
+
+        assert [keyed.ask(key, "GET", "/v1/models").status for _ in range(6)] == [401] * 6
+
+
+def test_lines_of_batches_run_where_their_key_has_its_limits_and_its_responses(keyed: KeyedServer) -> None:
+    keys = {name: add_key(keyed.path, name, {"tokens_per_day": 10_000}) for name in map("batch {}".format, range(4))}
+    body = {"model": "small", "input": "hi", "max_output_tokens": 3}
+    line = {"method": "POST", "url": "/v1/responses", "body": body}
+    text = "\n".join(json.dumps({"custom_id": str(number), **line}) for number in range(3))
+    for name, key in keys.items():
+        with keyed.server.client(key) as client:
+            file = client.files.create(file=("lines.jsonl", text.encode()), purpose="batch")
+            id = client.batches.create(input_file_id=file.id, endpoint="/v1/responses", completion_window="24h").id
+            eventually(lambda id=id: client.batches.retrieve(id).status == "completed", what="the batch's end")
+            lines = client.files.content(client.batches.retrieve(id).output_file_id or "").text.splitlines()
+        ids = [json.loads(line)["response"]["body"]["id"] for line in lines]
+
+        assert [keyed.ask(key, "GET", f"/v1/responses/{id}").status for id in ids] == [200] * 3
+        used = keyed.used(name)
+        left = keyed.ask(key, "GET", "/v1/models").headers["x-ratelimit-remaining-tokens"]
+        assert (used["requests"], used["generated_tokens"]) == (5, 9)  # the file and the batch among them
+        assert int(left) == 10_000 - used["prompt_tokens"] - used["generated_tokens"]
+
+
+def test_a_model_is_loaded_and_unloaded_for_all_workers_whichever_is_asked(keyed: KeyedServer) -> None:
+    def states() -> set[str]:
+        shown = [keyed.ask(keyed.admin, "GET", "/v1/models").json["data"][1] for _ in range(6)]
+        shown += [keyed.ask(keyed.admin, "GET", "/v1/models/large").json for _ in range(6)]
+        return {model["status"]["value"] for model in shown}
+
+    def running() -> set[int]:
+        return {len(keyed.ask(keyed.admin, "GET", "/api/ps").json["models"]) for _ in range(6)}
+
+    def generate(**more: Any) -> Any:
+        return keyed.ask(keyed.admin, "POST", "/api/generate", {"model": "large", "stream": False, **more})
+
+    n_before = keyed.used("admin")["requests"]
+    assert (states(), running()) == ({"unloaded"}, {1})
+
+    for _ in range(6):  # so that several workers have it, each of which is told of every change
+        assert generate(prompt="hi", options={"num_predict": 1}, keep_alive="1s").status == 200
+    eventually(lambda: (states(), running()) == ({"unloaded"}, {1}), what="no worker has kept the model")
+    for _ in range(6):
+        assert generate(prompt="hi", options={"num_predict": 1}).status == 200
+    assert (states(), running()) == ({"loaded"}, {2})
+    assert generate(keep_alive=0).status == 200
+
+    eventually(lambda: (states(), running()) == ({"unloaded"}, {1}), what="no worker has the model")
+    assert keyed.used("admin")["requests"] - n_before == 13

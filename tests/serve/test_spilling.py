@@ -41,6 +41,7 @@ def ask(beside: ServerFront, path: str = CHAT, **fields: object) -> Answer:
 def test_a_model_that_only_upstreams_have_is_asked_there(beside: ServerFront):
     assert ask(beside, model="large").status == 418
     assert ask(beside, "/v1/messages", model="large").status == 418
+    assert ask(beside, "/api/chat", model="large:latest").status == 418
 
 
 def test_a_model_that_both_have_is_asked_here_while_there_is_room(beside: ServerFront):
@@ -48,9 +49,11 @@ def test_a_model_that_both_have_is_asked_here_while_there_is_room(beside: Server
     assert ask(beside, "/v1/messages", model="small").json["type"] == "message"
     assert ask(beside, "/completion", model="small", prompt="Once", n_predict=2).json["content"]
     assert ask(beside).json["model"] == "small"
+    few = {"num_predict": 2}
+    assert ask(beside, "/api/chat", model="small:latest", stream=False, options=few).json["done"]
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat"])
 def test_a_model_that_nobody_has_is_not_found(beside: ServerFront, path: str):
     assert ask(beside, path, model="huge").status == 404
 
@@ -81,6 +84,8 @@ def test_the_list_has_all_models_once(beside: ServerFront):
         assert [model.id for model in client.models.list()] == ["small", "large"]
         assert client.models.retrieve("large").owned_by == "corosrv"
         assert client.models.retrieve("small").id == "small"
+    tags = beside.server.get("/api/tags")[1]["models"]
+    assert [model["name"] for model in tags] == ["small:latest", "large:latest"]
 
 
 def test_its_health_is_that_of_its_own_model(start: Servers):

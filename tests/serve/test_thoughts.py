@@ -42,6 +42,21 @@ def test_thoughts_are_split_joined_and_left_out_as_asked(thinker: Server) -> Non
     assert none["usage"]["prompt_tokens"] > apart["usage"]["prompt_tokens"], "the thoughts are closed in the prompt"
 
 
+def test_thoughts_go_on_from_those_of_the_last_message(thinker: Server) -> None:
+    asked = {"role": "user", "content": "hi"}
+    begun = {"role": "assistant", "content": "", "reasoning_content": "Let me see"}
+    first, whole, echoed = (
+        answer(thinker, messages=messages, temperature=0, **fields)
+        for messages, fields in (([asked], {}), ([asked, begun], {}), ([asked, begun], {"echo": True}))
+    )
+
+    assert whole["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"]
+    thoughts = [choice["message"]["reasoning_content"] for choice in (*whole["choices"], *echoed["choices"])]
+    assert thoughts[1] == "Let me see" + thoughts[0]
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5
+    assert [choice["message"]["content"] for choice in whole["choices"]] == [""]
+
+
 def test_thoughts_are_streamed_apart(thinker: Server) -> None:
     with thinker.connect() as connection:
         sent = events(connection.post(chat(max_tokens=5, stream=True)).body)

@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.serve.conftest import StartPredictor
 from tests.serve.fronts import front
+from tests.serve.image_server import Files, png
+from tests.serve.image_server import chat as chat_with
+from tests.serve.replicas import ports, replica
 from tests.serve.server import REPOSITORY, SERVE, Server, Servers
 from tests.serve.test_grpc import grpc_port, infer
 from tests.serve.wire import CHAT, chat
@@ -134,6 +138,38 @@ def test_a_chat_has_spans_of_its_request_and_of_each_part_of_its_job(server: Ser
     assert re.search(rf"job \S+ of model small ended: .* trace {trace_id}", server.log)
 
 
+def exemplars(server: Server) -> dict[str, set[str]]:
+    """The ids of the traces in the exemplars of each histogram. Fails for what is no OpenMetrics."""
+    with server.connect() as connection:
+        asked = connection.ask("GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert asked.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(asked.body.decode()):
+        for sample in family.samples:
+            if sample.exemplar is not None:
+                found.setdefault(family.name, set()).add(sample.exemplar.labels["trace_id"])
+    return found
+
+
+def test_the_last_traced_jobs_of_all_processes_are_exemplars(server: Server) -> None:
+    for n in range(8):  # of both processes
+        client = new_client()
+        with server.connect() as connection:
+            assert connection.post(chat(max_tokens=2, stream=n % 2 == 0), CHAT, client).status == 200
+        found = exemplars(server)
+
+        assert ids(client)[0] in found["corosrv_ttft_seconds"]
+        assert ids(client)[0] in found["corosrv_queue_wait_seconds"]
+
+    untraced = new_client()
+    with server.connect() as connection:
+        connection.post(chat(max_tokens=2), CHAT, {"traceparent": untraced["traceparent"][:-1] + "0"})
+        plain = connection.ask("GET", "/metrics")
+    assert ids(untraced)[0] not in exemplars(server)["corosrv_ttft_seconds"]
+    assert plain.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert b" # {" not in plain.body
+
+
 def test_a_refused_request_and_a_job_that_fails_are_told(server: Server, collector: SpanReceiver) -> None:
     refused, unknown = new_client(), new_client()
     with server.connect() as connection:
@@ -153,11 +189,52 @@ def test_an_upstream_goes_on_with_the_trace(start: Servers, server: Server, coll
         with forwarding.server.connect() as connection:
             assert connection.post(chat(model="small", max_tokens=2), CHAT, client).status == 200
         outer = collector.wait_for_child(*ids(client))
+        assert all(
+            ids(client)[0] in exemplars(forwarding.server)[f"corosrv_upstream{name}"]
+            for name in ("_ttfb_seconds", "_duration_seconds", "s_call_wait_seconds", "s_service_seconds")
+        )
 
     call = collector.children(outer)["call small"]
     inner = collector.wait_for_child(outer.trace_id, call.id)
     assert call.kind == CLIENT_KIND
     assert "chat small" in collector.children(inner)
+
+
+def test_a_peer_goes_on_with_the_trace(start: Servers, collector: SpanReceiver) -> None:
+    client = new_client()
+    with (
+        ports(2) as (a, b),
+        replica(start, "far", a, b.url, model="far=synthetic:", wait_for=None, **traced(collector)) as far,
+        replica(start, "near", b, a.url, model="near=synthetic:", **traced(collector)) as near,
+    ):
+        far.server.wait_until("ok")
+        near.wait_peer(a.url, "ready")
+        with near.server.connect() as connection:
+            answer = connection.post(chat(model="far", max_tokens=2), CHAT, client)
+        assert (answer.status, answer.headers["x-corosrv-served-by"]) == (200, "far")
+        outer = collector.wait_for_child(*ids(client))
+        inner = collector.wait_for_child(outer.trace_id, outer.id)
+
+    assert outer.seconds >= inner.seconds
+    assert "chat far" in collector.children(inner)
+    assert "chat far" not in collector.children(outer)
+
+
+def test_the_encoding_of_images_is_a_part_of_their_job(start: Servers, tmp_path: Path, collector: SpanReceiver) -> None:
+    server = Files.write(tmp_path).start(start, **traced(collector))
+    with_image, without = new_client(), new_client()
+    with server.connect() as connection:
+        for client, images in ((with_image, [png()]), (without, [])):
+            assert connection.post(chat_with(*images, model="tiny"), CHAT, client).status == 200
+
+    job, plain = (
+        collector.children(collector.wait_for_child(*ids(client)))["chat tiny"] for client in (with_image, without)
+    )
+    parts = collector.children(job)
+    assert set(parts) == {"encode", "queue", "prefill", "decode"}
+    assert 0 < parts["encode"].seconds < job.seconds
+    assert not parts["encode"].is_error
+    assert set(collector.children(plain)) == {"queue", "prefill", "decode"}
 
 
 def test_handlers_and_the_calls_that_they_make_go_on_with_the_trace(
@@ -174,6 +251,7 @@ def test_handlers_and_the_calls_that_they_make_go_on_with_the_trace(
     inner = collector.children(outer)["call traced"]
     assert (trace, parent) == (request.trace_id, inner.id)
     assert request.name == "POST /v2/models/<name>/infer"
+    assert all(trace in exemplars(application)[f"corosrv_{name}_seconds"] for name in ("call_wait", "service"))
 
 
 def test_calls_over_grpc_have_traces(application: Server, collector: SpanReceiver) -> None:

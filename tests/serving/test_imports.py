@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+from tests.support.mcp_server import TOKEN, serving_mcp
 
 MOST_MODULES = 600  # 557 with Python 3.11
 NOT_ASKED_FOR = (
@@ -47,14 +50,42 @@ answers += [
     client.post("/api/show", json={"model": "synthetic"}),
 ]
 print(*(answer.status_code for answer in answers))
-print(*(name for name in set(sys.modules) - before if name.startswith("corosrv")))
+print(*(name for name in set(sys.modules) - before if name.partition(".")[0] in ("corosrv", "mcp")))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+MCP = """
+import gevent.monkey
+gevent.monkey.patch_all()
+import os, sys
+import gevent
+from corosrv.contracts import settings
+from corosrv.app import create_app
+
+url, token = sys.argv[1:]
+app = create_app(settings.load({"model": "synthetic:?length=4", "mcp_servers": url}, environ={}))
+print(*sys.modules)
+client = app.test_client()
+tool = {"type": "mcp", "server_label": "calc", "server_url": url, "authorization": token, "allowed_tools": ["add"]}
+tool |= {"require_approval": "never"}
+asked = {"input": "2+3?", "tools": [tool], "tool_choice": "none"}
+before = set()
+with gevent.Timeout(60):
+    while client.get("/health").status_code != 200:
+        gevent.sleep(0.01)
+    before = set(sys.modules)
+    while client.post("/v1/responses", json=asked).status_code != 200:  # as long as the MCP server starts
+        gevent.sleep(0.1)
+print(*set(sys.modules) - before)
 sys.stdout.flush()
 os._exit(0)
 """
 
 
-def lines_of(program: str) -> list[str]:
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+def lines_of(program: str, *arguments: str) -> list[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
     return ended.stdout.split("\n")
 
 
@@ -71,3 +102,11 @@ def test_no_request_waits_for_an_import():
 
     assert set(statuses.split()) == {"200"}
     assert imported == ""
+
+
+def test_the_mcp_package_is_imported_before_requests_where_there_are_servers(tmp_path: Path):
+    with serving_mcp(tmp_path) as port:
+        at_start, later, *_ = lines_of(MCP, f"http://127.0.0.1:{port}/mcp", TOKEN)
+
+    assert "mcp.client.streamable_http" in at_start.split()
+    assert {name for name in later.split() if not name.startswith(("encodings", "gevent"))} == set()

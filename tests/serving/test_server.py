@@ -7,14 +7,16 @@ from typing import get_args
 
 import msgspec
 import pytest
-from flask import Flask
+from flask import Flask, request
 
-from corosrv.base.errors import HttpError
+from corosrv.base.errors import HttpError, SettingsError
 from corosrv.contracts import settings
 from corosrv.gateway.delegation import announcement
 from corosrv.gateway.forwarding.peek import FORWARDED
 from corosrv.serving.part import Format
 from corosrv.serving.server import Server
+from corosrv.web.http.terms import request_terms
+from corosrv.web.inference_gateway import OBJECTIVE, OBJECTIVE_FIELD
 
 UPSTREAM = "http://127.0.0.1:1"
 PREDICTOR = "deploy/predictor/predict.py:Predictor"
@@ -62,6 +64,32 @@ def test_parts_and_announcements_name_formats_alike():
     }
 
     assert named == set(get_args(Format))
+
+
+@pytest.mark.parametrize(
+    ("networks", "said", "tier", "is_passed_on"),
+    [("", "", 1, False), ("127.0.0.1", "premium", 0, True), ("10.0.0.0/8", "premium", 1, False)],
+    ids=["says nothing", "is believed", "is another address"],
+)
+def test_a_request_of_a_peer_has_the_place_that_the_gateway_gives_it(networks, said, tier, is_passed_on):
+    chosen = {"upstream": UPSTREAM, "peer_token": "the-token", "objectives": "premium=10", "gateway_from": networks}
+    one, app = server(**chosen), Flask("app")
+    one.add_hooks(app)
+    headers = {"X-Corosrv-Token": "the-token", "X-Corosrv-Caller": "ab"} | ({OBJECTIVE: said} if said else {})
+
+    with app.test_request_context("/", headers=headers, environ_base={"REMOTE_ADDR": "127.0.0.1"}):
+        app.preprocess_request()
+        terms = request_terms()
+        assert (OBJECTIVE_FIELD in request.environ) == is_passed_on
+    one.close()
+
+    assert (terms.caller, terms.tier) == ("ab", tier)
+
+
+@pytest.mark.parametrize("url", ["10.0.0.1:8080", "http://u:p@h", "http://h?id=a", "ftp://h"])
+def test_an_address_for_peers_is_checked_as_that_of_a_peer_is(url: str):
+    with pytest.raises(SettingsError, match="COROSRV_PEER_URL: "):
+        server(upstream=UPSTREAM, peer_token="the-token", redis_url="redis://h:1", peer_url=url)
 
 
 def test_models_of_upstreams_are_listed_below_a_prefix_too():

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"tests.simulation.{options.world}")
     world_class = getattr(module, WORLDS[options.world])
     for seed in range(options.seed, options.seed + options.seeds):
-        run = _run_apart(world_class, seed, 60 * options.hours, options.until)
+        run = _run_apart(world_class, seed, 60 * options.hours, options.until, options.often)
         print(
             f"{run.world} {run.seed}: {'VIOLATED' if run.violation else 'ok'}, {run.seconds / 60:.1f} min in "
             f"{run.cpu_seconds:.2f} s, {run.n_events} events, {run.n_turns} callbacks, digest {run.digest}, "
@@ -53,18 +53,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds run, one after the other")
     parser.add_argument("--hours", type=float, default=MINUTES / 60, help="virtual hours before the calm")
     parser.add_argument("--until", default="", help="the number of an event, or words of one, after which it ends")
+    parser.add_argument("--often", default="", help="a fate that half of the processes have")
     parser.add_argument("--bug", default="", help="a planted bug (tests/simulation/bugs.py), by its name")
     return parser
 
 
-def _run_apart(world_class: type[World], seed: int, minutes: float, until: str) -> Run:
+def _run_apart(world_class: type[World], seed: int, minutes: float, until: str, often: str) -> Run:
     """Runs a world in a fork of this process, which has imported everything and has no hub."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             with open(writable, "wb") as pipe:
-                pickle.dump(world_class(seed, until).run(minutes), pipe)
+                pickle.dump(world_class(seed, until, often).run(minutes), pipe)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

@@ -27,6 +27,7 @@ class Bug:
     old: str
     new: str
     seed: int = 1
+    often: str = ""  # a fate that half of the processes have, so that the bug is met
 
     @property
     def path(self) -> Path:
@@ -65,7 +66,7 @@ BUGS = {
         "pool", "corosrv.workers.dispatch.lives",
         "n_attempts < MAX_ATTEMPTS",
         "n_attempts <= MAX_ATTEMPTS",
-        seed=3,
+        seed=2,
     ),
     "deadlines do not ring": Bug(
         "pool", "corosrv.workers.dispatch.lives",
@@ -82,13 +83,13 @@ BUGS = {
         "pool", "corosrv.workers.dispatch.handover",
         "if self._running is not None and self._n_running:",
         "if False:",
-        seed=2,
+        seed=5,
     ),
     "a removed upstream keeps its connections": Bug(
         "pool", "corosrv.fleet.upstreams.connections",
         "if self._is_closed or len(self._idle) >= self.max_idle:",
         "if len(self._idle) >= self.max_idle:",
-        seed=15,
+        seed=21,
     ),
     "nobody hears that an upstream runs nothing": Bug(
         "pool", "corosrv.fleet.upstreams.upstream",
@@ -131,7 +132,7 @@ BUGS = {
         "workers", "corosrv.workers.worker.parent.app_watch",
         "return should_end_at is not None and now - max(should_end_at, self._awake_since) >= self._hang_grace",
         "return False",
-        seed=2,
+        seed=7,
     ),
     "a cancel is not sent": Bug(
         "workers", "corosrv.workers.worker.parent.app_call",
@@ -186,12 +187,18 @@ BUGS = {
         "fronts", "corosrv.fleet.cluster.permit_script",
         "  if last > 0 then hold_until = now",
         "  if false then hold_until = now",
-        seed=7,
+        seed=8,
     ),
     "the permits of the dead never come back": Bug(
         "fronts", "corosrv.fleet.cluster.permit_script",
         "or now - record.at > lease then",
         "then",
+    ),
+    "a run that was held up counts": Bug(
+        "fronts", "corosrv.fleet.cluster.permit_script",
+        "if tonumber(ARGV[8]) <=",
+        "if false and tonumber(ARGV[8]) <=",
+        seed=14,
     ),
     "what is granted is forgotten": Bug(
         "fronts", "corosrv.fleet.cluster.permits",
@@ -200,13 +207,13 @@ BUGS = {
     ),
     "ids without text are not noted": Bug(
         "engines", "corosrv.models.engine.process.jobs",
-        "journal.generated += chunk.ids",
-        "journal.generated += chunk.ids if chunk.text else b''",
+        "self.generated += chunk.ids",
+        "self.generated += chunk.ids if chunk.text else b''",
     ),
     "the first state of a sampler is kept": Bug(
         "engines", "corosrv.models.engine.process.jobs",
-        "journal.state = chunk.state or journal.state",
-        "journal.state = journal.state or chunk.state",
+        "self.state = chunk.state or self.state",
+        "self.state = self.state or chunk.state",
     ),
     "what was sent is counted in characters": Bug(
         "engines", "corosrv.models.engine.process.jobs",
@@ -222,22 +229,25 @@ BUGS = {
         "engines", "corosrv.models.engine.process.jobs",
         "self._suspects |= self._ran & running",
         "pass",
+        seed=3,
     ),
     "suspects run beside each other": Bug(
         "engines", "corosrv.models.engine.process.session",
         "with self._host.alone_among_suspects():",
         "with contextlib.nullcontext():",
+        seed=6,
     ),
     "nobody is told that a suspect runs": Bug(
         "engines", "corosrv.models.engine.process.session",
         "            self.send(TasksAccepted(submit.number))\n            self._run_now(submit)",
         "            self._run_now(submit)",
+        seed=3,
     ),
     "the end of a suspect is told after the next one runs": Bug(
         "engines", "corosrv.models.engine.process.session",
         "            self._deliver()",
         "            pass",
-        seed=20,
+        seed=81,
     ),
     "what is read makes no room": Bug(
         "engines", "corosrv.models.engine.process.session",
@@ -248,6 +258,7 @@ BUGS = {
         "engines", "corosrv.models.engine.process.session",
         "return job.n_unread > WINDOW or",
         "return",
+        seed=5,
     ),
     "a front that has left is kept": Bug(
         "engines", "corosrv.models.engine.process.host",
@@ -263,11 +274,13 @@ BUGS = {
         "engines", "corosrv.models.engine.process.connector",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        seed=8,
     ),
     "an engine that could not load the model keeps its fronts": Bug(
         "engines", "corosrv.models.engine.process.remote",
         "            link.close()  # a process that could not load the model ends once no front holds on to it",
         "            pass",
+        seed=3,
     ),
     "an engine that hangs is not ended": Bug(
         "engines", "corosrv.models.engine.process.remote",
@@ -284,6 +297,7 @@ BUGS = {
         "engines", "corosrv.models.engine.process.remote",
         "if (link := self._link) is None:",
         "if (link := self._link) is None or not self._is_up.is_set():",
+        often="stops while it loads",
     ),
     "a job that has ended is kept": Bug(
         "engines", "corosrv.models.engine.process.ledger",

@@ -239,7 +239,7 @@ class EngineProcess(LocalProcess):
         super().__init__(machine, pid, name)
         assert machine.world.name == "engines"
         self.world: Any = machine.world
-        self.fate = "is well" if self.world.is_calm else self.world.random.choice(FATES)
+        self.fate = self.world.draw_fate(FATES)
         self.engine: StandInEngine | None = None
         self.host: EngineHost | None = None
         self._faults = -1  # where it writes how it crashes
@@ -259,7 +259,7 @@ class EngineProcess(LocalProcess):
             parser.add_argument(f"--{name}", type=int)
         for name in ("digest", "folder"):
             parser.add_argument(f"--{name}")
-        options = parser.parse_args(command[command.index("--digest") :])
+        options, _ = parser.parse_known_args(command[command.index("--digest") :])  # how it logs is not looked at
         assert set(inherited) == {options.socket, options.lock, options.settings}
         options.lock, options.settings = os.dup(options.lock), os.dup(options.settings)
         self.fds += (options.lock, options.settings)

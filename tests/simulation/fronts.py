@@ -251,7 +251,7 @@ class FrontsWorld(World):
         self.redis.close()
 
     def mend(self) -> None:
-        self.redis.slowness = 0.001
+        self.redis.slowness, self.redis.loss = 0.001, 0.0
         self.redis.is_down = False
         for front in self.fronts:
             front.link.cut(False)
@@ -276,7 +276,8 @@ class FrontsWorld(World):
                 self._stop_redis()
             elif chance < 0.95:
                 self.redis.slowness = self.random.choice((0.001, 0.02, 0.1))
-                self.note(f"Redis takes {2 * self.redis.slowness:g} s to answer")
+                self.redis.loss = self.random.choice((0.0, 0.1, 0.3))
+                self.note(f"Redis takes {2 * self.redis.slowness:g} s to answer, and hears {self.redis.loss:.0%} late")
             else:
                 self.note("the hub was held")
                 self.loop.stall(self.random.choice((0.1, 0.5)))

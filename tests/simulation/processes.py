@@ -90,7 +90,7 @@ class Child:
 
     def __init__(self, world: World, process: SimProcess, sock: SimSocket, pools: Sequence[calls.PoolCard]) -> None:
         self.process = process
-        self.fate = "is well" if world.is_calm else world.random.choice(FATES)
+        self.fate = world.draw_fate(FATES)
         self.running: dict[int, bool] = {}  # the calls, and whether their handler heeds a cancel
         self._is_faulty = False  # the server may take no answers of it any more
         self._world = world

@@ -59,6 +59,7 @@ class SimRedis:
     def __init__(self, world: World) -> None:
         self.is_down = False
         self.slowness = 0.001  # mean seconds of a way to it or back
+        self.loss = 0.0  # the part of commands whose connections are given up before they arrive
         self.subscribers: dict[LinkConnection, None] = {}
         self._world = world
         self._folder = Path(tempfile.mkdtemp(prefix="simulated-redis-"))
@@ -163,6 +164,18 @@ class Link:
     def get_connection(self) -> LinkConnection:
         return LinkConnection(self)
 
+    def deliver(self, commands: Sequence[Sequence[Word]]) -> None:
+        """Waits as long as a way takes. Raises redis.ConnectionError where nothing arrives, or not yet."""
+        if self._world.chance(self.server.loss):
+            gevent.spawn_later(self._world.random.expovariate(3.0), self._deliver_late, commands)
+            raise redis.ConnectionError("Connection reset by peer")
+        self.travel()
+
+    def _deliver_late(self, commands: Sequence[Sequence[Word]]) -> None:
+        if not self.server.is_down:
+            self._world.note("what a front has sent before arrives late")
+            self.server.run(commands)
+
     def release(self, connection: LinkConnection) -> None:
         """Does nothing: connections cost nothing here."""
 
@@ -235,7 +248,7 @@ class LinkConnection:
             return self._messages.popleft()
         if self._commands:
             commands, self._commands = self._commands, []
-            self._link.travel()
+            self._link.deliver(commands)
             replies = self._link.server.run(commands)
             self._link.travel()  # what has run may have run for nobody
             self._replies = iter(replies)

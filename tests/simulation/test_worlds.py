@@ -82,7 +82,8 @@ def test_a_planted_bug_replaces_words_that_stand_once(name):
 def test_a_planted_bug_is_found_by_at_most_20_seeds(name):
     bug = BUGS[name]
 
-    status, words = simulate("--world", bug.world, "--seed", str(bug.seed), "--seeds", "20", "--bug", name)
+    seeds = ("--seed", str(bug.seed), "--seeds", "20", "--often", bug.often)
+    status, words = simulate("--world", bug.world, *seeds, "--bug", name)
 
     assert status == 1, words
     assert "VIOLATION" in words

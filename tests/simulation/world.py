@@ -10,6 +10,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,9 +48,13 @@ class World(ABC):
     name: ClassVar[str]
     calm: ClassVar[float] = 1200.0  # seconds without faults at the end; after half of them every call goes well
 
-    def __init__(self, seed: int, until: str = "") -> None:
-        """`until`: the number of an event, or words that it has; the run ends there."""
+    def __init__(self, seed: int, until: str = "", often: str = "") -> None:
+        """`until`: the number of an event, or words that it has; the run ends there.
+
+        `often`: a fate that half of the processes have which may have it.
+        """
         self.seed = seed
+        self._often = often
         self._until = until
         self._events: deque[str] = deque(maxlen=N_SHOWN)
         self._digest = hashlib.blake2b(digest_size=8)
@@ -97,6 +102,12 @@ class World(ABC):
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
+
+    def draw_fate(self, fates: Sequence[str]) -> str:
+        """Draws what becomes of a process that starts now; in the calm all are well."""
+        if self.is_calm:
+            return "is well"
+        return self._often if self._often in fates and self.chance(0.5) else self.random.choice(fates)
 
     def sleep(self, mean: float) -> None:
         """Waits for a time that is drawn."""

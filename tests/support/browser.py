@@ -133,6 +133,10 @@ class Page:
             raise BrowserError(f"{script}: {done['exceptionDetails']}")
         return done["result"].get("value")
 
+    def load(self, program: str) -> None:
+        """Runs statements of a program."""
+        self.run(f"{program}; 0")
+
     def wait(self, script: str) -> Any:
         """The value of an expression as soon as it is true."""
         deadline = time.monotonic() + TIMEOUT

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 NATIVE = Path(__file__).parents[1] / "native"
-BUILD_TIMEOUT = 240  # seconds, with nothing built yet
+BUILD_TIMEOUT = 600  # seconds, with nothing built yet
 
 
 class Oracle:

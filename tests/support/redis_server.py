@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -104,6 +105,26 @@ class RedisServer:
     def resume(self) -> None:
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGCONT)
+
+    @contextmanager
+    def monitor(self) -> Iterator[bytearray]:
+        """Yields all that is sent to it meanwhile, and what its scripts do."""
+        seen = bytearray()
+        with socket.create_connection(("127.0.0.1", self.port), timeout=START_SECONDS) as connection:
+            connection.sendall(b"MONITOR\r\n")
+            assert connection.recv(5) == b"+OK\r\n"
+            connection.settimeout(None)
+
+            def read() -> None:
+                with suppress(OSError):
+                    while data := connection.recv(1 << 16):
+                        seen.extend(data)
+
+            reading = threading.Thread(target=read)
+            reading.start()
+            yield seen
+            connection.shutdown(socket.SHUT_RDWR)
+            reading.join(START_SECONDS)
 
     def _answers(self) -> bool:
         with suppress(OSError):

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Behaviour = Callable[["Handler"], None]
+DONE = b"data: [DONE]\n\n"  # the last event of a stream, with which its call is over
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -17,6 +18,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     body = b""
+    is_counted = False
     server: _Server
 
     def do_POST(self) -> None:
@@ -24,6 +26,7 @@ class Handler(BaseHTTPRequestHandler):
         upstream = self.server.upstream
         with upstream.lock:
             upstream.requests.append((self.path, dict(self.headers.items()), self.body))
+            self.is_counted = True
             upstream.n_running += 1
             upstream.most_running = max(upstream.most_running, upstream.n_running)
         try:
@@ -31,8 +34,14 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:
             upstream.n_broken += 1
         finally:
-            with upstream.lock:
-                upstream.n_running -= 1
+            self.end_call()
+
+    def end_call(self) -> None:
+        """Counts the call as over, before whoever waits for its last bytes may send another. Twice is harmless."""
+        upstream = self.server.upstream
+        with upstream.lock:
+            upstream.n_running -= self.is_counted
+            self.is_counted = False
 
     def do_GET(self) -> None:
         upstream = self.server.upstream
@@ -59,6 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         for name, text in headers.items():
             self.send_header(name.replace("_", "-"), text)
+        self.end_call()
         self.end_headers()
         self.wfile.write(body)
 
@@ -69,10 +79,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def chunk(self, data: bytes) -> None:
+        if data == DONE:
+            self.end_call()
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.flush()
 
     def end_stream(self) -> None:
+        self.end_call()
         self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, format: str, *args: object) -> None:

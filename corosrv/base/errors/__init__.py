@@ -44,6 +44,7 @@ CorosrvError
 │   ├── EventsGone           events of a stream that a client comes back for are kept no longer
 │   ├── ObjectTooLarge       the object is larger than the store takes
 │   ├── KeyReused            an Idempotency-Key came with another request than before
+│   ├── McpServerFailed      an MCP server did not list its tools, or lists some that cannot be used
 │   └── Conflict             two models match alike, or calls would wait for each other
 ├── Unavailable              the server cannot take the request now; a later one may succeed
 │   ├── Starting             the model is loading
@@ -158,6 +159,7 @@ from corosrv.base.errors.calls import (
     JobRefused,
     JobWaitedTooLong,
     KeyReused,
+    McpServerFailed,
     NotHandedOver,
     ObjectExpired,
     ObjectNotFound,
@@ -261,6 +263,7 @@ __all__ = [
     "LoadError",
     "LoopDetected",
     "ManagementError",
+    "McpServerFailed",
     "MessageTooLarge",
     "Misuse",
     "ModelFailed",

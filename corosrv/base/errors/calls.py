@@ -24,6 +24,15 @@ class CallRefused(Refused):
     """The handler refused its input; the words are its own."""
 
 
+class McpServerFailed(Refused):
+    """An MCP server that a request names did not list its tools, or lists some that cannot be offered to a model."""
+
+    status = 424
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message, param, "mcp_server_failed")
+
+
 class Conflict(Refused):
     """The call cannot be made as things stand: two models match alike, or a chain of calls would wait for itself."""
 

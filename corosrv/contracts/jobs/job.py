@@ -210,6 +210,7 @@ class Messages:
     tools: tuple[dict[str, Any], ...] = ()
     add_generation_prompt: bool = True
     continue_final: bool = False  # the last message is the beginning of the answer
+    continue_thoughts: bool = False  # with continue_final: it ends within its thoughts, and has no text
     param: str = "messages"  # what the client's body calls it, for errors
     template_arguments: dict[str, Any] = field(default_factory=dict)
 

@@ -76,6 +76,13 @@ class TracePart(Protocol):
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Returns the headers by which whoever is called goes on with the trace."""
 
+    @property
+    def exemplar_labels(self) -> Mapping[str, str]:
+        """The ids by which an exemplar names this part; empty where the trace is not sent."""
+
+    def note_job(self, model: str, wait: float, first_token: float) -> None:
+        """Makes this the exemplar of a job's times, in seconds from its submission: to a slot, and to a token."""
+
     def end(self, attributes: Mapping[str, Any] | None = None, error: str = "") -> None:
         """Ends it. `error`: a word for what went wrong."""
 
@@ -111,6 +118,9 @@ class Terms:
     waiting_keys: tuple[str, ...] = ()  # of the calls that wait for this one, the outermost first
     asker: int = 0  # the hand-over whose handler makes this call; 0: no handler of this server does
     owner: str = ""  # whose share of the machine it takes, who shares no prefix with others; empty: the caller
+    n_hops: int = 0  # times that the request, or the one whose handler makes this call, went on to another replica
+    visited: tuple[str, ...] = ()  # the ids of the replicas that have seen it before this one
+    headers: tuple[tuple[str, str], ...] = ()  # of the client, in lower case, that go on with it to another replica
     account: Account | None = field(default=None, compare=False, repr=False)  # of the caller's key, if it has one
     bill: Bill | None = field(default=None, compare=False, repr=False)  # of the job, where it has an account
     trace: TracePart | None = field(default=None, compare=False, repr=False)  # what the job is a part of

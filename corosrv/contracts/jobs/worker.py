@@ -231,8 +231,11 @@ class Worker(Protocol):
         """Checks and queues a job; may wait while a long prompt is read. Raises Refused or Unavailable."""
 
 
+BOUNDS = tuple(0.001 * 2**i for i in range(15))  # of all buckets of a histogram but the last
+
+
 class Histogram(msgspec.Struct, frozen=True):
-    """Observations in seconds; bucket i counts those of at most 0.001 * 2**i, the last one all others."""
+    """Observations in seconds; bucket i counts those of at most BOUNDS[i], the last one all others."""
 
     buckets: tuple[int, ...]
     sum: float

@@ -1,5 +1,6 @@
 """The settings of a server and of what it serves: read once at the start, checked and frozen."""
 
+from corosrv.contracts.settings.access import McpServer, is_plain_url
 from corosrv.contracts.settings.fleet import ClusterSettings, PeerSettings, UpstreamSettings
 from corosrv.contracts.settings.handlers import AppSettings, KserveSettings, PredictionSettings
 from corosrv.contracts.settings.key_file import (
@@ -36,6 +37,7 @@ __all__ = [
     "ImageSettings",
     "KeyEntry",
     "KserveSettings",
+    "McpServer",
     "ModelSettings",
     "OperatorSettings",
     "PeerSettings",
@@ -46,6 +48,7 @@ __all__ = [
     "add_key",
     "assemble",
     "child_environment",
+    "is_plain_url",
     "load",
     "load_hub",
     "load_predictor",

@@ -88,6 +88,11 @@ class PeerSettings:
     peer_token: str = setting(
         "", "secret that all replicas share; without it no other replica is believed", check=TOKEN, is_secret=True
     )
+    peer_url: str = setting(
+        "",
+        "URL at which other replicas reach this one, as http://10.0.0.5:8080; servers that have one and share a Redis, "
+        "its namespace and the peers' token find each other as peers",
+    )
     replica_id: str = setting("", "name of this replica among its peers; empty: a random one", check=IS_ID)
     delegate_on_full: bool = setting(
         False, "1: requests also go to peers while the queue here is full; 0: only for what is not served here"
@@ -100,6 +105,8 @@ class PeerSettings:
             raise SettingsError(
                 "COROSRV_PEER_TOKEN must be set where there are peers: a secret that all replicas share"
             )
+        if self.peer_url and not self.peer_token:
+            raise SettingsError("COROSRV_PEER_URL needs COROSRV_PEER_TOKEN: a secret that all replicas share")
 
     @property
     def is_wanted(self) -> bool:
@@ -107,8 +114,13 @@ class PeerSettings:
         return bool(self.peer_token)
 
     @property
+    def may_have_peers(self) -> bool:
+        """Returns True if this server has peers, or may find some through Redis."""
+        return bool(self.urls or self.peer_url)
+
+    @property
     def urls(self) -> tuple[str, ...]:
-        """Returns the peers, each with its options."""
+        """Returns the peers that are named, each with its options."""
         return sources.split_words(self.peers.replace(" ", ","))
 
 

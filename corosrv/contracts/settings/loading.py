@@ -85,7 +85,7 @@ def _uncounted(raw: sources.RawSettings, peer: PeerSettings) -> str:
     """Names what would let calls in past the limits of API keys; "" for nothing."""
     if KserveSettings(**raw.values(KserveSettings)).grpc_port is not None:
         return f"calls over gRPC ({PREFIX}GRPC_PORT)"
-    return f"requests of peers ({PREFIX}PEERS)" if peer.urls else ""
+    return f"requests of peers ({PREFIX}PEERS, {PREFIX}PEER_URL)" if peer.may_have_peers else ""
 
 
 def assemble(raw: sources.RawSettings) -> Settings:
@@ -105,13 +105,17 @@ def assemble(raw: sources.RawSettings) -> Settings:
     if upstream.router_paths and not operator.mgmt_token_file:
         words = "opens the management of upstreams at the server's own port, and needs a token for that"
         raise SettingsError(f"{PREFIX}ROUTER_PATHS {words}: set {PREFIX}MGMT_TOKEN_FILE")
-    is_elsewhere = upstream.is_wanted or bool(peer.urls)
+    if peer.peer_url and not cluster.redis_url:
+        raise SettingsError(
+            f"{PREFIX}PEER_URL is for servers that find each other through {PREFIX}REDIS_URL: set that, too"
+        )
+    is_elsewhere = upstream.is_wanted or peer.may_have_peers
     if not values.get("model") and predictor is None and not app.is_wanted and not is_elsewhere:
         values["model"] = model_list.packaged_model()
         if not values.get("model_alias"):
             values["model_alias"] = f"{model_list.stem(values['model'])},{model_list.PACKAGED}"
     return Settings(
-        server=replace(server, strict_model=True) if peer.urls else server,
+        server=replace(server, strict_model=True) if peer.may_have_peers else server,
         hub=HubSettings(**raw.values(HubSettings)),
         images=ImageSettings(**raw.values(ImageSettings)),
         models=models_of(values),

@@ -116,6 +116,9 @@ class TurnList:
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
         self._called.setdefault(id, name)
 
+    def has_call(self, id: str) -> bool:
+        return id in self._called
+
     def result(self, call_id: str, content: Content, param: str) -> None:
         """Adds the result of a call, which may have images. Raises Refused when no earlier call has this id."""
         name = self._called.get(call_id)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from corosrv.contracts.jobs import Chunk
 from corosrv.dialects.chat.choice import ChoiceParser, Syntax
-from corosrv.dialects.chat.parts import AnswerText, End, Part
+from corosrv.dialects.chat.parts import AnswerText, End, Part, Reasoning
 
 
 class Parser(Protocol):
@@ -60,9 +60,10 @@ class SyntaxParser:
 class EchoParser:
     """Puts a text before each choice of an answer: the beginning of the message that it continues."""
 
-    def __init__(self, parser: Parser, beginning: str) -> None:
+    def __init__(self, parser: Parser, beginning: str, *, is_thought: bool = False) -> None:
         self._parser = parser
         self._beginning = beginning
+        self._part = Reasoning if is_thought else AnswerText
         self._begun: set[int] = set()  # numbers of choices
 
     @property
@@ -73,5 +74,5 @@ class EchoParser:
         for part in self._parser.parts(chunks):
             if part.choice not in self._begun:
                 self._begun.add(part.choice)
-                yield AnswerText(part.choice, self._beginning)
+                yield self._part(part.choice, self._beginning)
             yield part

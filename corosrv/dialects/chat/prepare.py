@@ -31,6 +31,8 @@ def prepare(conversation: Conversation, card: ModelCard, earlier: str = "") -> t
     plan = _ChatPlan.from_conversation(conversation, card)
     plan.check()
     syntax = plan.syntax
+    begun_thoughts = plan.begun_thoughts if plan.prompt.continue_thoughts else ""
+    earlier = begun_thoughts + earlier
     if earlier:
         plan = plan.going_on_from(earlier)
     job, prompt = conversation.job, plan.prompt
@@ -40,7 +42,11 @@ def prepare(conversation: Conversation, card: ModelCard, earlier: str = "") -> t
     elif (sampling := plan.sampling()) is not job.sampling:
         job = replace(job, sampling=sampling)
     parser: Parser = TextParser() if syntax == _PLAIN else SyntaxParser(syntax, earlier)
-    if conversation.echo and prompt.continue_final and prompt.messages[-1]["content"]:
+    if conversation.echo and begun_thoughts:
+        is_thought = syntax.thought_tags is not None
+        beginning = prompt.messages[-1]["reasoning_content"] if is_thought else begun_thoughts
+        parser = EchoParser(parser, beginning, is_thought=is_thought)
+    elif conversation.echo and prompt.continue_final and prompt.messages[-1]["content"]:
         parser = EchoParser(parser, prompt.messages[-1]["content"])
     return job, parser
 
@@ -71,13 +77,16 @@ class _ChatPlan(msgspec.Struct, frozen=True):
     @property
     def syntax(self) -> Syntax:
         card, splits_thoughts = self.card, self.may_think and self.card.splits_reasoning
+        edges = card.answer_format.edges
+        if not card.splits_reasoning:  # the tags of thoughts stay in the text with them
+            edges = tuple(edge for edge in edges if edge not in (card.reasoning_tags or ()))
         return Syntax(
             thought_tags=card.reasoning_tags if splits_thoughts else None,
             begins_in_thoughts=splits_thoughts and card.opens_reasoning,
             tool_format=self.form if self.tools else None,
             markers=self.markers,
             only_calls=self.is_forced,
-            edges=card.answer_format.edges if card.splits_reasoning or self.tools else (),
+            edges=edges,
             element_types=self.element_types,
             string_members=string_members((name_of(tool), parameters_of(tool)) for tool in self.tools),
         )
@@ -94,8 +103,10 @@ class _ChatPlan(msgspec.Struct, frozen=True):
         choice = ChoiceParser(0, syntax)
         choice.pass_over(text)
         if choice.has_calls:
-            words = "a call has begun in the tokens that are kept: keep fewer, or send no tools"
-            raise Refused(f"fork.at: {words}", "fork.at")
+            is_begun = self.prompt.continue_thoughts and text == self.begun_thoughts
+            param = self.prompt.param if is_begun else "fork.at"
+            words = "a call has begun in what the answer goes on from: keep less of it, or send no tools"
+            raise Refused(f"{param}: {words}", param)
         if choice.is_thinking:
             answer = replace(self.card.answer_format, opens_thoughts=True)
             return msgspec.structs.replace(self, card=replace(self.card, answer_format=answer))
@@ -125,9 +136,16 @@ class _ChatPlan(msgspec.Struct, frozen=True):
 
     @property
     def may_think(self) -> bool:
-        if self.card.reasoning_tags is None or not self.prompt.add_generation_prompt:
+        prompt = self.prompt
+        if self.card.reasoning_tags is None or not (prompt.add_generation_prompt or prompt.continue_thoughts):
             return False
         return self.is_asked_to_think or not self.card.answer_format.can_be_silenced
+
+    @property
+    def begun_thoughts(self) -> str:
+        """Returns the thoughts that the answer continues, behind the tag that opens them unless the prompt does."""
+        opening = "" if self.card.opens_reasoning or self.card.reasoning_tags is None else self.card.reasoning_tags[0]
+        return opening + str(self.prompt.messages[-1]["reasoning_content"])
 
     @property
     def is_asked_to_think(self) -> bool:
@@ -195,8 +213,19 @@ class _ChatPlan(msgspec.Struct, frozen=True):
             form = "tool_choice" if self.is_forced else "tools"
         if conversation.job.sampling.grammar and form:
             raise Refused(f"grammar and {form} contradict each other: send one of them", "grammar")
-        if self.prompt.continue_final and (self.is_forced or conversation.answer_format):
+        if self.prompt.continue_thoughts:
+            self._check_thoughts()
+        is_begun = self.prompt.continue_final and not self.prompt.continue_thoughts
+        if is_begun and (self.is_forced or conversation.answer_format):
             raise Refused(f"{form}: an answer that is begun already cannot be forced into a form", form)
+
+    def _check_thoughts(self) -> None:
+        """Raises Refused where the thoughts of the last message cannot go on."""
+        param, tags = self.prompt.param, self.card.reasoning_tags
+        if tags is None or not self.may_think:
+            raise Refused(f"{param}: the last message has thoughts alone, and the model does not think", param)
+        if tags[1] in self.prompt.messages[-1]["reasoning_content"]:
+            raise Refused(f"{param}: the thoughts of the last message have ended ({tags[1]}): send its text", param)
 
     def sampling(self) -> Sampling:
         """Returns the job's sampling, with the grammar that the answer needs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
 from types import SimpleNamespace
@@ -193,6 +193,11 @@ class Defaults:
     max_tokens: int | None
     temperature: float
     seed: int | None
+    more: Mapping[str, float] = field(default_factory=dict)  # of Sampling, by its names
+
+    def sampling(self) -> Sampling:
+        """Returns how an answer is drawn whose request says nothing of it."""
+        return Sampling(temperature=self.temperature, seed=self.seed, **self.more)  # type: ignore[arg-type]
 
 
 def job(
@@ -259,9 +264,9 @@ def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> in
 
 def _sampling(fields: GenerationFields, defaults: Defaults, n_probs: int, post_sampling_probs: bool) -> Sampling:
     values = _same_values(fields)
-    members: dict[str, Any] = {}
+    members: dict[str, Any] = {**defaults.more}
     if values != _NO_VALUES:
-        members = {name: value for name, value in zip(_SAME, values, strict=True) if value is not None}
+        members |= {name: value for name, value in zip(_SAME, values, strict=True) if value is not None}
     if fields.top_k is not None:
         members["top_k"] = max(fields.top_k, 0)  # -1 keeps all, as elsewhere
     if fields.dry_sequence_breakers is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +31,8 @@ def submit(
 
     May wait while the model is loaded or the prompt is read; raises as `worker` does, and LimitReached.
     """
-    model = worker.card(job.model).id
+    card = worker.card(job.model)
+    model = card.id
     bill = None
     if (account := job.terms.account) is not None:
         n, most = (job.n, job.max_tokens) if isinstance(job, Job) else (1, 0)
@@ -39,7 +41,7 @@ def submit(
     if (trace := job.terms.trace) is not None:
         trace = begin_trace(trace, job, model)
         job = replace(job, terms=replace(job.terms, trace=trace))
-    record = JobRecord(job.terms.request_id, model, job.n_tasks, as_json, bill, forkable, trace)
+    record = JobRecord(job.terms.request_id, model, job.n_tasks, as_json, bill, forkable, trace, card.parent)
     try:
         return worker.submit(job), record
     except BaseException as error:
@@ -74,8 +76,9 @@ class JobRecord:
     """
 
     __slots__ = (
-        "_as_json", "_began", "_bill", "_cached_tokens", "_compute_ms", "_decode_ms", "_forkable", "_generated_tokens",
-        "_id", "_model", "_n_running", "_outcome", "_prompt_ms", "_prompt_tokens", "_trace"
+        "_as_json", "_began", "_bill", "_cached_tokens", "_compute_ms", "_decode_ms", "_first_at", "_forkable",
+        "_generated_tokens", "_id", "_model", "_n_running", "_outcome", "_parent", "_prompt_ms", "_prompt_tokens",
+        "_trace"
     )  # fmt: skip
 
     def __init__(
@@ -87,11 +90,13 @@ class JobRecord:
         bill: Bill | None = None,
         forkable: ForkableAnswer | None = None,
         trace: TracePart | None = None,
+        parent: str = "",
     ) -> None:
-        """`id`: the request's; `model`: the name of the model that was asked. `bill`: to settle at the end; `trace`:
-        the job's own part of it, to end then."""
+        """`id`: the request's; `model`: the name of the model that was asked, of which `parent` may be the one that it
+        is an adapter of. `bill`: to settle at the end; `trace`: the job's own part of it, to end then."""
         self._id = id
         self._model = model
+        self._parent = parent
         self._as_json = as_json
         self._bill = bill
         self._forkable = forkable
@@ -99,6 +104,7 @@ class JobRecord:
         self._n_running = n_tasks
         self._compute_ms: dict[int, float] = {}  # by index, of the tasks whose end was not read
         self._began = time.monotonic()
+        self._first_at = math.inf  # when its first chunk was read, where that is for a trace
         self._outcome = _STOP
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._prompt_ms = self._decode_ms = 0.0
@@ -107,6 +113,8 @@ class JobRecord:
         """Counts the job's next chunks."""
         if self._forkable is not None:
             self._forkable.add(chunks)
+        if self._trace is not None and self._first_at == math.inf:
+            self._first_at = time.monotonic()
         for chunk in chunks:
             self._generated_tokens += chunk.n_tokens
             if chunk.finish is None:
@@ -148,6 +156,9 @@ class JobRecord:
             trace.add_past("queue", total, max(total - prompt - decode, 0.0))
             trace.add_past("prefill", prompt + decode, prompt, {"corosrv.cached_tokens": self._cached_tokens})
             trace.add_past("decode", decode, decode)
+            # A stream that is read late ends late, and a job without one may have all its tokens in its last chunk.
+            first_token = min(self._first_at - self._began, max(total - decode, 0.0))
+            trace.note_job(self._parent or self._model, max(first_token - prompt, 0.0), first_token)
         usage = {
             "gen_ai.usage.input_tokens": self._prompt_tokens,
             "gen_ai.usage.output_tokens": self._generated_tokens,

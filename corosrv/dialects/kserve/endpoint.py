@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -13,6 +13,8 @@ from flask import Request, Response, g, request
 from corosrv.base.errors import ClientGone, CorosrvError, HandlerFailed, ReadTimeout
 from corosrv.contracts.jobs.infer import (
     HandlerCard,
+    InferEnd,
+    InferItem,
     InferJob,
     InferOutputs,
     InferReader,
@@ -23,8 +25,8 @@ from corosrv.contracts.jobs.infer import (
 from corosrv.contracts.jobs.terms import TRACE, Terms
 from corosrv.dialects.kserve import schema
 from corosrv.dialects.kserve.generate_answer import GeneratedText, TextEvents, check_gives_text, decode_generate
-from corosrv.dialects.kserve.infer_answer import EncodedAnswer, encode_answer
-from corosrv.dialects.kserve.infer_request import LENGTH_HEADER, Body, DecodedRequest, decode_request
+from corosrv.dialects.kserve.infer_answer import EncodedAnswer, OutputEvents, encode_answer
+from corosrv.dialects.kserve.infer_request import LENGTH_HEADER, OUTPUT_EVENTS, Body, DecodedRequest, decode_request
 from corosrv.dialects.kserve.parameters import FindObject, FrontParameters, call_terms, no_objects
 from corosrv.formats.tensors import check_inputs
 from corosrv.web.http import sse
@@ -141,6 +143,9 @@ class InferEndpoint:
         Raises what the worker does, InvalidTensor for an input that is not as the model declares it, and ClientGone.
         """
         incoming = current(request)
+        if incoming.environ.get("HTTP_ACCEPT") == OUTPUT_EVENTS:
+            reader = self.submit(target, decoded.request, decoded.front, is_stream=True)
+            return self._stream(incoming.environ, reader, OutputEvents(reader.card))
         reader = self.submit(target, decoded.request, decoded.front)
         encode = partial(_encode_last, reader.card, decoded, self.limits.max_body_bytes)
         return _respond(incoming, reader, encode)
@@ -155,14 +160,15 @@ class InferEndpoint:
 
         Raises as `infer` does, also what the call ends in if it gives no text before.
         """
-        environ = current(request).environ
         reader, answer = self._submit_text(target, is_stream=True)
-        if reader.is_replayed:
-            return _marked(lambda: self._stream_answer(environ, reader, answer))
-        return self._stream_answer(environ, reader, answer)
+        return self._stream(current(request).environ, reader, TextEvents(answer))
 
-    def _stream_answer(self, environ: dict[str, Any], reader: InferReader, answer: GeneratedText) -> Response:
-        events = TextEvents(answer)
+    def _stream(self, environ: dict[str, Any], reader: InferReader, events: sse.Encoder[InferItem]) -> Response:
+        if reader.is_replayed:
+            return _marked(lambda: self._stream_answer(environ, reader, events))
+        return self._stream_answer(environ, reader, events)
+
+    def _stream_answer(self, environ: dict[str, Any], reader: InferReader, events: sse.Encoder[InferItem]) -> Response:
         try:
             first = self._first_events(environ, reader, events)
         except BaseException:
@@ -175,7 +181,7 @@ class InferEndpoint:
             )
         )
 
-    def _first_events(self, environ: dict[str, Any], reader: InferReader, events: TextEvents) -> bytes:
+    def _first_events(self, environ: dict[str, Any], reader: InferReader, events: sse.Encoder[InferItem]) -> bytes:
         watch = ClientWatch(sse.watched(environ), reader.cancel)
         try:
             items = reader.take(self.limits.ping_interval)
@@ -185,6 +191,8 @@ class InferEndpoint:
             watch.close()
         if watch.is_gone:
             raise ClientGone("the client left before its answer began")
+        if isinstance(items[0], InferEnd) and items[0].error is not None:
+            raise items[0].error
         first = events.encode(items)
         if events.failure is not None and not isinstance(items[0], InferOutputs):
             raise events.failure
@@ -230,6 +238,8 @@ def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Ter
         trace=environ.get(TRACE),
     )
     notes = current(g)
+    if (trip := notes.get("corosrv_trip")) is not None:  # a peer has passed it on
+        terms = replace(terms, n_hops=trip.n_hops, visited=trip.visited)
     return placed(terms, notes.get("corosrv_account"), notes.get("corosrv_flow"))
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import msgspec
 
-from corosrv.base.errors import HandlerFailed, Refused
+from corosrv.base.errors import CorosrvError, HandlerFailed, Refused
 from corosrv.base.processor import Turns
-from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs
+from corosrv.contracts.jobs.infer import HandlerCard, InferItem, InferOutputs
 from corosrv.dialects.kserve.infer_request import SIZE
 from corosrv.dialects.kserve.json_data import BINARY_ONLY
 from corosrv.formats.tensors import DATATYPES, Parameter, Tensor, elements
+from corosrv.workers.wire.calls import AskEnd, AskOutputs, WireTensor
+from corosrv.workers.wire.faults import Fault
 
 _PIECE = 65_536  # bytes of content that are encoded together
 _BATCH = 2048  # elements of BYTES
@@ -149,3 +151,42 @@ def _json_values(tensor: Tensor, values: list[Any]) -> list[Any]:
 
 def _unfit(tensor: Tensor, problem: str) -> Refused:
     return Refused(f"output {tensor.name[:120]!r} {problem}: {_ASK_FOR_BINARY}", "outputs")
+
+
+class OutputEvents:
+    """Makes a stream's events of a call's answers for another replica; see corosrv.web.http.sse.Encoder.
+
+    Each has a message of asks as JSON, in which contents are base64: an AskOutputs for each answer, then one AskEnd.
+    """
+
+    def __init__(self, card: HandlerCard) -> None:
+        self.failure: CorosrvError | None = None  # an error of the call is an event as well
+        self._card = card
+
+    def encode(self, items: list[InferItem]) -> bytes:
+        return b"".join(map(self._event, items))
+
+    def _event(self, item: InferItem) -> bytes:
+        card = self._card
+        if not isinstance(item, InferOutputs):
+            return self._end(item.error)
+        outputs = [
+            WireTensor(tensor.name, tensor.datatype, list(tensor.shape), bytes(tensor.raw), -1, dict(tensor.parameters))
+            for tensor in item.outputs
+        ]
+        parameters, is_final = dict(_parameters(card, item)), item.is_final or not card.is_stream
+        return _event(AskOutputs(0, outputs, parameters, is_final, card.name, card.version))
+
+    def encode_error(self, error: CorosrvError) -> bytes:
+        return self._end(error)
+
+    def _end(self, error: CorosrvError | None) -> bytes:
+        fault = None if error is None else Fault.from_error(error)
+        return _event(AskEnd(0, self._card.name, self._card.version, fault))
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def _event(message: AskOutputs | AskEnd) -> bytes:
+    return b"data: " + msgspec.json.encode(message) + b"\n\n"

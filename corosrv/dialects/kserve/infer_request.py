@@ -26,6 +26,8 @@ from corosrv.formats.bodies import decode_unscanned
 from corosrv.formats.tensors import Tensor
 
 LENGTH_HEADER = "Inference-Header-Content-Length"  # bytes of the JSON, before any compression
+# What a replica accepts that passes a call on whose answers are wanted as they come; see OutputEvents.
+OUTPUT_EVENTS = "text/event-stream; content=outputs"
 SIZE = "binary_data_size"  # a tensor's parameter: how many bytes of the tail are its own
 
 _MAX_DIGITS = 15

@@ -29,6 +29,7 @@ from corosrv.contracts.jobs.terms import (
     parse_timeout,
 )
 from corosrv.formats.tensors import Parameter
+from corosrv.web.inference_gateway import FAIRNESS_ID, OBJECTIVE
 
 OBJECT_REF = "object_ref"  # the parameter of such an input
 
@@ -119,7 +120,9 @@ def _boolean(parameters: Mapping[str, Parameter], name: str) -> bool:
 
 Header = Callable[[str], str | None]  # looks a header up by its name
 
-_SESSION = "X-Session-Id"
+# Headers that go on to a peer which runs the call. Those of an inference gateway are there only if it may send them.
+_ONWARD = ("traceparent", "tracestate", FAIRNESS_ID.lower(), OBJECTIVE.lower())
+SESSION = "X-Session-Id"
 _MAX_SESSION = 200  # characters
 
 
@@ -150,7 +153,7 @@ class CallHeaders(msgspec.Struct):
             description="Calls of one session go to the same worker where the handler asks for that. It goes before "
             "the parameter `sequence_id`",
         ),
-    ] = msgspec.field(name=_SESSION, default="")
+    ] = msgspec.field(name=SESSION, default="")
 
 
 def call_terms(
@@ -176,8 +179,9 @@ def call_terms(
         priority=front.priority or parse_priority(header(PRIORITY)) or DEFAULT_PRIORITY,
         deadline=None if timeout is None else now + timeout,
         idempotency_key=_idempotency_key(header),
-        session=(header(_SESSION) or str(session))[:_MAX_SESSION],
+        session=(header(SESSION) or str(session))[:_MAX_SESSION],
         trace=trace,
+        headers=tuple([(name, value) for name in _ONWARD if (value := header(name)) is not None]),
     )
 
 

@@ -16,7 +16,7 @@ from flask import Blueprint, Response, request
 
 from corosrv.base import __version__
 from corosrv.base.errors import Refused
-from corosrv.contracts.jobs import Job, ModelCard, Sampling, Vocabulary
+from corosrv.contracts.jobs import Job, ModelCard, Vocabulary
 from corosrv.dialects.generation import settings
 from corosrv.dialects.generation.fields import Defaults, ModelName
 from corosrv.web.http import body_reader
@@ -38,11 +38,7 @@ class Switches:
 
 def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switches: Switches) -> dict[str, Any]:
     """Makes the answer of GET /props. Tells no keys and no folders."""
-    job = Job(
-        (),
-        max_tokens=defaults.max_tokens,
-        sampling=Sampling(temperature=defaults.temperature, seed=defaults.seed),
-    )
+    job = Job((), max_tokens=defaults.max_tokens, sampling=defaults.sampling())
     return {
         "default_generation_settings": {
             "params": settings.of_job(job, True, vocabulary) | {"timings_per_token": False},

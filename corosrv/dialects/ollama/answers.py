@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -15,15 +16,18 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from corosrv.base.errors import CorosrvError
+from corosrv.contracts.jobs import TokenInfo
 from corosrv.dialects.chat.answer import AnswerBlock, BlockAnswer, BlockKind
 from corosrv.dialects.chat.parser import Parser
+from corosrv.dialects.generation import native
+from corosrv.dialects.generation.answer_types import TokenLikelihood
 
 # No time is told by a blank, which stands before the next line: no client minds, and some would mind an empty line.
 NOTHING = b" "
 _NANOSECONDS = 1_000_000_000
 
 DoneReason = Literal["stop", "length", "load", "unload", "abort"]
-_DONE_REASON: dict[str, DoneReason] = {"stop": "stop", "length": "length", "tool_calls": "stop", "cancelled": "abort"}
+DONE_REASON: dict[str, DoneReason] = {"stop": "stop", "length": "length", "tool_calls": "stop", "cancelled": "abort"}
 
 
 class OllamaError(msgspec.Struct):
@@ -65,6 +69,7 @@ class OllamaLine(msgspec.Struct, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
+    logprobs: list[TokenLikelihood] | UnsetType = UNSET  # of the text in this line
 
 
 class OllamaChatLine(OllamaLine, kw_only=True):
@@ -94,6 +99,15 @@ class OllamaEmbedding(msgspec.Struct):
     """The vector of one text, as the model gives it."""
 
     embedding: list[float]
+
+
+class PullLine(msgspec.Struct):
+    """A line of a pull: what is done, and of a download the bytes that are there, and all of them."""
+
+    status: str
+    digest: str | UnsetType = UNSET
+    total: int | UnsetType = UNSET
+    completed: int | UnsetType = UNSET
 
 
 def error_body(error: CorosrvError) -> OllamaError:
@@ -132,35 +146,55 @@ class Stopwatch:
         return nanoseconds(self.load_s)
 
 
+def chat_line(
+    text: str = "", thinking: str = "", calls: list[OllamaToolCall] | None = None, **more: Any
+) -> OllamaChatLine:
+    """Makes a line of a chat; `more`: its other members."""
+    return OllamaChatLine(message=OllamaMessage("assistant", text, thinking or UNSET, calls or UNSET), **more)
+
+
+def text_line(
+    text: str = "", thinking: str = "", calls: list[OllamaToolCall] | None = None, **more: Any
+) -> OllamaTextLine:
+    """Makes a line of a text, which calls no tools; `more`: its other members."""
+    return OllamaTextLine(response=text, thinking=thinking or UNSET, **more)
+
+
 class OllamaAnswer(BlockAnswer):
     """One answer, as an object or line by line. Calls of tools come whole."""
 
-    def __init__(self, model: str, parser: Parser, stopwatch: Stopwatch) -> None:
-        """`model`: as the client calls it."""
+    def __init__(self, model: str, parser: Parser, stopwatch: Stopwatch, logprobs: bool = False) -> None:
+        """`model`: as the client calls it. `logprobs`: texts have their tokens, and how likely these were."""
         super().__init__(parser)
+        self.blocks.keeps_tokens = logprobs
+        self._n_told = 0  # tokens of the open text
         self._model = model
         self._stopwatch = stopwatch
 
     @abstractmethod
-    def piece(self, text: str = "", thinking: str = "", calls: list[OllamaToolCall] | None = None, **more: Any) -> Any:
-        """Makes a line; `more`: its other members."""
+    def piece(self, *texts: Any, **more: Any) -> Any:
+        """Makes a line, as `chat_line` or `text_line` does."""
 
     def complete_answer(self) -> Any:
         text, thoughts = (self._joined(kind) for kind in (BlockKind.TEXT, BlockKind.REASONING))
         calls = [_call(block, number) for number, block in enumerate(self._blocks(BlockKind.CALL))]
-        return self.piece(text, thoughts, calls, **self._frame, **self._end())
+        tokens = [token for block in self._blocks(BlockKind.TEXT) for token in block.tokens]
+        return self.piece(text, thoughts, calls, **self._frame, **self._logprobs(tokens), **self._end())
 
     def first(self) -> bytes:
         return NOTHING
 
     def block_start(self, block: AnswerBlock) -> bytes:
+        self._n_told = 0
         return b""
 
     def block_delta(self, block: AnswerBlock, piece: str) -> bytes:
         if block.kind is BlockKind.CALL:
             return b""
-        texts = (piece, "") if block.kind is BlockKind.TEXT else ("", piece)
-        return encode_line(self.piece(*texts, **self._frame))
+        if block.kind is BlockKind.REASONING:
+            return encode_line(self.piece("", piece, **self._frame))
+        begin, self._n_told = self._n_told, len(block.tokens)
+        return encode_line(self.piece(piece, **self._frame, **self._logprobs(block.tokens[begin:])))
 
     def block_end(self, block: AnswerBlock) -> bytes:
         if block.kind is not BlockKind.CALL:
@@ -178,13 +212,17 @@ class OllamaAnswer(BlockAnswer):
     def _frame(self) -> dict[str, Any]:
         return {"model": self._model, "created_at": timestamp()}
 
+    def _logprobs(self, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+        """Describes tokens where they are asked for. Lets others run."""
+        return {"logprobs": native.describe_all(tokens, post_sampling=False)} if self.blocks.keeps_tokens else {}
+
     def _end(self) -> dict[str, Any]:
         """Returns the members of the last line."""
         end, tally = self.blocks.end, self.tally
         assert end is not None
         return {
             "done": True,
-            "done_reason": _DONE_REASON[end.reason],
+            "done_reason": DONE_REASON[end.reason],
             "total_duration": self._stopwatch.total,
             "load_duration": self._stopwatch.load,
             "prompt_eval_count": tally.prompt_tokens,
@@ -203,19 +241,15 @@ class OllamaAnswer(BlockAnswer):
 class OllamaChatAnswer(OllamaAnswer):
     """The answer to a conversation."""
 
-    def piece(
-        self, text: str = "", thinking: str = "", calls: list[OllamaToolCall] | None = None, **more: Any
-    ) -> OllamaChatLine:
-        return OllamaChatLine(message=OllamaMessage("assistant", text, thinking or UNSET, calls or UNSET), **more)
+    def piece(self, *texts: Any, **more: Any) -> OllamaChatLine:
+        return chat_line(*texts, **more)
 
 
 class OllamaTextAnswer(OllamaAnswer):
     """The answer to a prompt, which calls no tools."""
 
-    def piece(
-        self, text: str = "", thinking: str = "", calls: list[OllamaToolCall] | None = None, **more: Any
-    ) -> OllamaTextLine:
-        return OllamaTextLine(response=text, thinking=thinking or UNSET, **more)
+    def piece(self, *texts: Any, **more: Any) -> OllamaTextLine:
+        return text_line(*texts, **more)
 
 
 def loading_answer(model: str, reason: DoneReason, *, is_chat: bool) -> OllamaLine:
@@ -227,10 +261,10 @@ def loading_answer(model: str, reason: DoneReason, *, is_chat: bool) -> OllamaLi
 
 
 def _call(block: AnswerBlock, number: int) -> OllamaToolCall:
-    return OllamaToolCall(block.id, OllamaFunctionCall(block.name, _arguments(block.text), number))
+    return OllamaToolCall(block.id, OllamaFunctionCall(block.name, call_arguments(block.text), number))
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def call_arguments(text: str) -> dict[str, Any]:
     """Decodes a call's arguments. Returns an empty object for a call that was cut off: half a JSON text is none."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from corosrv.dialects.ollama import answers, catalog, schema
-from corosrv.dialects.ollama.loading import PullLine
 from corosrv.images.intake import images_in
 from corosrv.web.groups.routes import GenerateHeaders
 from corosrv.web.http.openapi import GENERATES, NEEDS_MODEL, READS, operation
@@ -75,8 +74,8 @@ pull = _operation(
     "Download a model, as Ollama does",
     "Of those that this server's operator has named on a hub (`--model hf:OWNER/REPO:Q4_K_M`); it is loaded then.",
     body=schema.PullBody,
-    answer=PullLine,
-    lines=PullLine,
+    answer=answers.PullLine,
+    lines=answers.PullLine,
     statuses=(*READS, *NEEDS_MODEL, 500, 501),
     examples={"A model": {"model": "NAME", "stream": False}},
 )

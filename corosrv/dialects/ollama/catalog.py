@@ -8,15 +8,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from corosrv.base.errors import NotFound, NotOffered
+from corosrv.base.errors import NotFound
 from corosrv.contracts.jobs import ModelCard, Worker
 from corosrv.dialects.ollama.answers import timestamp
 from corosrv.models.fitting.gguf import Facts
 from corosrv.models.plan import ModelState, Standing
 
 # The release of Ollama whose API this is: clients compare it with the first one that had what they need.
-VERSION = "0.12.6"
-_LATEST = ":latest"
+VERSION = "0.12.11"
+LATEST = ":latest"
 _HUBS = ("hf.co/", "huggingface.co/", "hf:")  # before the name of a repository
 FOREVER = 9_999_999_999.0  # seconds since 1970: when a model goes that stays loaded
 
@@ -105,22 +105,15 @@ class ApiVersion(msgspec.Struct):
 class OllamaCatalog:
     """Finds models by the names that Ollama's clients use, and describes them."""
 
-    def __init__(self, pool: OllamaPool, names_elsewhere: Callable[[], Iterable[str]] = tuple) -> None:
-        """`names_elsewhere`: of models that upstreams serve, which are not asked in this dialect."""
+    def __init__(self, pool: OllamaPool) -> None:
         self._pool = pool
-        self._names_elsewhere = names_elsewhere
 
     def find(self, name: str) -> ModelCard:
-        """Returns the card of a model, loaded or not. Raises NotFound, in Ollama's words, and NotOffered."""
+        """Returns the card of a model, loaded or not. Raises NotFound, in Ollama's words."""
         cards = {known: card for card in self._pool.models() for known in (card.id, *card.aliases)}
         for spelling in spellings(name):
             if spelling in cards:
                 return cards[spelling]
-        if not set(spellings(name)).isdisjoint(self._names_elsewhere()):
-            raise NotOffered(
-                f"model '{name[:120]}' is served by an upstream, which is asked in OpenAI's or Anthropic's protocol: "
-                "POST /v1/chat/completions"
-            )
         if not cards:
             self._pool.check()  # says why there are none
         raise NotFound(f"model '{name[:120]}' not found", "model", "model_not_found")
@@ -197,12 +190,12 @@ def spellings(name: str) -> Iterable[str]:
     repo = next((name.removeprefix(hub) for hub in _HUBS if name.startswith(hub)), "")
     # Among several models, those of hubs have the names of their repositories without the owners.
     likely = [name, *([repo, repo.partition("/")[2]] if repo else [])]
-    return [spelling for bare in likely for spelling in (bare, bare.removesuffix(_LATEST), bare + _LATEST)]
+    return [spelling for bare in likely for spelling in (bare, bare.removesuffix(LATEST), bare + LATEST)]
 
 
 def tagged(name: str) -> str:
     """Returns a name with a tag, as Ollama's clients expect it of every model."""
-    return name if ":" in name else name + _LATEST
+    return name if ":" in name else name + LATEST
 
 
 def digest(card: ModelCard) -> str:

@@ -8,27 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 
 import gevent
-import msgspec
-from msgspec import UNSET, UnsetType
 
 from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown
 from corosrv.base.waits import call_later
 from corosrv.contracts.jobs import ModelCard, State
+from corosrv.dialects.ollama.answers import PullLine
 from corosrv.dialects.ollama.catalog import FOREVER, OllamaPool, digest
 from corosrv.models.plan import ModelState, Standing
 
 _LOOK_S = 1.0  # seconds between two looks at models that are to be unloaded
 _PULL_S = 0.25  # seconds between two lines of a pull
 _COMING = (ModelState.READY, ModelState.LOADING, ModelState.DOWNLOADING)
-
-
-class PullLine(msgspec.Struct):
-    """A line of a pull: what is done, and of a download the bytes that are there, and all of them."""
-
-    status: str
-    digest: str | UnsetType = UNSET
-    total: int | UnsetType = UNSET
-    completed: int | UnsetType = UNSET
 
 
 class KeepAlive:
@@ -46,15 +36,16 @@ class KeepAlive:
         self._seconds: dict[str, float] = {}  # by the names of models
         self._is_looking = False
 
-    def note(self, name: str, seconds: float | None) -> None:
-        """Notes what a request says; None leaves the model to the operator. Returns at once."""
+    def note(self, name: str, seconds: float | None) -> bool:
+        """Notes what a request says; None leaves the model to the operator. Returns whether it is news, at once."""
         if seconds is None:
-            self._seconds.pop(name, None)
-            return
+            return self._seconds.pop(name, None) is not None
+        is_news = self._seconds.get(name) != seconds
         self._seconds[name] = seconds
         if not self._is_looking and seconds < math.inf:
             self._is_looking = True
             self._later(_LOOK_S, self._look)
+        return is_news
 
     def unload(self, name: str) -> None:
         """Unloads a model now, or as soon as nobody uses it. Returns at once."""

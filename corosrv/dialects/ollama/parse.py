@@ -54,7 +54,7 @@ class AskedModel:
 
 def chat(body: schema.OllamaChatBody, defaults: fields.Defaults, model: AskedModel, stopwatch: Stopwatch) -> Call:
     """Checks a chat. Waits for images, and while a long conversation is counted. Raises Refused."""
-    history = turns(body.messages or (), model)
+    history = turns(body.messages or (), model.images)
     tools = _tools(body, model)
 
     def prompt(history: tuple[Turn, ...]) -> Messages:
@@ -70,21 +70,21 @@ def chat(body: schema.OllamaChatBody, defaults: fields.Defaults, model: AskedMod
         kept_turns = newest_turns(history, lambda turns: room.holds(prompt(turns)))
         job = replace(job, prompts=(prompt(kept_turns),))
     job, parser = _prepared(body, job, model)
-    return _call(body, job, OllamaChatAnswer(model.name, parser, stopwatch))
+    return _call(body, job, OllamaChatAnswer(model.name, parser, stopwatch, bool(body.logprobs)))
 
 
 def text(body: schema.OllamaGenerateBody, defaults: fields.Defaults, model: AskedModel, stopwatch: Stopwatch) -> Call:
     """Checks a text to be generated; waits for images. Raises Refused, which names the parameter."""
-    _check_text_fields(body)
+    check_text_fields(body)
     options = schema.sampling_options(body)
     if body.raw or body.suffix or "chat" not in model.card.capabilities:
         return _raw_text(body, options, defaults, model, stopwatch)
-    content = _with_images(body.prompt or "", body.images, "", model)
+    content = _with_images(body.prompt or "", body.images, "", model.images)
     said: list[Turn] = [] if not body.system else [{"role": "system", "content": check_text(body.system, "system")}]
     said.append({"role": "user", "content": content})
     prompt = Messages(tuple(said), param="prompt", template_arguments=_template_arguments(body.think))
     job, parser = _prepared(body, _job(body, options, prompt, defaults, model), model)
-    return _call(body, job, OllamaTextAnswer(model.name, parser, stopwatch))
+    return _call(body, job, OllamaTextAnswer(model.name, parser, stopwatch, bool(body.logprobs)))
 
 
 def is_empty(body: schema.OllamaChatBody | schema.OllamaGenerateBody) -> bool:
@@ -105,7 +105,7 @@ def _job(
     defaults: fields.Defaults,
     model: AskedModel,
 ) -> Job:
-    job = fields.job(schema.generation_fields(body, options, model.card.id), (prompt,), defaults)
+    job = fields.job(schema.generation_fields(body, options, model.card.id), (prompt,), defaults, n_probs=body.n_probs)
     return replace(job, stop=fields.stops(options.stop, "options.stop"))
 
 
@@ -140,19 +140,19 @@ def _most_bytes(turn: Turn) -> int:
 # Turns
 
 
-def turns(messages: Sequence[schema.OllamaTurn], model: AskedModel) -> tuple[Turn, ...]:
+def turns(messages: Sequence[schema.OllamaTurn], intake: ImageIntake | None) -> tuple[Turn, ...]:
     """Returns the messages as templates take them. Waits for images. Raises Refused, which names the place."""
-    if model.images is not None:
-        model.images.expect(sum(len(message.images or ()) for message in messages), "messages")
+    if intake is not None:
+        intake.expect(sum(len(message.images or ()) for message in messages), "messages")
     pending: list[tuple[str, str]] = []  # ids and names of the calls that have no result yet
-    return tuple(_turn(message, number, pending, model) for number, message in enumerate(messages))
+    return tuple(_turn(message, number, pending, intake) for number, message in enumerate(messages))
 
 
-def _turn(message: schema.OllamaTurn, number: int, pending: list[tuple[str, str]], model: AskedModel) -> Turn:
+def _turn(message: schema.OllamaTurn, number: int, pending: list[tuple[str, str]], intake: ImageIntake | None) -> Turn:
     param = f"messages[{number}]"
     if message.images and message.role in ("system", "assistant"):
         raise misplaced_image(f"{param}.images", "messages of the user and results of tools")
-    content = _with_images(message.content or "", message.images, f"{param}.", model, is_counted=True)
+    content = _with_images(message.content or "", message.images, f"{param}.", intake, is_counted=True)
     turn: Turn = {"role": message.role, "content": content}
     if message.role == "tool":
         return turn | _result(message, param, number, pending)
@@ -191,7 +191,7 @@ def _result(message: schema.OllamaTurn, param: str, number: int, pending: list[t
 
 
 def _with_images(
-    text: str, images: Sequence[str] | None, param: str, model: AskedModel, *, is_counted: bool = False
+    text: str, images: Sequence[str] | None, param: str, intake: ImageIntake | None, *, is_counted: bool = False
 ) -> Content:
     """Returns a text with images, which come as base64, before it. Waits for them.
 
@@ -201,11 +201,11 @@ def _with_images(
     if not images:
         return content
     place = f"{param}images"
-    if model.images is None:
+    if intake is None:
         raise NotSupported(f"{place}: this model reads text only", place, "unsupported_content")
     if not is_counted:
-        model.images.expect(len(images), place)
-    read: list[str | Image] = [model.images.from_base64(data, f"{place}[{i}]") for i, data in enumerate(images)]
+        intake.expect(len(images), place)
+    read: list[str | Image] = [intake.from_base64(data, f"{place}[{i}]") for i, data in enumerate(images)]
     return (*read, content) if content else tuple(read)
 
 
@@ -220,7 +220,7 @@ def _tools(body: schema.OllamaChatBody, model: AskedModel) -> tuple[dict[str, An
 # Texts
 
 
-def _check_text_fields(body: schema.OllamaGenerateBody) -> None:
+def check_text_fields(body: schema.OllamaGenerateBody) -> None:
     """Raises Refused for what is not done here, and for fields that contradict each other."""
     if body.template:
         raise NotSupported("template: a template in a request is not run here", "template")
@@ -248,7 +248,7 @@ def _raw_text(
     if (form := schema.answer_format(body.format)) is not None:
         value = _ANY_OBJECT if form.schema is None else form.schema
         job = fields.with_schema(job, value, model.card, form.param)
-    return _call(body, job, OllamaTextAnswer(model.name, TextParser(), stopwatch))
+    return _call(body, job, OllamaTextAnswer(model.name, TextParser(), stopwatch, bool(body.logprobs)))
 
 
 def _raw_prompt(body: schema.OllamaGenerateBody, model: AskedModel) -> Prompt:
@@ -259,7 +259,7 @@ def _raw_prompt(body: schema.OllamaGenerateBody, model: AskedModel) -> Prompt:
         hole = prompts.Hole(body.prompt or "", body.suffix)
         return prompts.prompt(hole, vocabulary.infill, vocabulary, _INFILL_PARAMS)
     system = f"{check_text(body.system, 'system')}\n\n" if body.system else ""
-    content = _with_images(body.prompt or "", body.images, "", model)
+    content = _with_images(body.prompt or "", body.images, "", model.images)
     return (
         Text(system + content)
         if isinstance(content, str)

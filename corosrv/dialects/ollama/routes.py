@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from http import HTTPStatus
+from typing import Any, Protocol, TypeVar
 
 import msgspec
-from flask import Blueprint, Response
+from flask import Blueprint, Response, request
 from flask.blueprints import BlueprintSetupState
 
 from corosrv.base.errors import CorosrvError, NotFound, NotOffered
@@ -17,11 +19,12 @@ from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.ollama import api_docs, embedding, parse, schema
 from corosrv.dialects.ollama.answers import Stopwatch, encode_line, error_body, loading_answer
-from corosrv.dialects.ollama.catalog import VERSION, ApiVersion, OllamaCatalog, OllamaPool
+from corosrv.dialects.ollama.catalog import VERSION, ApiVersion, OllamaCatalog, OllamaPool, RunningList, RunningModel
 from corosrv.dialects.ollama.loading import KeepAlive, pull_lines
 from corosrv.dialects.ollama.parse import AskedModel
 from corosrv.web.http import sse
 from corosrv.web.http.reply import json_response, register_errors
+from corosrv.web.http.siblings import AskOthers, OtherAnswer, is_repeated
 from corosrv.web.http.terms import arrival
 
 PREFIX = "/api"
@@ -29,8 +32,75 @@ PREFIX = "/api"
 Run = TypeVar("Run", bound=schema.RunBody)
 
 
+View = Callable[[], Response]
+Views = dict[tuple[str, str], View]  # by method and path below /api
+
+
+class OllamaAnswers(Protocol):
+    """Anything that answers requests of Ollama's clients: each method answers the current one. Waits."""
+
+    def chat(self) -> Response: ...
+
+    def generate(self) -> Response: ...
+
+    def embed(self) -> Response: ...
+
+    def embed_one(self) -> Response: ...
+
+    def tags(self) -> Response: ...
+
+    def running(self) -> Response: ...
+
+    def show(self) -> Response: ...
+
+    def pull(self) -> Response: ...
+
+    def delete(self) -> Response: ...
+
+
+def views_of(answers: OllamaAnswers, once: Callable[[View], View]) -> Views:
+    """Makes the views, which say what they do. `once`: wraps a view so that it answers a repeated request once."""
+    return {
+        ("POST", "/chat"): once(api_docs.chat(lambda: answers.chat())),
+        ("POST", "/generate"): once(api_docs.generate(lambda: answers.generate())),
+        ("POST", "/embed"): once(api_docs.embed(lambda: answers.embed())),
+        ("POST", "/embeddings"): once(api_docs.embedding(lambda: answers.embed_one())),
+        ("GET", "/tags"): api_docs.tags(lambda: answers.tags()),
+        ("GET", "/ps"): api_docs.running(lambda: answers.running()),
+        ("GET", "/version"): api_docs.version(lambda: json_response(ApiVersion(VERSION))),
+        ("POST", "/show"): api_docs.show(lambda: answers.show()),
+        ("POST", "/pull"): api_docs.pull(lambda: answers.pull()),
+        ("DELETE", "/delete"): api_docs.delete(lambda: answers.delete()),
+    }
+
+
+def make_blueprint(views: Views, is_mounted: bool) -> Blueprint:
+    """Makes the routes of views, and refuses all others. Somebody's own app has them under a prefix only."""
+    routes = Blueprint("ollama", __name__)
+
+    def add(setup: BlueprintSetupState) -> None:
+        if is_mounted and not setup.url_prefix:
+            return
+        for (method, path), view in views.items():
+            setup.add_url_rule(PREFIX + path, path.strip("/"), view, methods=[method])
+        for number, rule in enumerate((PREFIX, f"{PREFIX}/<path:path>")):
+            setup.add_url_rule(rule, f"refuse_{number}", _refuse, methods=["GET", "POST", "PUT", "DELETE"])
+
+    routes.record(add)
+    register_errors(routes, error_body)
+    return routes
+
+
+def _refuse(path: str = "") -> Response:
+    raise NotFound(
+        f"{PREFIX}/{path[:80]} is not offered here: models are made, copied and uploaded by this server's operator",
+        None,
+        "not_offered",
+    )
+
+
 class OllamaRoutes:
-    """Answers requests of Ollama's clients."""
+    """Answers requests of Ollama's clients for models that are served here."""
 
     def __init__(
         self,
@@ -39,57 +109,35 @@ class OllamaRoutes:
         *,
         embeds: bool = True,
         idle_s: float = 0.0,
-        names_elsewhere: Callable[[], Iterable[str]] = tuple,
+        ask_other_workers: AskOthers = lambda *arguments: [],
     ) -> None:
-        """`pool`: the flow's worker. `embeds`, `idle_s`: the settings embeddings and model_idle_s. `names_elsewhere`:
-        of models that upstreams serve."""
+        """`pool`: the flow's worker. `embeds`, `idle_s`: the settings embeddings and model_idle_s.
+
+        `ask_other_workers`: has every other worker process hear for how long a model is to stay, and tell what it has.
+        """
         self._flow = flow
         self._pool = pool
         self._embeds = embeds
-        self._catalog = OllamaCatalog(pool, names_elsewhere)
+        self._ask_other_workers = ask_other_workers
+        self._catalog = OllamaCatalog(pool)
         self._keep_alive = KeepAlive(pool, idle_s)
 
     def blueprint(self, is_mounted: bool = False) -> Blueprint:
         """Makes the routes. Somebody's own app has them only under a prefix: without one, `/api` is the app's."""
-        routes = Blueprint("ollama", __name__)
-        once = self._flow.once
-        rules: tuple[tuple[str, str, Callable[..., Response]], ...] = (
-            ("POST", "/chat", once(api_docs.chat(lambda: self._chat()))),
-            ("POST", "/generate", once(api_docs.generate(lambda: self._generate()))),
-            ("POST", "/embed", once(api_docs.embed(lambda: self._embed()))),
-            ("POST", "/embeddings", once(api_docs.embedding(lambda: self._embed_one()))),
-            ("GET", "/tags", api_docs.tags(lambda: json_response(self._catalog.tags()))),
-            ("GET", "/ps", api_docs.running(lambda: json_response(self._running()))),
-            ("GET", "/version", api_docs.version(lambda: json_response(ApiVersion(VERSION)))),
-            ("POST", "/show", api_docs.show(lambda: json_response(self._show()))),
-            ("POST", "/pull", api_docs.pull(lambda: self._pull())),
-            ("DELETE", "/delete", api_docs.delete(lambda: self._delete())),
-        )
+        return make_blueprint(views_of(self, self._flow.once), is_mounted)
 
-        def add(setup: BlueprintSetupState) -> None:
-            if is_mounted and not setup.url_prefix:
-                return
-            for method, path, view in rules:
-                setup.add_url_rule(PREFIX + path, path.strip("/"), view, methods=[method])
-            for number, rule in enumerate((PREFIX, f"{PREFIX}/<path:path>")):
-                setup.add_url_rule(rule, f"refuse_{number}", _refuse, methods=["GET", "POST", "PUT", "DELETE"])
-
-        routes.record(add)
-        register_errors(routes, error_body)
-        return routes
-
-    def _chat(self) -> Response:
+    def chat(self) -> Response:
         return self._answer(self._receive(schema.chat_decoder), parse.chat)
 
-    def _generate(self) -> Response:
+    def generate(self) -> Response:
         return self._answer(self._receive(schema.generate_decoder), parse.text)
 
-    def _embed(self) -> Response:
+    def embed(self) -> Response:
         body, asked, stopwatch = self._embedding_request(schema.embed_decoder)
         chunks = self._collect(embedding.several_job(body, asked), body)
         return json_response(embedding.several_answer(chunks, asked, stopwatch))
 
-    def _embed_one(self) -> Response:
+    def embed_one(self) -> Response:
         body, asked, _ = self._embedding_request(schema.embedding_decoder)
         return json_response(embedding.single_answer(self._collect(embedding.single_job(body, asked), body)))
 
@@ -107,8 +155,21 @@ class OllamaRoutes:
             return self._load(body, seconds)
         asked, stopwatch = self._ask(body)
         call = translate(body, self._flow.defaults, asked, stopwatch)
-        self._keep_alive.note(asked.card.parent or asked.card.id, seconds)
+        self._keep(asked.card.parent or asked.card.id, seconds)
         return self._flow.answer(call)
+
+    def _keep(self, name: str, seconds: float | None) -> None:
+        """Notes for how long a model is to stay, and tells the other worker processes if that is news. Waits for them.
+
+        Each unloads it when that has passed since its own last request: the model goes with the last of them.
+        """
+        if self._keep_alive.note(name, seconds):
+            self._tell_others(name, seconds)
+
+    def _tell_others(self, name: str, seconds: float | None) -> None:
+        told = {"model": name, "keep_alive": -1 if seconds == math.inf else seconds}
+        path = f"{request.path.rpartition(f'{PREFIX}/')[0]}{PREFIX}/generate"
+        self._ask_other_workers(request, msgspec.json.encode(told), path)
 
     def _ask(self, body: schema.RunBody) -> tuple[AskedModel, Stopwatch]:
         """Finds a request's model. Waits while it is loaded; raises NotFound and Unavailable."""
@@ -124,9 +185,12 @@ class OllamaRoutes:
         name = found.parent or found.id
         if seconds == 0:
             self._keep_alive.unload(name)
+            self._tell_others(name, seconds)
+        elif is_repeated(request):
+            self._keep_alive.note(name, seconds)
         else:
             self._flow.worker.card(name)
-            self._keep_alive.note(name, seconds)
+            self._keep(name, seconds)
         is_chat = isinstance(body, schema.OllamaChatBody)
         return json_response(loading_answer(body.model_name, "unload" if seconds == 0 else "load", is_chat=is_chat))
 
@@ -136,20 +200,28 @@ class OllamaRoutes:
         body = self._receive(decoder)
         seconds = schema.keep_seconds(body.keep_alive)
         asked, stopwatch = self._ask(body)
-        self._keep_alive.note(asked.card.parent or asked.card.id, seconds)
+        self._keep(asked.card.parent or asked.card.id, seconds)
         return body, asked, stopwatch
 
     def _collect(self, job: EmbedJob | None, body: schema.RunBody) -> list[Any]:
         return [] if job is None else self._flow.collect(job, body.priority)
 
-    def _running(self) -> Any:
-        return self._catalog.running(self._keep_alive.expires_at)
+    def tags(self) -> Response:
+        return json_response(self._catalog.tags())
 
-    def _show(self) -> Any:
+    def running(self) -> Response:
+        running = {model.name: model for model in self._catalog.running(self._keep_alive.expires_at).models}
+        for answer in self._ask_other_workers(request):
+            for model in _models_of(answer):
+                if model.name not in running or running[model.name].expires_at < model.expires_at:
+                    running[model.name] = model
+        return json_response(RunningList(list(running.values())))
+
+    def show(self) -> Response:
         body = self._flow.receive(schema.show_decoder)
-        return self._catalog.show(self._catalog.find(body.model_name))
+        return json_response(self._catalog.show(self._catalog.find(body.model_name)))
 
-    def _pull(self) -> Response:
+    def pull(self) -> Response:
         body = self._flow.receive(schema.pull_decoder)
         lines = pull_lines(self._pool, self._catalog.find(body.model_name))
         if body.stream is False:
@@ -157,9 +229,14 @@ class OllamaRoutes:
             return json_response(last)
         return Response(_encoded(lines), mimetype=sse.LINES)
 
-    def _delete(self) -> Response:
+    def delete(self) -> Response:
         card = self._catalog.find(self._flow.receive(schema.name_decoder).model_name)
         raise NotOffered(f"model '{card.id}' is the operator's to remove: corosrv models rm NAME")
+
+
+def _models_of(answer: OtherAnswer) -> list[RunningModel]:
+    """Returns the models that another worker process has told."""
+    return msgspec.json.decode(answer.body, type=RunningList).models if answer.status == HTTPStatus.OK else []
 
 
 def _encoded(lines: Iterator[Any]) -> Iterator[bytes]:
@@ -168,14 +245,6 @@ def _encoded(lines: Iterator[Any]) -> Iterator[bytes]:
         yield from map(encode_line, lines)
     except CorosrvError as error:
         yield encode_line(error_body(error))
-
-
-def _refuse(path: str = "") -> Response:
-    raise NotFound(
-        f"{PREFIX}/{path[:80]} is not offered here: models are made, copied and uploaded by this server's operator",
-        None,
-        "not_offered",
-    )
 
 
 def has_path(path: str) -> bool:

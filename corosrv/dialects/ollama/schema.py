@@ -30,8 +30,6 @@ UNSUPPORTED: fields.Neutral = {
     **fields.EVERYWHERE,
     **fields.NO_FORKS,
     "_debug_render_only": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
 }
 
 Think = bool | Literal["low", "medium", "high"]
@@ -102,6 +100,13 @@ class AnsweredBody(RunBody, kw_only=True):
     format: str | dict[str, Any] | None = None
     think: Think | None = None
     truncate: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+    @property
+    def n_probs(self) -> int:
+        """Returns how many of the likeliest tokens are shown beside each; -1 where no token is."""
+        return (self.top_logprobs or 0) if self.logprobs else -1
 
 
 class CalledTool(msgspec.Struct):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
-from flask import Blueprint, Response
+import msgspec
+from flask import Blueprint, Response, request
 
 from corosrv.base.errors import ModelNotFound
 from corosrv.base.waits import call_in_thread
@@ -19,6 +22,7 @@ from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
 from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.reply import json_response, register_errors
+from corosrv.web.http.siblings import AskOthers, OtherAnswer
 
 
 def listing(worker: Worker, takes_embeds: bool = False) -> dict[str, Any]:
@@ -114,8 +118,35 @@ def _status(card: ModelCard) -> dict[str, Any]:
     return {"value": card.status}
 
 
-def blueprint(flow: RequestFlow) -> Blueprint:
-    """Makes the routes of chat and text completions and of the list of models."""
+_STATUSES = ("unloaded", "failed", "downloading", "loading", "loaded")  # from the least on
+
+
+def _stage(model: dict[str, Any]) -> int:
+    status = model["status"]
+    return _STATUSES.index("failed" if status.get("failed") else status["value"])
+
+
+def _furthest(model: dict[str, Any], answers: Iterable[OtherAnswer]) -> dict[str, Any]:
+    """Returns what is said of a model by the worker process in which it is furthest on its way into memory."""
+    others = [msgspec.json.decode(answer.body) for answer in answers if answer.status == HTTPStatus.OK]
+    return max(model, *others, key=_stage) if others else model
+
+
+def _add_others(model_list: dict[str, Any], answers: Iterable[OtherAnswer]) -> dict[str, Any]:
+    """Replaces each model of a list by what the worker process says in which it is furthest on its way into memory."""
+    for answer in answers:
+        other = msgspec.json.decode(answer.body) if answer.status == HTTPStatus.OK else {"data": []}
+        for place, (here, there) in enumerate(zip(model_list["data"], other["data"], strict=False)):
+            if here["id"] == there["id"] and _stage(there) > _stage(here):
+                model_list["data"][place], model_list["models"][place] = there, other["models"][place]
+    return model_list
+
+
+def blueprint(flow: RequestFlow, ask_other_workers: AskOthers = lambda *arguments: []) -> Blueprint:
+    """Makes the routes of chat and text completions and of the list of models.
+
+    `ask_other_workers`: asks every other worker process the same; each loads models when it is asked for them.
+    """
     routes = Blueprint("openai", __name__)
 
     @routes.post("/v1/chat/completions")
@@ -156,12 +187,16 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     @routes.get("/models", endpoint="models_short")
     @api_docs.models
     def list_models() -> Response:
-        return json_response(listing(flow.worker, flow.takes_embeds))
+        listed = listing(flow.worker, flow.takes_embeds)
+        is_settled = all(model["status"]["value"] == "loaded" for model in listed["data"])
+        return json_response(listed if is_settled else _add_others(listed, ask_other_workers(request)))
 
     @routes.get("/v1/models/<path:name>")
     @api_docs.model
     def one_model(name: str) -> Response:
-        return json_response(find(flow.worker, name, flow.takes_embeds))
+        described = find(flow.worker, name, flow.takes_embeds)
+        is_settled = described["status"]["value"] == "loaded"
+        return json_response(described if is_settled else _furthest(described, ask_other_workers(request)))
 
     register_errors(routes, events.body)
     return routes

@@ -8,8 +8,10 @@ A *resource* is what the permits are for: an upstream. Its hash has a record for
     offers           how often it was told of a permit for it since it was last heard
 
 A front tells its state as a whole, so that a run that is lost or repeated does no harm, and no other front changes
-what one holds. The order of those that wait is band, then the permits that their key has in all fronts over its
-weight, then arrival by a number that each run counts up. Redis' clock is used for leases alone.
+what one holds. It numbers its runs: one that reaches Redis after a later one, as from a connection that was given up,
+changes nothing, also after the front has left. The order of those that wait is band, then the permits that their key
+has in all fronts over its weight, then arrival by a number that each run counts up. Redis' clock is used for leases
+alone.
 
 A state that was lost, by another run of Redis, by its keys' deletion or by a pause in which nobody was heard, grants
 nothing for one lease, in which all fronts have said what they hold. A front that has only just started, and so cannot
@@ -21,12 +23,19 @@ from __future__ import annotations
 BEAT = 3.0  # seconds between two times at which a front says what it holds
 LEASE_MS = 9000  # after which a front that says nothing has lost its permits
 MAX_OFFERS = 8  # in a row that a front may leave unanswered before its turn passes to others
+LATEST_MS = 3_600_000  # in which a run that was held up on its way may arrive
 
 SYNC = """
--- KEYS: the hash of the namespace, then one for each resource. ARGV: front, the epoch that it knows (or nothing), lease
--- in ms, beat in ms, beginning of the channels of fronts, calls that wait there in all (-1: it ends), msgpack: for each
--- resource {permits that there are, held, used, n, band, share, weight, stamp, uses}, and n is -1 of one it leaves.
--- Returns epoch, stamp, ms to hold, and each resource {held, whether another goes first, its part if all want some}.
+-- KEYS: the hash of the namespace, the number of the front's last run, then a hash for each resource. ARGV: front, the
+-- epoch that it knows (or nothing), lease in ms, beat in ms, beginning of the channels of fronts, calls that wait there
+-- in all (-1: it ends), msgpack: for each resource {permits that there are, held, used, n, band, share, weight, stamp,
+-- uses}, and n is -1 of one it leaves; the number of this run.
+-- Returns epoch, stamp, ms to hold, and each resource {held, whether another goes first, its part if all want some};
+-- the error STALE, with nothing changed, after a run of the same front with this number or a later one.
+if tonumber(ARGV[8]) <= (tonumber(redis.call('GET', KEYS[2]) or 0) or 0) then
+  return redis.error_reply('STALE a later run of this front came first')
+end
+redis.call('SET', KEYS[2], ARGV[8], 'PX', LATEST_MS)
 local me, lease, channel = ARGV[1], tonumber(ARGV[3]), ARGV[5]
 local waiting = tonumber(ARGV[6])
 local clock = redis.call('TIME')
@@ -96,7 +105,7 @@ end
 
 local replies, n_left_behind = {epoch, stamp, hold}, 0
 for place, asked in ipairs(cmsgpack.unpack(ARGV[7])) do
-  local key, resource = KEYS[place + 1], tostring(place)
+  local key = KEYS[place + 2]
   local cap, held, used, n = asked[1], asked[2], asked[3], asked[4]
   local others, own = read(key)
   local taken, n_before = 0, own and own.n or 0
@@ -163,4 +172,4 @@ for place, asked in ipairs(cmsgpack.unpack(ARGV[7])) do
 end
 if waiting < 0 and n_left_behind == 0 then redis.call('HSET', KEYS[1], 'last', '0') end
 return replies
-""".replace("MAX_OFFERS", str(MAX_OFFERS))
+""".replace("MAX_OFFERS", str(MAX_OFFERS)).replace("LATEST_MS", str(LATEST_MS))

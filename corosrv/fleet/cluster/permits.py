@@ -185,6 +185,7 @@ class PermitShares:
         self._by_worker: dict[str, PermitShare] = {}  # by the ids of workers
         self._arrivals = ArrivalStamps()
         self._epoch = b""
+        self._n_runs = 0  # of the script, each with its number: no front has had this one's id before
         self._is_alone = False
         self._beats_at = 0.0
         self._news = Event()
@@ -307,6 +308,7 @@ class PermitShares:
 
     def _ask(self, due_shares: Sequence[tuple[str, PermitShare]], n_waiting: int) -> None:
         """Runs the script for some shares, and takes what it grants. Waits. Raises RedisUnavailable, RedisRefused."""
+        self._n_runs += 1
         last_number, sent = self._source.last_number, []
         words = []
         for _, share in due_shares:
@@ -322,9 +324,10 @@ class PermitShares:
             )  # fmt: skip
         arguments = (
             *(self._front, self._epoch, LEASE_MS, int(BEAT * 1000), self._channel),
-            *(n_waiting, msgspec.msgpack.encode(words)),
+            *(n_waiting, msgspec.msgpack.encode(words), self._n_runs),
         )
-        keys = [self._names.name("permits"), *(key for key, _ in due_shares)]
+        names = self._names.name
+        keys = [names("permits"), names("permits", "run", self._front), *(key for key, _ in due_shares)]
         epoch, stamp, hold, *replies = self._script.run(keys, arguments)
         if epoch != self._epoch:
             self._epoch = epoch

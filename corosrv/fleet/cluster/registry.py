@@ -42,11 +42,16 @@ MAX_BYTES = 4 << 20  # of one front's description
 
 
 class FrontOffer(msgspec.Struct, frozen=True):
-    """Says what one front serves. `handlers`: by domain, the word that each front has for the same dispatcher."""
+    """Says what one front serves. `handlers`: by domain, the word that each front has for the same dispatcher.
+
+    `peer_url`, `peer_proof`: where it answers for its peers, if it does, and a proof that it is one of them.
+    """
 
     host: str = ""  # for people
     models: list[str] = []  # that its own engine serves
     handlers: dict[str, list[HandlerCard]] = {}
+    peer_url: str = ""
+    peer_proof: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,8 @@ class FrontRegistry:
     ) -> None:
         """`describe`: says what this front serves now. It is called once a second, and must not wait."""
         self.front = front
+        # Gets all other fronts at each look, and must not wait.
+        self.on_read: Callable[[Iterable[FrontRecord]], None] = lambda records: None
         self._client = client
         self._names = names
         self._describe = describe
@@ -174,6 +181,7 @@ class FrontRegistry:
             self._written = (version, now)
         self._replace(self._read())
         self._read_at = now
+        self.on_read(self.other_fronts)
 
     def step(self) -> None:
         """Updates if Redis answers; if it has not for EXPIRY seconds, forgets the other fronts. Raises nothing."""

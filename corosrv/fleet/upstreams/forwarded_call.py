@@ -134,6 +134,7 @@ class ForwardedCall(RunningCall):
         self.fault = ""  # of the upstream, which went on to the client as its answer
         self.error_body: AnsweredError | None = None  # of an answer that is a fault
         self.caller = item.caller
+        self.trace = item.trace
         self.started_at = time.monotonic()
         self.heard_at = self.started_at  # when the upstream sent something last; infinity while nobody listens
         self.n_bytes = 0
@@ -141,7 +142,6 @@ class ForwardedCall(RunningCall):
         self._upstream = upstream
         self._permit = permit
         self._request = item.request
-        self._trace = item.trace
         self._deadline = item.deadline
         self._listener = listener
         self._exchange = exchange
@@ -239,7 +239,7 @@ class ForwardedCall(RunningCall):
         request = self._request
         if self._deadline is not None:
             request = replace(request, headers=with_timeout(request.headers, self._deadline - time.monotonic()))
-        if self._trace is not None and (fields := self._trace.headers()):
+        if self.trace is not None and (fields := self.trace.headers()):
             request = replace(request, headers=with_fields(request.headers, fields))
         if self._upstream.takes_aborts:
             id = f"corosrv-{uuid.uuid4().hex}"

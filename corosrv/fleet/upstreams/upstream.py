@@ -247,7 +247,7 @@ class Upstream:
         """Counts the beginning of an answer, which decides a trial: a long answer must not keep others waiting."""
         now = time.monotonic()
         self.stats.n_first_bytes += 1
-        self.stats.first_bytes.add(now - call.started_at)
+        self.stats.first_bytes.add(now - call.started_at, call.trace)
         if not call.fault:
             self._complaints.clear()
         is_decided = call.error_body is None or not call.error_body.is_pending
@@ -267,7 +267,7 @@ class Upstream:
 
     def _count(self, call: ForwardedCall, error: CorosrvError | None, now: float) -> None:
         stats = self.stats
-        stats.durations.add(now - call.started_at)
+        stats.durations.add(now - call.started_at, call.trace)
         stats.n_bytes += call.n_bytes
         if error is None and not call.fault:
             stats.ok += 1

@@ -176,6 +176,7 @@ class AnswerFormat:
     """The texts around thoughts, and those that are no part of the text that follows."""
 
     thought_tags: tuple[str, str] | None = None
+    thought_space: str = ""  # white space between the first of them and the thoughts
     opens_thoughts: bool = False  # the prompt ends inside them, unless it is told not to think
     tells_no_thoughts: bool = False  # the template itself writes what keeps the model from thinking
     turn: str = ""  # between thoughts and text, and between thoughts and calls

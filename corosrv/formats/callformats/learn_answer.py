@@ -137,10 +137,10 @@ def learn_answer(source: str, probe: Probe, end_texts: Iterable[str]) -> AnswerF
     learnt = _shown_tags(probe, _turn(prompt))
     if learnt is None:
         tags = next((pair for pair in _KNOWN_TAGS if pair[1] in source), None)
-        rest = ""
+        space = rest = ""
     else:
-        member, *pair, rest = learnt
-        tags = pair[0], pair[1]
+        member, opening, space, closing, rest = learnt
+        tags = opening, closing
     header = _turn(prompt)
     if tags is not None:
         header = header.rstrip().removesuffix(tags[0]) if header.rstrip().endswith(tags[0]) else header
@@ -152,6 +152,7 @@ def learn_answer(source: str, probe: Probe, end_texts: Iterable[str]) -> AnswerF
         text_opening = text_opening.rpartition(tag)[2].strip()
     return AnswerFormat(
         thought_tags=tags,
+        thought_space=space,
         opens_thoughts=tags is not None and prompt.rstrip().endswith(tags[0]),
         tells_no_thoughts=bool(silent_prompt) and silent_prompt != prompt,
         turn=turn,
@@ -166,9 +167,9 @@ def _turn(rendered: str) -> str:
     return rendered[rendered.rfind(USER["content"]) + len(USER["content"]) :] if rendered else ""
 
 
-def _shown_tags(probe: Probe, prompt: str) -> tuple[str, str, str, str] | None:
-    """Returns the member that thoughts are taken from, the texts around them, and what stands between them and the
-    text; None where none are shown."""
+def _shown_tags(probe: Probe, prompt: str) -> tuple[str, str, str, str, str] | None:
+    """Returns the member that thoughts are taken from, the text before them, the white space behind that, the text
+    after them, and what stands between them and the text; None where none are shown."""
     for member in THOUGHT_MEMBERS:
         said: dict[str, Any] = {"role": "assistant", "content": CONTENT, member: THOUGHT}
         called = {"role": "assistant", "content": "", "tool_calls": [_CALL], member: THOUGHT}
@@ -181,7 +182,9 @@ def _shown_tags(probe: Probe, prompt: str) -> tuple[str, str, str, str] | None:
                 if opening == closing:  # the prompt has begun and ended them
                     opening = _last_tag(before)
                 if opening and closing:
-                    return member, opening, closing, rest.partition(CONTENT)[0].strip() if CONTENT in rest else ""
+                    space = before[len(before.rstrip()) :]
+                    between = rest.partition(CONTENT)[0].strip() if CONTENT in rest else ""
+                    return member, opening, space, closing, between
     return None
 
 

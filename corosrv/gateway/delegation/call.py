@@ -86,7 +86,7 @@ class DelegatedCall:
         self._peers = peers
         self._wanted = peer_request
         self._request: ForwardRequest | None = peer_request.request  # until a peer has begun to answer
-        self._own_error = own_error
+        self.own_error = own_error
         self._limits = limits
         self._stats = stats
         self._error: CorosrvError | None = None
@@ -128,7 +128,7 @@ class DelegatedCall:
                 break
             if self._is_answered_by(self._peers[record]):
                 return
-        raise self._own_error
+        raise self.own_error
 
     def _is_answered_by(self, peer: Peer) -> bool:
         """Asks a peer, and passes its answer on. Returns False if it cannot serve the call."""
@@ -208,7 +208,7 @@ class DelegatedCall:
     def _result(self) -> Result:
         if self._error is None:
             return Result.ANSWERED
-        if self._error is self._own_error:
+        if self._error is self.own_error:
             return Result.REFUSED
         return Result.CANCELLED if isinstance(self._error, CallCancelled) else Result.LOST
 

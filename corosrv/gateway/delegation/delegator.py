@@ -1,4 +1,4 @@
-"""Hands the request at hand to a peer, if this server could not serve it.
+"""Hands a call to a peer, if this server could not serve it: the HTTP request at hand, or a call of another origin.
 
 That is so for errors which promise that nothing of it has run; `reason_of` and `is_for_peers` say which.
 """
@@ -6,7 +6,7 @@ That is so for errors which promise that nothing of it has run; `reason_of` and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -30,7 +30,7 @@ from corosrv.base.errors import (
     Starting,
     WorkerGone,
 )
-from corosrv.contracts.jobs.infer import ForwardRequest
+from corosrv.contracts.jobs.infer import ForwardRequest, InferJob
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.call import event
 from corosrv.dialects.ollama import routes as ollama
@@ -39,8 +39,9 @@ from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.failures import UpstreamBusy
 from corosrv.gateway.delegation.call import DelegatedCall, PeerRefusal, PeerRequest
 from corosrv.gateway.delegation.guard import current_trip, note_visited
+from corosrv.gateway.delegation.infer import PeerAnswers, request_of, target_of
 from corosrv.gateway.delegation.peer import Peer
-from corosrv.gateway.delegation.roster import Roster
+from corosrv.gateway.delegation.roster import PeerRecord, Roster
 from corosrv.gateway.delegation.targets import ModelOfDialect, PeerTarget, RequestBody, TargetFinder, dialect_path
 from corosrv.gateway.delegation.trip import SERVED_BY, DelegationStats, Result, Trip, onward_headers
 from corosrv.gateway.forwarding.answers import AnswerPassing
@@ -109,7 +110,7 @@ class Delegator:
     def __init__(
         self,
         roster: Roster,
-        peers: tuple[Peer, ...],
+        peers: Mapping[PeerRecord, Peer],
         bodies: BodyReader,
         http_stats: HttpStats,
         stats: DelegationStats,
@@ -117,10 +118,10 @@ class Delegator:
         error_body: Callable[[CorosrvError, str], Any],
         own_models: Callable[[], Iterable[str]],
     ) -> None:
-        """`error_body`: makes the body of an error, in the form that a path asks for. `own_models`: names the models of
-        generating dialects that are served here."""
+        """`peers`: at any time those of the roster. `error_body`: makes the body of an error, in the form that a path
+        asks for. `own_models`: names the models of generating dialects that are served here."""
         self._roster = roster
-        self._peers = {peer.record: peer for peer in peers}
+        self._peers = peers
         self._bodies = bodies
         self._targets = TargetFinder(bodies, options.max_body_bytes)
         self._http_stats = http_stats
@@ -143,22 +144,53 @@ class Delegator:
         target = self._targets.find(request_body)
         if target is None or not (is_plain or self._is_foreign(target)):
             return None
-        trip = (current_trip() or Trip()).visit((self._roster.own_id,))
-        key = incoming.environ.get("HTTP_IDEMPOTENCY_KEY", "")
+
+        def request_to_peer() -> PeerRequest:
+            return PeerRequest(
+                target=target,
+                request=self._onward(incoming, self._targets.body_of(request_body)),
+                arrived=arrival(),
+                deadline=request_terms().deadline,
+                key=incoming.environ.get("HTTP_IDEMPOTENCY_KEY", ""),
+            )
+
+        call = self._start(target, current_trip() or Trip(), own_error, request_to_peer)
+        return None if call is None else self._pass_on(incoming, call, own_error)
+
+    def answers(self, job: InferJob, own_error: CorosrvError) -> PeerAnswers | None:
+        """Returns a peer's answers to a call over gRPC, or of a handler; None if this server's own error stands.
+
+        Never waits. A job whose request is a ForwardRequest asks about its model. Raises Refused for a wrong query.
+        """
+        if not self._peers or not is_for_peers(own_error, on_full=self._options.delegate_on_full):
+            return None
+        target, terms = target_of(job.target), job.terms
+
+        def request_to_peer() -> PeerRequest:
+            return PeerRequest(
+                target=target,
+                request=request_of(job, self._options.token),
+                arrived=time.monotonic(),
+                deadline=terms.deadline,
+                key=terms.idempotency_key,
+            )
+
+        call = self._start(target, Trip(terms.n_hops, terms.visited), own_error, request_to_peer)
+        return None if call is None else PeerAnswers(call, job, self._options.max_body_bytes)
+
+    def _start(
+        self, target: PeerTarget, trip: Trip, own_error: CorosrvError, make_request: Callable[[], PeerRequest]
+    ) -> DelegatedCall | None:
+        """Begins a call of the peers; None, which is counted, if none of them is to be asked."""
+        trip = trip.visit((self._roster.own_id,))
         if (obstacle := self._obstacle(target, trip)) is not None:
             self._stats.results[obstacle] += 1
             return None
-        wanted = PeerRequest(
-            target=target,
-            request=self._onward(incoming, self._targets.body_of(request_body)),
-            arrived=arrival(),
-            deadline=request_terms().deadline,
-            key=key,
-        )
         call = DelegatedCall(
-            self._roster, self._peers, wanted, trip, own_error, self._options.limits, self._stats
+            self._roster, self._peers, make_request(), trip, own_error, self._options.limits, self._stats
         )  # fmt: skip
-        return self._pass_on(incoming, call, own_error)
+        call.start()
+        return call
 
     def _is_foreign(self, target: PeerTarget) -> bool:
         """Returns whether a body that was refused here names a model of peers, which may accept it."""
@@ -185,7 +217,6 @@ class Delegator:
 
     def _pass_on(self, incoming: Request, call: DelegatedCall, own_error: CorosrvError) -> Response | None:
         make_error = _event_maker(incoming.path, current(g).get("corosrv_request_id", ""), self._error_body)
-        call.start()
         hold = partial(self._bodies.hold, incoming)
         passing = AnswerPassing(incoming, call.reader, make_error, self._options.write_timeout, self._http_stats, hold)
         try:

@@ -36,6 +36,7 @@ def peer_view(peer: PeerRecord, now: float) -> dict[str, Any]:
     return {
         "url": peer.url,
         "id": peer.id or None,
+        "found": peer.is_found,
         "state": peer.state(now).value,
         "last_answer": peer.last_answer,
         "heard_ms": None if offers is None else round((now - peer.heard_at) * 1000),

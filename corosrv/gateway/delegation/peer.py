@@ -42,9 +42,9 @@ class PeerCall(Protocol):
 class Peer:
     """Holds one peer. Belongs to the hub's thread."""
 
-    def __init__(self, url: str, expected_id: str = "") -> None:
+    def __init__(self, url: str, expected_id: str = "", *, is_found: bool = False) -> None:
         """Raises Refused for a wrong URL."""
-        self.record = PeerRecord(UpstreamSpec(url=url).url, expected_id)
+        self.record = PeerRecord(UpstreamSpec(url=url).url, expected_id, is_found=is_found)
         self.calls: dict[PeerCall, None] = {}  # in the order of their starts
         self._base_path = urlsplit(self.record.url).path
         self.connections = UpstreamConnections(self.record.url, MAX_IDLE)
@@ -120,33 +120,55 @@ _UNREACHED = frozenset({PeerState.ASKING, PeerState.DOWN, PeerState.STALE})
 
 
 class PeerAsker:
-    """Asks all peers, each in a greenlet of its own."""
+    """Asks all peers, each in a greenlet of its own. `peers`: those of the roster, and those that end their calls."""
 
-    def __init__(self, roster: Roster, peers: tuple[Peer, ...], token: str) -> None:
-        self._roster = roster
-        self._peers = peers
+    def __init__(self, own_id: str, peers: tuple[Peer, ...], token: str) -> None:
+        """`own_id`: of this replica. `peers`: those of the start."""
+        self.roster = Roster(own_id, [peer.record for peer in peers])
+        self.peers = {peer.record: peer for peer in peers}
         self._token = token
-        self._greenlets: list[gevent.Greenlet] = []
+        self._is_started = False
+        self._greenlets: dict[PeerRecord, gevent.Greenlet] = {}
 
     def start(self) -> None:
         """Begins to ask. Twice is harmless."""
-        if not self._greenlets:
-            self._greenlets = [gevent.spawn(self._ask_on, peer) for peer in self._peers]
+        if not self._is_started:
+            self._is_started = True
+            for peer in self.peers.values():
+                self._begin(peer)
 
     def close(self) -> None:
         """Ends it. Never waits; twice is harmless."""
-        greenlets, self._greenlets = self._greenlets, []
-        gevent.killall(greenlets, block=False)
+        self._is_started = False
+        gevent.killall(list(self._greenlets.values()), block=False)
+        self._greenlets.clear()
+
+    def add(self, peer: Peer) -> None:
+        """Asks one more peer, which gets requests once it has announced something."""
+        self.peers[peer.record] = peer
+        self.roster.add(peer.record)
+        if self._is_started:
+            self._begin(peer)
+
+    def remove(self, peer: Peer) -> None:
+        """Sends a peer no more requests. It is asked on until those that it has are over, and closed."""
+        self.roster.remove(peer.record)
+
+    def _begin(self, peer: Peer) -> None:
+        self._greenlets[peer.record] = gevent.spawn(self._ask_on, peer)
 
     def _ask_on(self, peer: Peer) -> None:
         last_words = ""
-        while True:
+        while peer.record in self.roster.peers or peer.calls:
             try:
                 last_words = self._ask(peer, last_words)
             except Exception:
                 log.exception("peer %s could not be asked by a bug", peer.record.url)
             is_unreached = peer.record.state(time.monotonic()) in _UNREACHED
             gevent.sleep((FAST_INTERVAL if is_unreached else INTERVAL) * random.uniform(0.9, 1.0))
+        self.peers.pop(peer.record, None)
+        self._greenlets.pop(peer.record, None)
+        peer.close()
 
     def _ask(self, peer: Peer, last_words: str) -> str:
         """Asks once. Returns what was last logged of the peer, which is said once and not every time."""
@@ -158,7 +180,7 @@ class PeerAsker:
         except CorosrvError as error:
             record.note_failure(str(error))
         else:
-            self._roster.hear(record, announcement, time.monotonic())
+            self.roster.hear(record, announcement, time.monotonic())
         state = record.state(time.monotonic())
         if state is PeerState.STALE:
             # As with a worker whose lease is over: it is stopped, or cannot be reached, whatever its sockets say.

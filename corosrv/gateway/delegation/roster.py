@@ -26,10 +26,11 @@ class PeerState(str, Enum):
 class PeerRecord:
     """Remembers one peer: what it serves, and when it last said so."""
 
-    def __init__(self, url: str, expected_id: str = "") -> None:
-        """`expected_id`: the id that the operator says it has; empty: any."""
+    def __init__(self, url: str, expected_id: str = "", *, is_found: bool = False) -> None:
+        """`expected_id`: the id that the operator says it has; empty: any. `is_found`: through Redis, unnamed."""
         self.url = url
         self.expected_id = expected_id
+        self.is_found = is_found
         self.offers: Offers | None = None
         self.heard_at = 0.0
         self.last_answer = "not asked yet"
@@ -89,12 +90,19 @@ class PeerRecord:
 
 
 class Roster:
-    """Knows all peers, which are those of the settings and no others."""
+    """Knows all peers: those of the settings, and those that were found through Redis."""
 
     def __init__(self, own_id: str, peers: Sequence[PeerRecord]) -> None:
         self.own_id = own_id
         self.peers = tuple(peers)
         self._n_turns = 0
+
+    def add(self, peer: PeerRecord) -> None:
+        self.peers = (*self.peers, peer)
+
+    def remove(self, peer: PeerRecord) -> None:
+        """Forgets a peer, which gets no requests from now on. Twice is harmless."""
+        self.peers = tuple(other for other in self.peers if other is not peer)
 
     def hear(self, peer: PeerRecord, announcement: Announcement, now: float) -> None:
         """Records a peer's announcement. Refuses one with an unexpected id, or with the id of a peer that is known."""

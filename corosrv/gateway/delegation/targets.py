@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -213,8 +214,13 @@ class TargetFinder:
         asked = parse_capability(headers)
         query = {**asked.query, **decoded.capability}
         is_fuzzy = asked.is_fuzzy if decoded.fuzzy is msgspec.UNSET else decoded.fuzzy
-        try:
-            key = msgspec.json.encode(query, order="sorted").decode()
-        except (TypeError, RecursionError):
-            raise Refused("capability: the query is too deep", "capability") from None
-        return CapabilityOfV2(parse_query(query), is_fuzzy, key)
+        return capability_target(query, is_fuzzy)
+
+
+def capability_target(query: Mapping[str, object], is_fuzzy: bool) -> PeerTarget:
+    """Returns what a query for handlers asks for. Raises Refused for a wrong one."""
+    try:
+        key = msgspec.json.encode(query, order="sorted").decode()
+    except (TypeError, RecursionError):
+        raise Refused("capability: the query is too deep", "capability") from None
+    return CapabilityOfV2(parse_query(query), is_fuzzy, key)

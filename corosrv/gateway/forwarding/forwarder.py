@@ -6,7 +6,7 @@ Flask (`DirectForwarding`), whose share of a short chat would be a quarter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -22,6 +22,8 @@ from corosrv.contracts.jobs.terms import FIRST_PRIORITY, Terms
 from corosrv.dialects.anthropic import answer_types as anthropic_errors
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.call import event, named_event
+from corosrv.dialects.ollama import answers as ollama_errors
+from corosrv.dialects.ollama import routes as ollama
 from corosrv.dialects.openai import events as openai_errors
 from corosrv.fleet.upstreams.pool import UpstreamPool
 from corosrv.gateway.forwarding.answers import AnswerPassing, PassedAnswer
@@ -44,6 +46,8 @@ _ANTHROPIC_ID = "Request-Id"  # a header of answers in Anthropic's form
 
 def error_body(error: CorosrvError, path: str) -> Any:
     """Makes the body of an error that ends the current request."""
+    if ollama.has_path(path):
+        return ollama_errors.error_body(error)
     return anthropic.error_body(error) if anthropic.has_path(path) else openai_errors.body(error)
 
 
@@ -109,6 +113,22 @@ class Forwarder:
             answer.headers[_ANTHROPIC_ID] = str(current(g).get("corosrv_request_id", ""))
         return answer
 
+    def forward_changed(
+        self,
+        path: ForwardedPath,
+        body: bytes,
+        change: Callable[[InferReader], InferReader],
+        make_error: Callable[[CorosrvError], bytes],
+    ) -> Response:
+        """Sends a body on to another path than that of the request, and answers with what `change` makes of the answer.
+
+        `make_error`: makes the end of a stream that failed. Waits; raises as `forward` does.
+        """
+        incoming, member = current(request), join_group(self._groups)
+        peeked = peek(body, reads_prompt=self._options.reads_prompts)
+        terms = request_terms(peeked.priority)
+        return self._send(path, incoming, body, peeked, terms, member, change=change, make_error=make_error).response()
+
     def forward_directly(self, path: ForwardedPath, incoming: BareRequest, visit: Visit) -> PassedAnswer:
         """Sends a request on that asks for nothing which Flask's hooks do; otherwise as `forward`. Waits."""
         body = self._bodies.read(incoming, self._options.max_body_bytes)
@@ -128,6 +148,9 @@ class Forwarder:
         terms: Terms,
         member: GroupMember | None = None,
         method: str = "POST",
+        *,
+        change: Callable[[InferReader], InferReader] | None = None,
+        make_error: Callable[[CorosrvError], bytes] | None = None,
     ) -> PassedAnswer:
         environ, options = incoming.environ, self._options
         session = environ.get("HTTP_X_SESSION_ID", "")[:MAX_SESSION]
@@ -151,7 +174,9 @@ class Forwarder:
         )
         terms = replace(terms, session=session) if session else terms
         reader = self._submit(peeked.model, forwarded, terms, member, join and join[1])
-        make_error = partial(error_event, is_anthropic=path.is_anthropic, request_id=terms.request_id)
+        if change is not None:
+            reader = change(reader)
+        make_error = make_error or partial(error_event, is_anthropic=path.is_anthropic, request_id=terms.request_id)
         hold = partial(self._bodies.hold, incoming)
         passing = AnswerPassing(
             incoming, reader, make_error, options.write_timeout, self._stats, hold, is_stream=peeked.is_stream

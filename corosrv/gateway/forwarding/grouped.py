@@ -1,8 +1,11 @@
-"""Forwards requests of groups: aborts them, and gives what there is of answers that are not streamed."""
+"""Forwards requests of groups: aborts them, and gives what there is of answers that are not streamed.
+
+`ChangedReader` is for whatever changes an upstream's answer on its way to the client.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
 
 import msgspec
 
@@ -16,23 +19,16 @@ from corosrv.web.groups.table import GroupMember
 EVENT_STREAM = "text/event-stream"
 MAX_JOINED = 64 << 20  # bytes of events that are joined to one answer
 
-_OF_STREAMS = frozenset({"cache-control", "content-type", "x-accel-buffering"})
+OF_THE_FORM = frozenset({"cache-control", "content-type", "x-accel-buffering"})
 
 
-class GroupedReader(InferReader):
-    """Reads the answer to a request of a group, and owns its membership.
+class ChangedReader(InferReader):
+    """Reads the answer of a call, and gives other items in place of each."""
 
-    After an abort the call's end says that it was aborted. With a join, the stream that comes is one answer; what has
-    come of it by an abort is an answer as well, if the abort keeps partial ones.
-    """
-
-    def __init__(self, reader: InferReader, member: GroupMember, join: EventJoin | None) -> None:
+    def __init__(self, reader: InferReader) -> None:
         self._reader = reader
-        self._member = member
-        self._join = join
-        self._head: AnswerHead | None = None  # of a stream that is being joined
+        self._head: AnswerHead | None = None  # of an answer that is being changed
         self._outcome: list[InferItem] | None = None  # what the end is replaced with
-        member.bind(reader.cancel)
 
     @property
     def card(self) -> HandlerCard:
@@ -43,7 +39,7 @@ class GroupedReader(InferReader):
         return self._reader.is_finished
 
     def take(self, timeout: float | None = None) -> list[InferItem]:
-        """Returns items as the reader of the call does; with a join all of them at once. Waits."""
+        """Returns items as the reader of the call does, or later ones where those give nothing. Waits."""
         items: list[InferItem] = []
         while not items and not self._reader.is_finished:
             for item in self._reader.take(timeout):
@@ -54,8 +50,43 @@ class GroupedReader(InferReader):
         while (items := self.take(timeout)) and sink(items):
             pass
 
+    @abstractmethod
     def _pass(self, item: InferItem) -> list[InferItem]:
         """Returns what takes the place of an item."""
+
+    def _give_up(self, outcome: list[InferItem]) -> None:
+        """Ends the call, whatever more would come of it; `outcome` takes the place of its end."""
+        self._outcome = outcome
+        self._reader.cancel()
+
+    def _answer(self, status: int, body: bytes) -> list[InferItem]:
+        """Makes the items of an answer in JSON, with those headers of the upstream's that are not of its form."""
+        assert self._head is not None
+        fields = [field for field in self._head.headers if field[0].lower() not in OF_THE_FORM]
+        head = AnswerHead(status=status, headers=(*fields, ("Content-Type", "application/json")))
+        return [head, AnswerBody(data=body)]
+
+    def cancel(self) -> None:
+        self._reader.cancel()
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class GroupedReader(ChangedReader):
+    """Reads the answer to a request of a group, and owns its membership.
+
+    After an abort the call's end says that it was aborted. With a join, the stream that comes is one answer, which
+    is there at once; what has come of it by an abort is an answer as well, if the abort keeps partial ones.
+    """
+
+    def __init__(self, reader: InferReader, member: GroupMember, join: EventJoin | None) -> None:
+        super().__init__(reader)
+        self._member = member
+        self._join = join
+        member.bind(reader.cancel)
+
+    def _pass(self, item: InferItem) -> list[InferItem]:
         if isinstance(item, InferEnd):
             return self._end(item)
         if isinstance(item, AnswerHead):
@@ -75,15 +106,10 @@ class GroupedReader(InferReader):
             if join.n_bytes > MAX_JOINED:
                 raise WorkerLost(f"the upstream's answer is over the {MAX_JOINED} bytes that are joined")
         except StreamedError as error:
-            self._give_up([*self._answer(502, error.body), InferEnd(None)])
+            self._give_up([*self._answer(502, msgspec.json.encode(error.body)), InferEnd(None)])
         except WorkerLost as error:
             self._give_up([InferEnd(error)])
         return []
-
-    def _give_up(self, outcome: list[InferItem]) -> None:
-        """Ends the call, whatever more would come of it."""
-        self._outcome = outcome
-        self._reader.cancel()
 
     def _end(self, end: InferEnd) -> list[InferItem]:
         if self._outcome is not None:
@@ -92,22 +118,13 @@ class GroupedReader(InferReader):
         if self._member.is_aborted and end.error is not None:
             if join is None or not self._member.keeps_partial:
                 return [InferEnd(self._member.error())]
-            return [*self._answer(200, join.answer(ABORT)), InferEnd(None)]
+            return [*self._answer(200, msgspec.json.encode(join.answer(ABORT))), InferEnd(None)]
         if join is None or end.error is not None:
             return [end]
         if not join.is_complete:
             return [InferEnd(WorkerLost("the upstream's stream broke off"))]
-        return [*self._answer(200, join.answer()), InferEnd(None)]
-
-    def _answer(self, status: int, value: Any) -> list[InferItem]:
-        assert self._head is not None
-        fields = [field for field in self._head.headers if field[0].lower() not in _OF_STREAMS]
-        head = AnswerHead(status=status, headers=(*fields, ("Content-Type", "application/json")))
-        return [head, AnswerBody(data=msgspec.json.encode(value))]
-
-    def cancel(self) -> None:
-        self._reader.cancel()
+        return [*self._answer(200, msgspec.json.encode(join.answer())), InferEnd(None)]
 
     def close(self) -> None:
         self._member.leave()
-        self._reader.close()
+        super().close()

@@ -14,10 +14,13 @@ from flask.sansio.scaffold import Scaffold
 
 from corosrv.base.errors import ModelNotFound, NotOffered
 from corosrv.dialects.anthropic.answer_types import MessagesError
+from corosrv.dialects.ollama import routes as ollama
+from corosrv.dialects.ollama.catalog import TaggedList, TaggedModel, spellings
 from corosrv.dialects.openai import api_docs
 from corosrv.fleet.upstreams.pool import UpstreamPool
 from corosrv.fleet.upstreams.upstream import UpstreamState
 from corosrv.gateway.forwarding.forwarder import Forwarder
+from corosrv.gateway.forwarding.ollama import OllamaForwarding
 from corosrv.gateway.forwarding.peek import BY_PATH, FORWARDED, MODELS, OF_ONE_SERVER, PROPS, ForwardedPath
 from corosrv.web.groups.routes import GenerateHeaders
 from corosrv.web.http.lean_flask import current
@@ -69,6 +72,9 @@ class LocalModels(Protocol):
 
     def listing(self) -> dict[str, Any]:
         """Makes the answer of GET /v1/models, also while they are loading."""
+
+    def tags(self) -> list[TaggedModel]:
+        """Makes the entries of GET /api/tags, also while they are loading."""
 
 
 class ServerChoice:
@@ -123,6 +129,7 @@ class ForwardingRoutes:
         self._local = local
         self._choice = None if local is None else ServerChoice(pool, local, is_strict=is_strict)
         self._created = int(time.time())
+        self._ollama = OllamaForwarding(pool, forwarder, answers, self._created)
         self._paths: dict[str, str] = {}  # by the rule of a request, which may have a prefix
 
     def blueprint(self) -> Blueprint:
@@ -136,6 +143,10 @@ class ForwardingRoutes:
             self._add_props(routes)
             _add_refusals(routes)
         return routes
+
+    def ollama(self, is_mounted: bool) -> Blueprint:
+        """Makes the routes of Ollama's API, for a server that has upstreams alone."""
+        return self._ollama.blueprint(is_mounted)
 
     def _view(self, path: ForwardedPath) -> Callable[[], Response]:
         @operation(
@@ -200,11 +211,31 @@ class ForwardingRoutes:
         path = self._path_of(incoming.url_rule.rule) if incoming.url_rule else ""
         if incoming.method == "POST" and (forwarded := BY_PATH.get(path)) is not None and forwarded.is_local:
             return self._forward_or_keep(forwarded)
+        if ollama.has_path(path):
+            return self._look_at_ollamas(path.removeprefix(ollama.PREFIX))
         if incoming.method == "GET" and path in MODELS:
             return json_response(self._listing())
         if incoming.method == "GET" and path == "/v1/models/<path:name>":
             return self._describe((incoming.view_args or {})["name"])
         return None
+
+    def _look_at_ollamas(self, path: str) -> Response | None:
+        """Answers a request of Ollama's API that is for upstreams, or for the list of all models."""
+        assert self._local is not None
+        if path != "/tags":
+            return self._ollama.look(path, self._stays_by_ollamas_name)
+        local = self._local.tags()
+        known = {model.name for model in local}
+        others = [model for model in self._ollama.entries() if model.name not in known]
+        return json_response(TaggedList([*local, *others]))
+
+    def _stays_by_ollamas_name(self, name: str) -> bool:
+        """Tells as ServerChoice does where a model is answered, by a name that Ollama's clients have for it."""
+        assert self._local is not None
+        assert self._choice is not None
+        names = self._local.names().union(self._pool.models())
+        found = next((spelling for spelling in spellings(name) if spelling in names), None)
+        return self._choice.stays(found)
 
     def _path_of(self, rule: str) -> str:
         """Returns a rule without the prefix that this server's routes have in somebody else's app."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from corosrv.base.errors import Refused
+from corosrv.base.errors import Refused, TemplateTooCostly
 from corosrv.contracts.jobs import Messages
 from corosrv.formats.callformats.learn_answer import Rendering
 from corosrv.models.engine.jinja_template import JinjaTemplate, adapt, reads_parts
@@ -72,7 +72,11 @@ class ChatTemplate:
             conversation = self._guard.guarded(conversation, marks)
         messages: list[Message]
         messages, tools = write_tools(conversation[0], conversation[1], self.traits)
-        if prompt.continue_final:
+        render = self._render_thoughts if prompt.continue_thoughts else self._render
+        if prompt.continue_thoughts:
+            thoughts = messages[-1]["reasoning_content"] + marks.end
+            messages[-1] = {**messages[-1], "reasoning_content": thoughts, self.traits.answer.thought_member: thoughts}
+        elif prompt.continue_final:
             messages[-1] = {**messages[-1], "content": messages[-1].get("content", "") + marks.end}
         arguments = {"enable_thinking": self._thinks, **conversation[2]}
         if arguments["enable_thinking"] is False:
@@ -80,7 +84,7 @@ class ChatTemplate:
         if tools:
             arguments["tools"] = tools
         try:
-            rendered = self._render(messages, add_generation_prompt=prompt.add_generation_prompt, **arguments)
+            rendered = render(messages, add_generation_prompt=prompt.add_generation_prompt, **arguments)
         except Refused as error:
             error.param = prompt.param
             raise
@@ -91,6 +95,23 @@ class ChatTemplate:
         elif prompt.add_generation_prompt and arguments["enable_thinking"] is False:
             rendered += self._closed_thoughts(rendered)
         return list(marks.pieces(rendered))
+
+    def _render_thoughts(self, messages: list[Message], **arguments: Any) -> str:
+        """Renders messages of which the last one has thoughts alone, also where the template shows none."""
+        thoughts, answer = messages[-1]["reasoning_content"], self.traits.answer
+        if not answer.opens_thoughts:
+            try:
+                rendered = self._render(messages, **arguments)
+            except TemplateTooCostly:
+                raise
+            except Refused:  # some templates take no message without a text
+                rendered = ""
+            if thoughts.strip() in rendered:
+                return rendered
+        opening, _ = self.traits.thought_tags or ("", "")
+        rendered = self._render(messages[:-1], **{**arguments, "add_generation_prompt": True})
+        is_open = rendered.rstrip().endswith(opening)
+        return rendered + ("" if is_open else opening + answer.thought_space) + str(thoughts)
 
     def _closed_thoughts(self, rendered: str) -> str:
         """Returns the text that ends the thoughts a prompt leaves open, or that says there are none."""

@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from corosrv.base.errors import SettingsError
+from corosrv.contracts.settings import ModelSettings
+from corosrv.models.hub import library
+from corosrv.models.recording import fault_of_path
+
 _HEAD = 512  # bytes, of which a file is known
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}(?::{_PART})?")
@@ -25,6 +30,19 @@ _KINDS: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"PK\x03\x04|\x80[\x02-\x05]"), f"is a file of PyTorch or a zip archive, and no GGUF: {_CONVERT}"),
     (re.compile(rb".{8}\{", re.DOTALL), f"is a safetensors file, and no GGUF: {_CONVERT}"),
 )
+
+
+def check_model_files(model: ModelSettings) -> None:
+    """Looks for the files of a model's settings. Raises SettingsError for one that is none, HubMissing."""
+    if model.record and (fault := fault_of_path(model.record)):
+        raise SettingsError(f"--record: {fault}")
+    if model.is_hub:
+        library.check_installed()
+    elif not model.is_synthetic and not Path(model.model).is_file():
+        raise SettingsError(f"the model file {model.model} {flaw_of(Path(model.model))}")
+    for path, _ in model.adapters:
+        if not Path(path).is_file():
+            raise SettingsError(f"the LoRA adapter {path} does not exist: give the paths of GGUF files with --lora")
 
 
 def flaw_of(path: Path) -> str:

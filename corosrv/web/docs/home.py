@@ -1,4 +1,4 @@
-"""Answers at the places where people look first: `/`, `/favicon.ico`, and Ollama's paths where it is not spoken.
+"""Answers at the places where people look first: `/` and `/favicon.ico`.
 
 Serves the API document (GET /openapi.json) and a page that shows it (GET /docs).
 
@@ -18,11 +18,11 @@ from flask import Blueprint, Response, current_app, request
 from flask.blueprints import BlueprintSetupState
 
 from corosrv.base import __version__
-from corosrv.base.errors import HttpError, NotFound
+from corosrv.base.errors import NotFound
 from corosrv.base.waits import call_in_thread
 from corosrv.web.http import openapi
 from corosrv.web.http.openapi import operation, without_key
-from corosrv.web.http.reply import json_response, register_errors
+from corosrv.web.http.reply import json_response
 from corosrv.web.page.routes import page_for_people
 
 TITLE = "corosrv"
@@ -160,18 +160,6 @@ def _join(document: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return document | {"paths": document["paths"] | other["paths"], "components": components}
 
 
-# Where OpenAI's API has what Ollama's clients ask for.
-_INSTEAD = {
-    "chat": "POST {}/v1/chat/completions",
-    "generate": "POST {}/v1/completions",
-    "embed": "POST {}/v1/embeddings",
-    "embeddings": "POST {}/v1/embeddings",
-    "tags": "GET {}/v1/models",
-    "ps": "GET {}/v1/models",
-    "show": "GET {}/v1/models/NAME",
-    "version": "GET {}/health",
-}
-_METHODS = ("GET", "POST", "PUT", "DELETE")
 _LINKS = {
     "docs": "every endpoint, and a form to try it",
     "v1/models": "the models, as OpenAI's clients see them",
@@ -318,26 +306,3 @@ def _curl(served: list[Served], base: str, needs_key: bool) -> str:
     name = "NAME" if needs_key else first.name
     body_option = f" \\\n  -H 'Content-Type: application/json' -d '{body}'" if body else ""
     return f"curl {base}{path.replace('NAME', name)}{key}{body_option}"
-
-
-def ollama_refusals(is_mounted: bool) -> Blueprint:
-    """Answers Ollama's paths with 404 in Ollama's shape, and says where OpenAI's API has the same. For upstreams alone.
-
-    Somebody's own app has them only under a prefix.
-    """
-    routes = Blueprint("ollama", __name__)
-
-    def refuse(path: str = "") -> Response:
-        prefix = request.script_root + request.url_rule.rule.partition("/api")[0] if request.url_rule else ""
-        instead = _INSTEAD.get(path.strip("/"), "GET {}/v1/models").format(prefix)
-        raise HttpError(404, f"upstreams are not asked in Ollama's API but in OpenAI's, at {prefix}/v1: here {instead}")
-
-    def add(setup: BlueprintSetupState) -> None:
-        if is_mounted and not setup.url_prefix:
-            return
-        for number, rule in enumerate(("/api", "/api/<path:path>")):
-            setup.add_url_rule(rule, f"refuse_{number}", refuse, methods=_METHODS)
-
-    routes.record(add)
-    register_errors(routes, lambda error: {"error": str(error)})
-    return routes

@@ -19,13 +19,13 @@ from flask import Request, Response
 
 from corosrv.base.errors import Forbidden, Unauthorized
 from corosrv.contracts.jobs.job import new_id
-from corosrv.contracts.jobs.terms import TRACE
+from corosrv.contracts.jobs.terms import TRACE, Flow
 from corosrv.web.accounts import Accounts
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import VISIT, AnyRequest, BareRequest, Visit
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import Flood
-from corosrv.web.http.terms import FROM_BATCH
+from corosrv.web.http.terms import FROM_BATCH, FROM_WORKER
 from corosrv.web.inference_gateway import FAIRNESS_FIELD, OBJECTIVE_FIELD, InferenceGateway
 from corosrv.web.key_account import KeyAccount
 from corosrv.web.keys import key_of
@@ -313,13 +313,16 @@ class Entrance:
         owner = request.environ.get(FROM_BATCH)
         if owner is None:
             visit.caller, visit.account = self._access.check(request)
-            environ = request.environ
-            is_told = FAIRNESS_FIELD in environ or OBJECTIVE_FIELD in environ
-            visit.flow = self._gateway.flow_of(environ) if is_told else self._gateway.usual_flow
+            visit.flow = self.flow_of(request.environ)
         else:
             visit.caller, visit.account = owner, self._accounts.account_of(owner)
-        if visit.account is not None:
+        if visit.account is not None and FROM_WORKER not in request.environ:
             visit.account.admit(request.environ["REQUEST_METHOD"])
+
+    def flow_of(self, environ: dict[str, Any]) -> Flow | None:
+        """Returns what a gateway says of a request, if one may; see InferenceGateway. Raises Refused."""
+        is_told = FAIRNESS_FIELD in environ or OBJECTIVE_FIELD in environ
+        return self._gateway.flow_of(environ) if is_told else self._gateway.usual_flow
 
     def headers(self, visit: Visit) -> list[tuple[str, str]]:
         """Returns what an answer gets besides its own headers."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TextIO
 
 import msgspec
 
+from corosrv.contracts.exemplars import JobExemplars
 from corosrv.contracts.jobs.infer import Headers
 from corosrv.contracts.jobs.terms import TRACE, TracePart
 from corosrv.web.http.access import without_secrets
@@ -27,6 +28,10 @@ _TEXT = "%(time)s %(client)s %(method)s %(path)s %(status)d %(bytes)s B %(ms).1f
 
 class Tracer(Protocol):
     """Makes the spans of requests."""
+
+    @property
+    def job_exemplars(self) -> JobExemplars:
+        """The exemplars of the times of jobs."""
 
     def begin_request(self, environ: dict[str, Any]) -> TracePart:
         """Begins the span of a request, which the environment's headers name from now on."""
@@ -73,6 +78,14 @@ class RequestTrace:
 
     def headers(self) -> Headers:
         return () if self.span is None else self.span.headers()
+
+    @property
+    def exemplar_labels(self) -> Mapping[str, str]:
+        return {} if self.span is None else self.span.exemplar_labels
+
+    def note_job(self, model: str, wait: float, first_token: float) -> None:
+        if self.span is not None:
+            self.span.note_job(model, wait, first_token)
 
     def end(self, attributes: Mapping[str, Any] | None = None, error: str = "") -> None:
         """Does nothing: AccessLog.end ends a request."""

@@ -1,4 +1,4 @@
-"""Counters of the HTTP side and of the decode loops, and the text form of every part's for Prometheus.
+"""Counters of the HTTP side and of the decode loops.
 
 `HubLag` measures how late the hub is and names what blocks it: one blocking call delays everybody.
 """
@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import gc
 import logging
-import re
+import math
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from gevent import monkey
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from corosrv.base.processor import garbage_times
 from corosrv.base.waits import own_hub
-from corosrv.contracts.jobs.worker import DecodeStats, HasModelStats
+from corosrv.contracts.exemplars import Bucket, JobExemplars
+from corosrv.contracts.jobs.worker import BOUNDS, DecodeStats, HasModelStats
 
 log = logging.getLogger("corosrv.http")
 
@@ -163,9 +165,6 @@ def _stack_of(thread: int) -> str:
     return "" if frame is None else "".join(traceback.format_stack(frame, limit=_FRAMES))
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
 class HttpStats:
     """Counters of the HTTP side. Used from the hub's thread, or from a server's threads."""
 
@@ -286,8 +285,10 @@ class OfEngines(Collector):
 class EngineCollector(OfEngines):
     """Reads the decode loops' counters when it is asked; keeps none of its own. Every series says which model."""
 
-    def __init__(self, worker: HasModelStats) -> None:
+    def __init__(self, worker: HasModelStats, exemplars: JobExemplars | None = None) -> None:
+        """`exemplars`: of the jobs that this process has submitted, where they are traced."""
         self._worker = worker
+        self._exemplars = {} if exemplars is None else exemplars
 
     def collect(self) -> Iterable[Metric]:
         states = GaugeMetricFamily("corosrv_model_state", "1 for the state of the model", labels=["model", "state"])
@@ -295,7 +296,7 @@ class EngineCollector(OfEngines):
             states.add_metric([model, state], 1)
         yield states
         if by_model := self._worker.model_stats():
-            yield from _of_loops(by_model)
+            yield from _of_loops(by_model, self._exemplars)
 
 
 class GatewayCollector(OfEngines):
@@ -321,7 +322,7 @@ class GatewayCollector(OfEngines):
             yield lora
 
 
-def _of_loops(by_model: Mapping[str, DecodeStats]) -> Iterator[Metric]:
+def _of_loops(by_model: Mapping[str, DecodeStats], exemplars: JobExemplars) -> Iterator[Metric]:
     jobs = CounterMetricFamily("corosrv_jobs", "Ended tasks by outcome", labels=["model", "outcome"])
     for model, stats in by_model.items():
         for outcome in _OUTCOMES:
@@ -337,7 +338,10 @@ def _of_loops(by_model: Mapping[str, DecodeStats]) -> Iterator[Metric]:
         family = HistogramMetricFamily(f"corosrv_{name}_seconds", text, labels=["model"])
         for model, stats in by_model.items():
             histogram = getattr(stats, name)
-            family.add_metric([model], list(_cumulative(histogram.buckets)), histogram.sum)
+            buckets: Iterable[Bucket] = _cumulative(histogram.buckets)
+            if (known := exemplars.get((model, name))) is not None:
+                buckets = known.among(_cumulative(histogram.buckets))
+            family.add_metric([model], list(buckets), histogram.sum)
         yield family
 
 
@@ -350,47 +354,6 @@ def _numbers(family: _Family, name: str, by_model: Mapping[str, DecodeStats]) ->
     return family
 
 
-def _cumulative(buckets: Iterable[int]) -> Iterator[tuple[str, int]]:
-    counts = list(buckets)
-    total = 0
-    for i, count in enumerate(counts):
-        total += count
-        yield ("+Inf" if i == len(counts) - 1 else f"{0.001 * 2**i:g}"), total
-
-
-class _OfFront:
-    """Reads a registry, and adds to every series the label `front`, which says whose it is."""
-
-    def __init__(self, registry: CollectorRegistry, front: int) -> None:
-        self._registry = registry
-        self._label = {"front": str(front)}
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._registry.collect():
-            metric.samples = [sample._replace(labels=sample.labels | self._label) for sample in metric.samples]
-            yield metric
-
-
-def exposition(stats: HttpStats) -> bytes:
-    """Writes all counters of a process in Prometheus' text form."""
-    return generate_latest(stats.registry) + exposition_of_engines(stats)
-
-
-def exposition_of_engines(stats: HttpStats) -> bytes:
-    """Writes the counters of the decode loops that may be shared."""
-    return generate_latest(stats.engines)
-
-
-def exposition_of_front(stats: HttpStats, front: int) -> bytes:
-    """Writes the counters of one of several processes, whose number all series show, without those of the engines."""
-    return generate_latest(_OfFront(stats.registry, front))
-
-
-def together(expositions: Iterable[bytes]) -> bytes:
-    """Makes one exposition of several: the series of a family stand together, as Prometheus asks."""
-    families: dict[bytes, list[bytes]] = {}  # the lines of series by the two lines that begin a family
-    for text in expositions:
-        for family in re.split(rb"(?m)^(?=# HELP )", text)[1:]:
-            help_line, type_line, series = family.split(b"\n", 2)
-            families.setdefault(help_line + b"\n" + type_line + b"\n", []).append(series)
-    return b"".join(head + b"".join(series) for head, series in families.items())
+def _cumulative(counts: Iterable[int]) -> Iterator[tuple[str, int]]:
+    for bound, total in zip((*BOUNDS, math.inf), accumulate(counts), strict=True):
+        yield ("+Inf" if bound == math.inf else f"{bound:g}"), total

@@ -14,13 +14,15 @@ from __future__ import annotations
 import _socket  # the system's own sockets, whatever is patched
 import array
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
 import re
 import time
-from collections.abc import Callable
-from http.client import HTTPException, HTTPResponse
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +36,8 @@ from gunicorn.http.message import Request
 from corosrv.base.run_dir import path_in
 from corosrv.web.http.connection import Overloaded
 from corosrv.web.http.reply import Flood
-from corosrv.web.keys import key_of
+from corosrv.web.http.terms import FROM_WORKER
+from corosrv.web.keys import digest, key_of
 
 log = logging.getLogger("corosrv.http")
 
@@ -56,11 +59,15 @@ _NOT_REPEATED = frozenset(
 
 
 class PassedConnection(msgspec.Struct, array_like=True):
-    """Describes a connection on its way: the client's address, the listener's name, and what was read so far."""
+    """Describes a connection on its way: the client's address, the listener's name, and what was read so far.
+
+    `environ`: what the process that passes it says of the next request, in the WSGI environment; no client can.
+    """
 
     address: Any
     listener: Any
     data: bytes
+    environ: dict[str, str] = {}
 
 
 class OtherAnswer(NamedTuple):
@@ -70,6 +77,24 @@ class OtherAnswer(NamedTuple):
     body: bytes
 
 
+class FrontSocket(NamedTuple):
+    """Names a process by its socket: of the places, as many as there are processes, each has the callers of its own.
+
+    `front`: the number of the process among all that the server has started. Of several in one place the last counts.
+    """
+
+    path: str
+    place: int
+    front: int
+    pid: int
+
+    def is_alive(self) -> bool:
+        return Path(f"/proc/{self.pid}").exists()
+
+
+AskOthers = Callable[..., list[OtherAnswer]]  # asks the other processes as Siblings.ask_others does
+
+
 class Siblings:
     """Knows the processes of one server. Belongs to the hub's thread of one of them."""
 
@@ -77,7 +102,7 @@ class Siblings:
         self,
         folder: str,
         n_processes: int,
-        take: Callable[[_socket.socket, Any, Any, bytes], None],
+        take: Callable[[_socket.socket, Any, Any, bytes, dict[str, str]], None],
         *,
         server: int = 0,
         front: int = 0,
@@ -92,24 +117,31 @@ class Siblings:
         self._n_processes = n_processes
         self._take = take
         self._prefix = f"{server or os.getppid()}-"
-        self._path = path_in(folder, f"{self._prefix}{os.getpid()}{_SUFFIX}")
+        self._pid = os.getpid()
+        self._path = self._path_at(n_processes)  # whose length is checked; its place is chosen later
         self._began = time.monotonic()
-        self._known: list[str] = []
+        self._known: list[FrontSocket] = []
         self._known_until = 0.0
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+        self._socket.setblocking(False)
         self._watcher: Any = None
-        self.has_limits: Callable[[bytes], bool] = lambda key: (
-            False
-        )  # of an API key, for which one process has to count
+        # Tells whether a caller's API key has limits: one process has to count for such a key.
+        self.has_limits: Callable[[str], bool] = lambda caller: False
         self._unpassed = Flood(log, "%d requests could not be passed to the worker process that has their state")
 
     def start(self) -> None:
-        """Takes connections from now on. Raises OSError."""
-        Path(self._path).unlink(missing_ok=True)  # of an earlier process with this number
-        self._socket.setblocking(False)
-        self._socket.bind(self._path)
+        """Takes connections from now on, in the place of a process that has ended. Raises OSError."""
+        with _locked(self._folder):
+            n_in = Counter(one.place for one in self._find() if one.is_alive())
+            self._path = self._path_at(min(range(self._n_processes), key=lambda place: n_in[place]))
+            Path(self._path).unlink(missing_ok=True)  # of an earlier process with these numbers
+            self._socket.bind(self._path)
+        self._known_until = 0.0
         self._watcher = get_hub().loop.io(self._socket.fileno(), _READ)
         self._watcher.start(self._receive)
+
+    def _path_at(self, place: int) -> str:
+        return path_in(self._folder, f"{self._prefix}{place}-{self.front}-{self._pid}{_SUFFIX}")
 
     def close(self) -> None:
         """Takes no more; what was passed already is served. Twice is harmless."""
@@ -137,33 +169,45 @@ class Siblings:
                     for fd in fds:
                         os.close(fd)
                     continue
-                self._take(_socket.socket(fileno=fd), _tuple(passed.address), _tuple(passed.listener), passed.data)
+                address, listener = _tuple(passed.address), _tuple(passed.listener)
+                self._take(_socket.socket(fileno=fd), address, listener, passed.data, passed.environ)
 
     def owner_of(self, request: Request) -> str | None:
-        """Returns the other process that a request belongs to; None for one that is served here. May wait at a start.
+        """Returns the other process that a request belongs to; None for one that is served here.
 
-        Its head was read, and nothing of its body was used.
+        Its head was read, and nothing of its body was used. May wait at a start, and while API keys are read again.
         """
-        key = _key_of(request)
+        caller = _caller_of(request)
         needs_state = _NEEDS_STATE.search(request.path) or any(name in _STATE_FIELDS for name, _ in request.headers)
-        return self._choose(key) if needs_state or self.has_limits(key) else None
+        return self._choose(caller) if needs_state or self.has_limits(caller) else None
 
-    def _choose(self, credentials: bytes) -> str | None:
-        """Chooses by the highest hash of process and caller: when one ends, the callers of all others stay."""
-        owner = max(self._live(), key=lambda name: hashlib.blake2b(name.encode() + b"\0" + credentials).digest())
-        return None if owner == self._path else owner
+    def _choose(self, caller: str) -> str | None:
+        """Chooses by the highest hash of place and caller: when a process ends, the callers of all others stay, also
+        when another one takes its place."""
 
-    def _live(self) -> list[str]:
-        """Lists the processes by the paths of their sockets. Waits at the start, until all are there."""
+        def rank(process: FrontSocket) -> tuple[bytes, int]:
+            return hashlib.blake2b(f"{process.place}\0{caller}".encode()).digest(), process.front
+
+        owner = max(self._live(), key=rank, default=None)
+        return None if owner is None or owner.path == self._path else owner.path
+
+    def _find(self) -> Iterator[FrontSocket]:
+        for path in Path(self._folder).glob(f"{self._prefix}*{_SUFFIX}"):
+            numbers = path.name.removeprefix(self._prefix).removesuffix(_SUFFIX).split("-")
+            if len(numbers) == 3 and all(map(str.isdecimal, numbers)):
+                yield FrontSocket(str(path), *map(int, numbers))
+
+    def _live(self) -> list[FrontSocket]:
+        """Lists the processes by their sockets. Waits at the start, until all are there."""
         now = time.monotonic()
         if now < self._known_until:
             return self._known
         while True:
-            found = [str(path) for path in Path(self._folder).glob(f"{self._prefix}*{_SUFFIX}")]
+            found = list(self._find())
             if len(found) >= self._n_processes or time.monotonic() - self._began > _START:
                 break
             gevent.sleep(0.05)
-        self._known = found if self._path in found else [*found, self._path]
+        self._known = found
         self._known_until = time.monotonic() + _LOOK_AGAIN
         return self._known
 
@@ -205,8 +249,33 @@ class Siblings:
                 return False
         raise TimeoutError
 
-    def ask_others(self, request: flask.Request, body: bytes = b"") -> list[OtherAnswer]:
+    def connect(self, caller: str, environ: dict[str, str]) -> HTTPConnection | None:
+        """Opens a connection to the process that has a caller's state; None where this one has.
+
+        `environ`: what the first request on it has in its WSGI environment. Waits for a process that is busy. Raises
+        OSError.
+        """
+        passed = PassedConnection(("", 0), ("localhost", 0), b"", environ)
+        deadline = time.monotonic() + _PATIENCE
+        while (owner := self._choose(caller)) is not None:
+            ours, theirs = gevent_socket.socketpair()
+            connection = HTTPConnection("localhost")
+            connection.sock = ours
+            is_sent = False
+            try:
+                with theirs:
+                    is_sent = self._send(owner, passed, theirs.fileno(), deadline)
+            finally:
+                if not is_sent:
+                    connection.close()
+            if is_sent:
+                return connection
+        return None
+
+    def ask_others(self, request: flask.Request, body: bytes = b"", path: str = "") -> list[OtherAnswer]:
         """Sends a request to every other process as well, with this body; returns what they have answered.
+
+        `path`: where another one of this client's is sent, by POST, in place of this one.
 
         Waits for two seconds at most; a process that has not answered by then is left out. Returns nothing for a
         request that another process has sent: this one answers it alone.
@@ -217,9 +286,10 @@ class Siblings:
         passed = PassedConnection(
             (environ.get("REMOTE_ADDR", ""), 0),
             (environ["SERVER_NAME"], int(environ["SERVER_PORT"] or 0)),
-            _repeated(request, body),
+            _repeated(request, body, path),
+            {FROM_WORKER: "1"},
         )
-        others = [path for path in self._live() if path != self._path]
+        others = [one.path for one in self._live() if one.path != self._path]
         asked = [gevent.spawn(self._ask, path, passed, time.monotonic() + _PATIENCE) for path in others]
         gevent.joinall(asked)
         return [one.value for one in asked if one.value is not None]
@@ -247,15 +317,27 @@ class Siblings:
         Raises Overloaded for a key with limits.
         """
         self._unpassed.count()
-        if self.has_limits(_key_of(request)):
+        if self.has_limits(_caller_of(request)):
             raise Overloaded
         return False
 
 
-def _key_of(request: Request) -> bytes:
-    """Returns the API key in a request's head; empty without one."""
+@contextlib.contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Holds a lock of all processes that have a folder, for a moment: whoever waits for it blocks."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _caller_of(request: Request) -> str:
+    """Returns the name of the caller whose API key is in a request's head, made from the key; empty without one."""
     fields = dict(request.headers)
-    return key_of(fields.get("AUTHORIZATION", ""), fields.get("X-API-KEY", "")) or b""
+    key = key_of(fields.get("AUTHORIZATION", ""), fields.get("X-API-KEY", ""))
+    return "" if key is None else digest(key).hex()
 
 
 def head_of(request: Request) -> bytes:
@@ -270,9 +352,9 @@ def is_repeated(request: flask.Request) -> bool:
     return _ASKED in request.headers
 
 
-def _repeated(request: flask.Request, body: bytes) -> bytes:
-    """Writes a request anew, for a process that is to answer it alone."""
-    lines = [f"{request.method} {request.environ['RAW_URI']} HTTP/1.1"]
+def _repeated(request: flask.Request, body: bytes, path: str) -> bytes:
+    """Writes a request anew, or one to another path, for a process that is to answer it alone."""
+    lines = [f"POST {path} HTTP/1.1" if path else f"{request.method} {request.environ['RAW_URI']} HTTP/1.1"]
     lines += [f"{name}: {value}" for name, value in request.headers if name.lower() not in _NOT_REPEATED]
     lines += [f"{_ASKED}: this", "Connection: close", f"Content-Length: {len(body)}"]
     return "\r\n".join((*lines, "", "")).encode("latin-1") + body

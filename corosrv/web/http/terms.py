@@ -44,6 +44,8 @@ log = logging.getLogger("corosrv.http")
 
 # In the WSGI environment of a batch's line, which this process sends itself: its owner.
 FROM_BATCH = "corosrv.from_batch"
+# There, too, where another worker process of this server sends a request on that it has counted itself.
+FROM_WORKER = "corosrv.from_worker"
 
 
 class QueueHeaders(msgspec.Struct):

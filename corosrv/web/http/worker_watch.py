@@ -2,14 +2,12 @@
 
 gunicorn's master is told which workers hang: those that are silent although they could run. On SIGHUP it ends the old
 ones when the new ones are ready; a new master (SIGUSR2) accepts nobody before. A signal to stop that comes before the
-handlers are in place is kept for later (`let_stops_through`). The limit on open files bounds the clients. Lines of
-JSON are corosrv's own, and those of gunicorn's master, workers and access log.
+handlers are in place is kept for later (`let_stops_through`). The limit on open files bounds the clients.
+JsonLogger makes lines of JSON of what gunicorn's master, workers and access log say.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import resource
 import signal
@@ -24,6 +22,8 @@ from typing import Any
 
 from gunicorn.errors import HaltServer
 from gunicorn.glogging import Logger
+
+from corosrv.base.json_log import JsonFormatter
 
 NEVER_STARTS = 4  # gunicorn's own exit status of an app that cannot be loaded: with any other it tries for ever
 STOPS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
@@ -79,34 +79,6 @@ def certificate_fault(certfile: str, keyfile: str | None = None) -> str | None:
     except OSError as error:
         return f"{' or '.join(filter(None, (certfile, keyfile)))} cannot be read: {error.strerror}"
     return None
-
-
-class JsonFormatter(logging.Formatter):
-    """Makes a line of JSON of a record. A message that is an event as JSON already keeps its members."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Returns the line: time, level, process and logger, then the event's members or the message."""
-        members: dict[str, Any] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "pid": record.process,
-            "logger": record.name,
-        }
-        message = record.getMessage()
-        members |= _event(message) or {"message": message}
-        if record.exc_info:
-            members["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(members, ensure_ascii=False)
-
-
-def _event(message: str) -> dict[str, Any] | None:
-    if not message.startswith('{"event": '):
-        return None
-    try:
-        event = json.loads(message)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None
 
 
 class JsonLogger(Logger):  # type: ignore[misc]

@@ -1,13 +1,15 @@
 """Serves the page at `/` and the files that it is made of.
 
 The files stand under a name made from the contents of all of them, so that browsers may keep each for good, and a page
-never mixes the files of two versions: its modules import each other by relative names.
+never mixes the files of two versions: its modules import each other by relative names. What the first paint needs
+stands in the page itself: a file of its own would come later, even one that the browser has.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+from base64 import b64encode
 from functools import cache
 from pathlib import Path
 
@@ -29,11 +31,7 @@ _TYPES = {
     "svg": "image/svg+xml",
     "txt": "text/plain",
 }
-# The page may run and call only what this server sends; it shows images that its reader has given it.
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+_INLINE = {"theme": "theme.js", "styles": "page.css"}  # files that stand in the page
 _FOR_GOOD = "public, max-age=31536000, immutable"
 _RULE = "/page/<digest>/<path:name>"
 _ready: set[str] = set()  # names of files that are read and compressed
@@ -85,7 +83,7 @@ def _answer(name: str) -> Response:
     if is_packed:
         answer.headers["Content-Encoding"] = "gzip"
     answer.vary.add("Accept-Encoding")
-    answer.headers["Content-Security-Policy"] = _POLICY
+    answer.headers["Content-Security-Policy"] = _policy()
     answer.headers["X-Content-Type-Options"] = "nosniff"
     answer.headers["Referrer-Policy"] = "no-referrer"
     answer.headers["Cross-Origin-Opener-Policy"] = "same-origin"
@@ -107,7 +105,24 @@ def _contents(name: str) -> tuple[bytes, bytes]:
 def _fill(shell: str) -> bytes:
     """Writes the version of the files into the page, and whether there is a live picture."""
     has_live = "yes" if "live.mjs" in _names() else "no"
-    return shell.replace("{digest}", _digest()).replace("{live}", has_live).encode()
+    filled = shell.replace("{digest}", _digest()).replace("{live}", has_live)
+    for place, name in _INLINE.items():
+        filled = filled.replace(f"{{{place}}}", (_FILES / name).read_text())
+    return filled.encode()
+
+
+@cache
+def _policy() -> str:
+    """Returns the policy: the page may run and call only what this server sends, and itself what its hashes name.
+
+    It shows images that its reader has given it.
+    """
+    theme, styles = (b64encode(hashlib.sha256((_FILES / name).read_bytes()).digest()) for name in _INLINE.values())
+    return (
+        f"default-src 'none'; script-src 'self' 'sha256-{theme.decode()}'; "
+        f"style-src 'self' 'sha256-{styles.decode()}'; img-src 'self' data: blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
 
 
 @cache

@@ -10,6 +10,8 @@ import math
 from collections import Counter, deque
 
 from corosrv.base.errors import CorosrvError
+from corosrv.contracts.exemplars import Bucket, Exemplars
+from corosrv.contracts.jobs.terms import TracePart
 
 
 class Backoff:
@@ -177,25 +179,31 @@ class EventRate:
 class Distribution:
     """Counts values by the bounds that they do not exceed."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)  # the last is of what exceeds all
         self.sum = 0.0
+        self.exemplars: Exemplars | None = None  # from the first traced value on
 
-    def add(self, value: float) -> None:
+    def add(self, value: float, trace: TracePart | None = None) -> None:
+        """Counts a value. `trace`: the part of a trace that it is from."""
         self.counts[bisect.bisect_left(self.bounds, value)] += 1
         self.sum += value
+        if trace is not None:
+            if self.exemplars is None:
+                self.exemplars = Exemplars(self.bounds)
+            self.exemplars.note(value, trace)
 
-    def cumulative(self) -> list[tuple[str, int]]:
+    def cumulative(self) -> list[Bucket]:
         """Returns how many values did not exceed each bound, as Prometheus counts them."""
         total = 0
-        buckets = []
+        buckets: list[tuple[str, int]] = []
         for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
             total += count
             buckets.append(("+Inf" if bound == math.inf else f"{bound:g}", total))
-        return buckets
+        return [*buckets] if self.exemplars is None else list(self.exemplars.among(buckets))
 
 
 class KeyTraffic:
@@ -225,12 +233,21 @@ class KeyTraffic:
         self.n_in_flight += 1
         self.batch_sizes.add(n_calls)
 
-    def count_wait(self, seconds: float) -> None:
+    def count_wait(self, seconds: float, trace: TracePart | None = None) -> None:
+        """Counts how long a call has waited. `trace`: its own part of its request's."""
         self.wait.add(seconds)
-        self.waits.add(seconds)
+        self.waits.add(seconds, trace)
 
-    def count_finish(self, n_calls: int, started_at: float, now: float, is_measured: bool, is_cut: bool) -> None:
-        """Counts the end of a hand-over.
+    def count_finish(
+        self,
+        n_calls: int,
+        started_at: float,
+        now: float,
+        is_measured: bool,
+        is_cut: bool,
+        trace: TracePart | None = None,
+    ) -> None:
+        """Counts the end of a hand-over. `trace`: of one of its calls.
 
         `is_measured`: its duration says how long its handler takes; `is_cut`: or longer, because it was told to end.
         """
@@ -239,7 +256,7 @@ class KeyTraffic:
         seconds = now - started_at
         if is_measured:
             self.service.add(seconds / n_calls)
-            self.services.add(seconds)
+            self.services.add(seconds, trace)
 
     def count_end(self, error: CorosrvError | None) -> None:
         self.outcomes[outcome_of(error)] += 1

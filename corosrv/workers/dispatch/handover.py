@@ -36,7 +36,7 @@ class CallFollower(CallListener):
 
     __slots__ = (
         "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "entry", "error",
-        "is_abandoned", "number", "running_of", "size", "started_at", "traffic",
+        "is_abandoned", "number", "running_of", "size", "started_at", "trace", "traffic",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +61,7 @@ class CallFollower(CallListener):
         self._failures: list[tuple[QueuedCall, CorosrvError]] = []
         self.entry = calls[0].entry  # of the key that they share
         self.traffic = calls[0].traffic
+        self.trace = calls[0].trace
         self.size = len(calls)
         self.started_at = now
         self.error: CorosrvError | None = None  # of one of the items
@@ -132,6 +133,9 @@ def handed_call(calls: Sequence[QueuedCall], handler: int, number: int = 0) -> H
             terms.owner,
             terms.tier,
             terms.weight,
+            terms.n_hops,
+            terms.visited,
+            terms.headers,
         )
         for call, terms in ((call, call.job.terms) for call in calls)
     ]

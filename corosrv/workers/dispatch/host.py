@@ -192,6 +192,9 @@ class HandedItem(msgspec.Struct, frozen=True):
     owner: str = ""  # these are of the calls that its handler makes; see corosrv.contracts.jobs.terms.Terms
     tier: int = 0
     weight: float = 1.0
+    n_hops: int = 0
+    visited: tuple[str, ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class HandedCall(msgspec.Struct, frozen=True):

@@ -278,7 +278,9 @@ class CallLives(Outcomes):
         # A worker that was lost, and one that refused, say nothing of how long calls take.
         is_measured = not isinstance(attempt.error, (WorkerLost, NotHandedOver))
         now = self._clock()
-        attempt.traffic.count_finish(attempt.size, attempt.started_at, now, is_measured, attempt.is_abandoned)
+        attempt.traffic.count_finish(
+            attempt.size, attempt.started_at, now, is_measured, attempt.is_abandoned, attempt.trace
+        )
         if is_measured:
             attempt.entry.quarantine.count_well(attempt.size, now)
 

@@ -192,7 +192,7 @@ class Scheduler:
         for call in calls:
             if call.appointment is not None:
                 self._timetable.cancel(call.appointment)
-            call.traffic.count_wait(now - call.waits_since)
+            call.traffic.count_wait(now - call.waits_since, call.trace)
         self._policy.note(first, group)
         handler = group.entries[first.entry.key][1]
         attempt.watch(group.host.start_call(permit, handed_call(calls, handler, number), attempt))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from corosrv.contracts.exemplars import Bucket
 from corosrv.workers.dispatch.key_queue import KeyQueue
 
 
@@ -18,7 +19,7 @@ from corosrv.workers.dispatch.key_queue import KeyQueue
 class Buckets:
     """Holds a histogram: how many values did not exceed each bound, and the sum of all."""
 
-    cumulative: tuple[tuple[str, int], ...]
+    cumulative: tuple[Bucket, ...]
     sum: float
 
 

@@ -219,7 +219,7 @@ class Ask(_CallMessage, frozen=True, tag="ask"):
     tier: int = 0
     idempotency_key: str = ""  # of the gRPC front alone
     object_inputs: list[ObjectInput] = []  # beside those of the request
-    trace_headers: dict[str, str] = {}  # of the gRPC front alone
+    headers: dict[str, str] = {}  # of the gRPC front alone: its client's, which go on to whoever answers
 
 
 class AskCancel(_CallMessage, frozen=True, tag="ask_cancel"):

@@ -102,7 +102,7 @@ def test_what_cannot_be_is_one_sentence(arguments, said, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["corosrv", "bench", *arguments])
 
     with pytest.raises(SystemExit) as exit:
-        cli.run_main()
+        cli.main()
 
     assert exit.value.code == 1
     said_on_stderr = capsys.readouterr().err

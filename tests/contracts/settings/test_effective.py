@@ -85,7 +85,7 @@ def test_without_defaults_groups_of_nothing_else_are_gone():
 
     assert [(group.title, [setting.name for setting in group.settings]) for group in kept] == [
         ("model", ["model"]),
-        ("server", ["temp"]),
+        ("sampling", ["temp"]),
     ]
 
 

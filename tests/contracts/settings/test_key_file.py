@@ -297,7 +297,7 @@ def test_keys_are_added_listed_and_removed_by_commands(path: Path):
 def test_a_key_that_is_not_there_is_told_with_the_nearest(path: Path):
     write(path, ALICE)
 
-    assert "did you mean 'alice'" in str(run("remove", "alcie", "--file", str(path)).exception)
+    assert "did you mean 'alice'" in run("remove", "alcie", "--file", str(path)).output
 
 
 # The settings

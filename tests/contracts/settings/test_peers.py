@@ -28,6 +28,19 @@ def test_peers_without_a_token_stop_the_start():
         settings.load({"peers": TWO[0]}, {})
 
 
+def test_a_server_that_finds_peers_needs_their_token_and_a_redis_and_is_as_one_with_peers():
+    chosen = {"peer_url": "http://10.0.0.1:8080"}
+    redis = {"redis_url": "redis://h:1"}
+
+    with pytest.raises(SettingsError, match="COROSRV_PEER_URL needs COROSRV_PEER_TOKEN"):
+        settings.load(chosen | redis, {})
+    with pytest.raises(SettingsError, match="COROSRV_PEER_URL is for servers"):
+        settings.load(chosen | {"peer_token": TOKEN}, {})
+    found = settings.load(chosen | redis | {"peer_token": TOKEN}, {})
+    assert found.models == ()
+    assert settings.load(chosen | redis | {"peer_token": TOKEN, "model": "synthetic:"}, {}).server.strict_model
+
+
 def test_with_peers_alone_no_model_is_served():
     assert settings.load({"peers": TWO[0], "peer_token": TOKEN}, {}).models == ()
 
@@ -74,7 +87,7 @@ def test_each_replica_has_an_id_of_its_own():
 
 def test_the_command_line_takes_several_peers(monkeypatch: pytest.MonkeyPatch):
     seen: dict[str, object] = {}
-    monkeypatch.setattr(cli, "_load", lambda config, overrides: seen.update(overrides) or cli._fail("enough"))
+    monkeypatch.setattr(cli.settings, "load", lambda overrides, file: seen.update(overrides) or cli.fail("enough"))
 
     CliRunner().invoke(cli.main, ["serve", "--peer", TWO[0], "--peer", TWO[1]])
 

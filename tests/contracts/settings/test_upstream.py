@@ -72,7 +72,7 @@ def test_a_management_port_that_is_none_is_refused_by_name():
 
 def test_the_flag_may_be_given_several_times(monkeypatch: pytest.MonkeyPatch):
     seen: dict[str, object] = {}
-    monkeypatch.setattr(cli, "_load", lambda config, overrides: seen.update(overrides) or cli._fail("enough"))
+    monkeypatch.setattr(cli.settings, "load", lambda overrides, file: seen.update(overrides) or cli.fail("enough"))
 
     CliRunner().invoke(cli.main, ["serve", "--upstream", TWO[0], "--upstream", TWO[1]])
 

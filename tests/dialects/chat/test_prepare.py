@@ -302,6 +302,54 @@ def test_the_beginning_of_a_continued_message_comes_back_where_it_is_asked_for(e
     assert "".join(part.text for part in parser.parts([Chunk(0, "dark", 1)]) if isinstance(part, AnswerText)) == text
 
 
+def going_on(thoughts: str, card: ModelCard = THINKER, tools: tuple[dict[str, Any], ...] = (), **asked: Any) -> Any:
+    said = ({"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "reasoning_content": thoughts})
+    prompt = Messages(said, tools, add_generation_prompt=False, continue_final=True, continue_thoughts=True)
+    return prepare(Conversation(Job((prompt,), max_tokens=2000), **asked), card)
+
+
+@pytest.mark.parametrize("card", [THINKER, OPENED])
+@pytest.mark.parametrize(("echo", "thoughts"), [(True, "Let me look"), (False, "look")])
+def test_thoughts_go_on_and_end(card: ModelCard, echo: bool, thoughts: str):
+    _, parser = going_on("Let me ", card, echo=echo)
+
+    told = list(parser.parts([Chunk(0, piece, 1) for piece in ("look", "</thi", "nk>Yes")]))
+
+    assert "".join(part.text for part in told if isinstance(part, Reasoning)) == thoughts
+    assert "".join(part.text for part in told if isinstance(part, AnswerText)) == "Yes"
+
+
+def test_thoughts_that_are_not_split_come_back_with_their_tag():
+    _, parser = going_on("Let me ", dataclasses.replace(THINKER, splits_reasoning=False), echo=True)
+
+    assert [part.text for part in parser.parts([Chunk(0, "look", 1)])] == ["<think>Let me ", "look"]
+
+
+@pytest.mark.parametrize("card", [THINKER, OPENED])
+def test_what_follows_thoughts_that_go_on_keeps_its_form(card: ModelCard):
+    forced = going_on("Let me ", card, TOOLS, tool_choice=FORCED)[0].sampling.grammar
+
+    assert (
+        forced == begins(card, "<think>Let me " if card is THINKER else "Let me ", tools=TOOLS, tool_choice=FORCED)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("card", "thoughts", "asked", "words"),
+    [
+        (CARD, "Let me", {}, "the model does not think"),
+        (OPENED, "Let me", {"thinks": False}, "the model does not think"),
+        (THINKER, "So.</think>", {}, "have ended"),
+        (OPENED, '<tool_call>\n{"name": "now", "arguments": {', {"tools": TOOLS}, "a call has begun"),
+    ],
+)
+def test_thoughts_that_cannot_go_on_are_refused(card: ModelCard, thoughts: str, asked: dict[str, Any], words: str):
+    with pytest.raises(Refused, match=words) as refused:
+        going_on(thoughts, card, **asked)
+
+    assert refused.value.param == "messages"
+
+
 LONG_LIST = {"enum": [f"value number {number}" for number in range(900)]}
 SHORT_LIST = {"enum": ["yes", "no"]}
 FIELD = "response_format.json_schema.schema"
@@ -387,7 +435,7 @@ def test_nothing_goes_on_within_a_call() -> None:
         "<tool_call>",
         '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
     ):
-        with pytest.raises(Refused, match="a call has begun in the tokens that are kept") as refused:
+        with pytest.raises(Refused, match="a call has begun in what the answer goes on from") as refused:
             prepare(conversation((NOW,)), CARD, earlier)
         assert refused.value.param == "fork.at"
         prepare(conversation(), CARD, earlier)  # without tools it is text

@@ -252,15 +252,13 @@ def test_a_file_that_is_not_there_is_not_found(tmp_path):
 def test_properties_tell_what_the_server_is_and_does():
     switches = Switches(slots=True, props=False, metrics=True, slot_save_path="/secret")
 
-    shown = loading.describe(CARD, ByteVocabulary(), Defaults(max_tokens=9, temperature=0.5, seed=3), switches)
+    defaults = Defaults(max_tokens=9, temperature=0.5, seed=3, more={"top_k": 20})
+    shown = loading.describe(CARD, ByteVocabulary(), defaults, switches)
 
     settings = shown["default_generation_settings"]
     assert settings["n_ctx"] == 100
-    assert {name: settings["params"][name] for name in ("n_predict", "temperature", "seed")} == {
-        "n_predict": 9,
-        "temperature": 0.5,
-        "seed": 3,
-    }
+    chosen = {"n_predict": 9, "temperature": 0.5, "seed": 3, "top_k": 20}
+    assert {name: settings["params"][name] for name in chosen} == chosen
     assert (shown["total_slots"], shown["model_alias"], shown["model_path"]) == (4, "tiny", "tiny.gguf")
     assert (shown["bos_token"], shown["eos_token"]) == ("<s>", "</s>")
     assert (shown["endpoint_slots"], shown["endpoint_props"], shown["endpoint_metrics"]) == (True, False, True)

@@ -12,7 +12,7 @@ import gevent
 import gevent.event
 import pytest
 
-from corosrv.base.errors import ModelFailed, NotFound, NotOffered, ShuttingDown
+from corosrv.base.errors import ModelFailed, NotFound, ShuttingDown
 from corosrv.contracts import settings
 from corosrv.contracts.jobs import ModelCard
 from corosrv.dialects.ollama import catalog
@@ -79,11 +79,6 @@ def test_a_model_that_is_not_there_is_said_in_ollamas_words(pool: ModelPool, nam
 
     assert str(raised.value) == f"model '{name[:120]}' not found"
     assert raised.value.status == 404
-
-
-def test_a_model_of_an_upstream_is_refused_with_the_way_to_it(pool: ModelPool):
-    with pytest.raises(NotOffered, match="POST /v1/chat/completions"):
-        OllamaCatalog(pool, lambda: ["far"]).find("far:latest")
 
 
 # Lists

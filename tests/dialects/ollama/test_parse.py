@@ -172,7 +172,7 @@ def test_a_model_of_texts_refuses_images():
         ({"format": {"type": 7}}, "format: the schema at #/type"),
         ({"format": 7}, "format"),
         ({"think": "loud"}, "think"),
-        ({"logprobs": True}, "logprobs is not supported"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"options": {"temperature": "hot"}}, "options.temperature"),
         ({"options": {"top_p": 7}}, "options.top_p"),
         ({"options": {"stop": ""}}, "options.stop: a stop string must not be empty"),
@@ -337,6 +337,14 @@ def test_a_wrong_field_of_a_text_is_named(sent: dict[str, Any], words: str):
 
 def test_fields_that_ask_for_nothing_are_taken():
     assert text(template="", context=[], suffix="", system="", images=[], think=False, format="", logprobs=False)
+
+
+@pytest.mark.parametrize(
+    ("sent", "n_probs"),
+    [({"logprobs": True, "top_logprobs": 3}, 3), ({"logprobs": True}, 0), ({"top_logprobs": 3}, -1)],
+)
+def test_tokens_are_told_where_they_are_asked_for(sent: dict[str, Any], n_probs: int):
+    assert [made(**sent).sampling.n_probs for made in (chat, text)] == [n_probs, n_probs]
 
 
 @pytest.mark.parametrize(

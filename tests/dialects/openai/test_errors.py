@@ -119,7 +119,8 @@ ELSEWHERE = {
     errors.RedirectRefused, errors.DestinationRefused,
     errors.InvalidTensor, errors.CallRefused, errors.Conflict, errors.DeadlinePassed, errors.CallCancelled,
     errors.HandlerFailed, errors.WorkerLost, errors.ObjectExpired, errors.ObjectNotFound, errors.ObjectTooLarge,
-    errors.StoreFull, errors.ManagementError, errors.AppError, errors.KeyReused, errors.NotHandedOver,
+    errors.StoreFull, errors.ManagementError, errors.AppError, errors.KeyReused, errors.McpServerFailed,
+    errors.NotHandedOver,
     errors.AnswerTooLarge, errors.MessageTooLarge,
     errors.IllegalTransition, *classes(errors.WireError),
 }  # fmt: skip

@@ -238,6 +238,16 @@ def test_defaults_are_the_operator_s(call):
     assert (chosen.max_tokens, chosen.sampling.temperature, chosen.sampling.seed) == (7, 0.1, 3)
 
 
+def test_a_request_changes_what_it_names_of_the_operator_s_defaults(call):
+    defaults = Defaults(max_tokens=7, temperature=0.1, seed=3, more={"top_k": 20, "min_p": 0.0, "top_p": 0.8})
+
+    said_nothing = call(defaults).job.sampling
+    chosen = call(defaults, top_k=5, min_p=0.2).job.sampling
+
+    assert (said_nothing.top_k, said_nothing.min_p, said_nothing.top_p) == (20, 0.0, 0.8)
+    assert (chosen.top_k, chosen.min_p, chosen.top_p) == (5, 0.2, 0.8)
+
+
 def test_a_request_that_says_nothing_samples_as_documented(call):
     assert call().job.sampling == Sampling()
 
@@ -460,9 +470,37 @@ def test_a_final_assistant_message_is_continued(sent, add_generation_prompt, con
     assert rendered.continue_final is continue_final
 
 
+THOUGHT = [*HELLO, {"role": "assistant", "content": None, "reasoning_content": "Let me "}]
+ANSWERED = [*HELLO, {"role": "assistant", "reasoning_content": "Let me ", "content": "Well"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "member", "is_thought"),
+    [
+        (THOUGHT, None, True),
+        (THOUGHT, True, True),
+        (THOUGHT, "reasoning_content", True),
+        (THOUGHT, "content", False),
+        (THOUGHT, False, False),
+        (ANSWERED, None, False),
+        (CONTINUED, "content", False),
+    ],
+)
+def test_thoughts_without_a_text_go_on_as_thoughts(messages, member, is_thought):
+    card = dataclasses.replace(CARD, answer_format=AnswerFormat(("<think>", "</think>")))
+    decoded = chat_schema.decoder.decode(json.dumps({"messages": messages, "continue_final_message": member}))
+
+    (rendered,) = chat_parse.conversation(decoded, DEFAULTS, card).job.prompts
+
+    assert (rendered.continue_final, rendered.continue_thoughts) == (member is not False, is_thought)
+
+
 @pytest.mark.parametrize(
     "sent",
     [
+        {"messages": ANSWERED, "continue_final_message": "reasoning_content"},
+        {"messages": CONTINUED, "continue_final_message": "reasoning_content"},
+        {"messages": CONTINUED, "continue_final_message": "thoughts"},
         {"messages": CONTINUED, "add_generation_prompt": True, "continue_final_message": True},
         {"continue_final_message": True},
     ],

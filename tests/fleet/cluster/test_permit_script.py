@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import redis as redis_py
 
+from corosrv.base.errors import RedisRefused
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.permit_script import SYNC
 from tests.support.redis_server import RedisServer
@@ -26,7 +27,7 @@ class ScriptFronts:
         self._script = client.script(SYNC)
         self._listening = listening
         self.epochs: dict[str, bytes] = {}
-        self.hold = 0
+        self.hold = self.n_runs = 0
         self.held: dict[str, int] = {}
         self.stamps: dict[str, int] = {}  # of what waits
 
@@ -47,16 +48,20 @@ class ScriptFronts:
     def sync(
         self, front: str, n: int = 0, *, cap: int = 4, held: int | None = None, used: int | None = None, band: int = 5,
         key: str = "", weight: float = 1.0, stamp: int = 0, uses: dict[str, int] | None = None, lease: int = LEASE,
-        beat: int = 0, waiting: int | None = None, resources: tuple[str, ...] = ("u",),
+        beat: int = 0, waiting: int | None = None, resources: tuple[str, ...] = ("u",), run: int | None = None,
     ) -> list[list[int]]:  # fmt: skip
-        """Runs the script for a front, which uses all that it holds unless it says otherwise."""
+        """Runs the script for a front, which uses all that it holds unless it says otherwise; `run`: its number."""
+        self.n_runs += 1
         held = self.held.get(front, 0) if held is None else held
         used = held if used is None else used
         stamp = stamp or self.stamps.get(front, 0)
         words = [(cap, held, used, n, band, key, weight, stamp, uses or ({key: used} if used else {}))] * len(resources)
         waiting = max(n, 0) if waiting is None else waiting
-        arguments = (front, self.epochs.get(front, b""), lease, beat, "to:", waiting, msgspec.msgpack.encode(words))
-        epoch, self.stamp, self.hold, *replies = self._script.run(["hub", *resources], arguments)
+        arguments = (
+            *(front, self.epochs.get(front, b""), lease, beat, "to:", waiting, msgspec.msgpack.encode(words)),
+            self.n_runs if run is None else run,
+        )
+        epoch, self.stamp, self.hold, *replies = self._script.run(["hub", f"run:{front}", *resources], arguments)
         self.epochs[front] = epoch
         self.stamps[front] = (stamp or self.stamp) if n > 0 else 0
         self.held[front] = replies[0][0]
@@ -256,6 +261,37 @@ def test_a_clock_that_is_put_right_keeps_permits_and_takes_those_of_the_dead(fro
     assert fronts.sync("a", 2, lease=400)[0][0] == 2
     assert fronts.hold <= 400
     eventually(lambda: fronts.sync("a", 2, lease=400)[0][0] == 4, what="the permits of the dead one")
+
+
+@pytest.mark.parametrize("run", [1, 2], ids=["older", "equal"])
+def test_a_run_that_comes_after_a_later_one_changes_nothing_and_says_so(fronts: ScriptFronts, run: int):
+    fronts.sync("a", run=1)
+    fronts.sync("a", 4, run=2)
+    fronts.sync("b", 3)
+    before = fronts._client.execute("HGETALL", "u"), fronts._client.execute("HGETALL", "hub")
+
+    with pytest.raises(RedisRefused, match="STALE"):
+        fronts.sync("a", held=0, run=run)
+
+    assert (fronts._client.execute("HGETALL", "u"), fronts._client.execute("HGETALL", "hub")) == before
+    assert fronts.sync("b", 3)[0][0] == 0
+
+
+def test_a_run_that_comes_after_its_front_has_left_leaves_no_record(fronts: ScriptFronts):
+    fronts.sync("a", 4, run=1)
+    fronts.sync("b", 1)
+    fronts.sync("a", -1, waiting=-1, run=3)
+
+    with pytest.raises(RedisRefused, match="STALE"):
+        fronts.sync("a", 4, held=4, run=2)
+
+    assert fronts.sync("b", 4)[0][0] == 4
+
+
+def test_each_front_counts_for_itself(fronts: ScriptFronts):
+    fronts.sync("a", 4, run=9)
+
+    assert fronts.sync("b", 1, run=1)[0][0] == 0
 
 
 def test_a_call_that_waits_for_two_resources_gets_one_permit(fronts: ScriptFronts):

@@ -1,4 +1,4 @@
-"""What a front holds of a worker that others use as well, without Redis."""
+"""What a front holds of a worker that others use as well; at the end on a real Redis, at rest."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from corosrv.fleet.cluster.permits import MAX_ARRIVALS, ArrivalStamps, PermitShare, share_of
+from corosrv.fleet.cluster import permits
+from corosrv.fleet.cluster.connection import RedisClient
+from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.permits import MAX_ARRIVALS, ArrivalStamps, PermitShare, PermitShares, share_of
+from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import PermitPool
+from tests.support.patched import run_patched
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_until
+
+LEASE, BEAT = 3.0, 0.3  # seconds, where a front dies
 
 
 @dataclass(eq=False)
@@ -132,3 +141,62 @@ def test_few_arrivals_are_remembered_and_the_oldest_keep_their_order():
 
     assert arrivals.stamp(1) <= arrivals.stamp(2 * MAX_ARRIVALS) == 2 * MAX_ARRIVALS
     assert len(arrivals._numbers) <= 2 * MAX_ARRIVALS
+
+
+class RestingFront:
+    """A front of one worker, whose calls are none."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.client = RedisClient(url, timeout=5)
+        self.shares = PermitShares(self.client, KeyNames("test"), name, Dispatcher())
+        self.shares.lend("u", Worker())
+        (self.share,) = self.shares.shares
+        assert self.client.ping()
+        self.shares.start()
+
+    @property
+    def n_runs(self) -> int:
+        return self.shares._n_runs
+
+    def wait_held(self, n_permits: int) -> None:
+        wait_until(lambda: self.share.held == n_permits, f"{n_permits} permits")
+
+    def die(self) -> None:
+        self.shares._greenlet.kill()
+        self.shares._notices.close()
+
+
+def divide(url: str) -> int:
+    """Has a second front come while no beat is due. Returns how many runs of the script the even parts took."""
+    permits.BEAT = 0.05  # in which an empty Redis grants nothing
+    first = RestingFront(url, "a")
+    first.wait_held(4)
+    permits.BEAT = 600.0
+    n_runs = first.n_runs
+    wait_until(lambda: first.n_runs > n_runs, "the last beat")
+    n_runs = first.n_runs
+
+    second = RestingFront(url, "b")
+    second.wait_held(2)
+    first.wait_held(2)
+    return first.n_runs - n_runs + second.n_runs
+
+
+def test_a_new_front_has_its_part_by_notices_and_waits_for_no_beat(own_redis: RedisServer):
+    assert run_patched(divide, own_redis.url) <= 6
+
+
+def bury(url: str) -> int:
+    """Has one of two fronts die. Returns in how many of its runs the other one had all permits."""
+    permits.BEAT, permits.LEASE_MS = BEAT, int(LEASE * 1000)
+    first, second = RestingFront(url, "a"), RestingFront(url, "b")
+    first.wait_held(2)
+    second.wait_held(2)
+    second.die()
+    n_runs = first.n_runs
+    first.wait_held(4)
+    return first.n_runs - n_runs
+
+
+def test_permits_of_a_dead_front_come_back_with_the_first_beat_after_its_lease(own_redis: RedisServer):
+    assert run_patched(bury, own_redis.url) <= LEASE / BEAT + 2

@@ -437,7 +437,7 @@ THINKERS = {
     ),
     "words": (
         thinker(lambda thought, text: f"So I think: {thought}</done>{text}"),
-        AnswerFormat(("So I think:", "</done>")),
+        AnswerFormat(("So I think:", "</done>"), thought_space=" "),
     ),
     "two tags each, and another header": (
         thinker(lambda thought, text: f"<a><sep>{thought}</a><sep>{text}", prompt="<bot>"),

@@ -10,7 +10,7 @@ from corosrv.fleet.upstreams.failures import UpstreamDown
 from corosrv.gateway.delegation import peer as asker_module
 from corosrv.gateway.delegation.announcement import Announcement
 from corosrv.gateway.delegation.peer import PeerAsker
-from corosrv.gateway.delegation.roster import STALE_AFTER, PeerRecord, PeerState, Roster
+from corosrv.gateway.delegation.roster import STALE_AFTER, PeerRecord, PeerState
 from tests.support.waiting import wait_until
 
 ANNOUNCED = Announcement("b", ["openai"], ["small"])
@@ -24,6 +24,8 @@ class AskedPeer:
         self.record = PeerRecord("http://b")
         self.answer = answer
         self.aborted_by: list[CorosrvError] = []
+        self.calls: dict[object, None] = {}
+        self.is_closed = False
 
     def ask(self, token: str) -> Announcement:
         if isinstance(self.answer, Exception):
@@ -32,6 +34,9 @@ class AskedPeer:
 
     def abort(self, error: CorosrvError) -> None:
         self.aborted_by.append(error)
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Pauses:
@@ -64,7 +69,7 @@ def _sleep_of(pauses: Pauses):
 
 
 def asking(peer: AskedPeer) -> PeerAsker:
-    asker = PeerAsker(Roster("a", [peer.record]), (peer,), "token")  # type: ignore[arg-type]
+    asker = PeerAsker("a", (peer,), "token")  # type: ignore[arg-type]
     asker.start()
     return asker
 
@@ -109,4 +114,25 @@ def test_calls_of_a_peer_that_has_fallen_silent_are_lost(pauses: Pauses):
     assert peer.record.state(peer.record.heard_at + STALE_AFTER + 1) is PeerState.STALE
     assert isinstance(peer.aborted_by[0], WorkerLost)
     assert seconds <= 1.0
+    asker.close()
+
+
+def test_a_peer_that_leaves_is_asked_while_it_has_calls_and_closed_then(pauses: Pauses):
+    peer, late = AskedPeer(ANNOUNCED), AskedPeer(ANNOUNCED)
+    asker = asking(peer)
+    asker.add(late)  # type: ignore[arg-type]
+    pauses.pause(2)
+    late.calls["one"] = None
+
+    asker.remove(late)  # type: ignore[arg-type]
+    pauses.over.set()
+    pauses.pause(4)
+    assert asker.peers.keys() == {peer.record, late.record}
+    assert not late.is_closed
+
+    late.calls.clear()
+    pauses.over.set()
+    wait_until(lambda: late.is_closed, "it is closed")
+    assert asker.peers.keys() == {peer.record}
+    assert not peer.is_closed
     asker.close()

@@ -149,6 +149,33 @@ def test_a_conversation_has_the_tokens_that_the_model_was_trained_on(smollm2):
 THINKING = CHATML + "{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}"
 
 
+SHOWING = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>"
+    "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TEXTS_ALONE = SHOWING.replace("{{ m.content }}", "{{ m.content or raise_exception('no text') }}")
+
+
+@pytest.mark.parametrize("begun", ["Let me", "Let me \n ", "<|im_end|>"])
+@pytest.mark.parametrize(
+    ("source", "before"),
+    [
+        (THINKING, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"),
+        (SHOWING, "<|user|>Hi<|assistant|><think>\n"),
+        (TEXTS_ALONE, "<|user|>Hi<|assistant|><think>\n"),
+        (QWEN, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>"),
+    ],
+)
+def test_the_prompt_ends_where_the_last_message_s_thoughts_do(source, before, begun):
+    said = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "reasoning_content": begun})
+    asked = Messages(said, add_generation_prompt=False, continue_final=True, continue_thoughts=True)
+
+    pieces = template(source).render(asked)
+
+    assert "".join(piece.text for piece in pieces) == before + begun
+    assert [piece.text for piece in pieces if piece.is_text] == [begun] * (begun in MARKERS)
+
+
 @pytest.mark.parametrize(
     ("source", "tags", "opens"),
     [

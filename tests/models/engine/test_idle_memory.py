@@ -13,7 +13,7 @@ from tests.support.engines import packaged_model
 
 MEGABYTE = 1 << 20
 FILLED = 16 * 2048 * 23_040  # bytes of the KV cache if all of it were there: 755 MB
-TOUCHED = 4 * 400 * 10_000  # bytes that the prompts fill at least, with keys and values of 8 bits
+TOUCHED = 4 * 270 * 10_000  # bytes that the prompts fill at least, with keys and values of 8 bits
 
 WITH_OWN_KERNELS = pytest.mark.skipif(
     "avx2" not in cpu_identity(), reason="without AVX2 the default computes with libllama's kernels, too"
@@ -40,7 +40,7 @@ def resident():
     return 1024 * int(words[0])
 
 def texts():
-    prompts = tuple(Text(f"{name} " * 400) for name in ("river", "stone", "cloud", "tree"))
+    prompts = tuple(Text(f"{name} " * 270) for name in ("river", "stone", "cloud", "tree"))
     said = ["", "", "", ""]
     with served.submit(Job(prompts, max_tokens=12, sampling=Sampling(temperature=0))) as reader:
         while taken := reader.take(300):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ HOMES = (connection, front, listener, message, served_client, worker_watch)
 # The methods and attributes of gunicorn's and gevent's classes that these classes replace.
 REPLACED = {
     "Front": {
-        "handle_abort", "handle_exit", "handle_quit", "handle_request", "init_process", "init_signals", "notify", "run"
+        "handle_abort", "handle_exit", "handle_quit", "handle_request", "init_process", "init_signals", "notify",
+        "patch", "run",
     },
     "PacedUnreader": {"chunk", "max_body_chunk"},
     "_ClientParser": {"mesg_class"},
@@ -104,3 +107,21 @@ def test_the_page_names_each_class_and_what_it_replaces_of_the_worker(name: str)
     assert f"`{name}`" in PAGE or f"front.{name}`" in PAGE
     if name == "Front":
         assert {word for word in REPLACED[name] if f"`{word}`" not in PAGE} == set()
+
+
+def test_a_worker_looks_once_for_listeners_of_gevent_s_among_the_installed_packages():
+    program = """
+from importlib import metadata
+from corosrv.web.http.front import Front
+
+find, looks = metadata.distributions, []
+metadata.distributions = lambda **which: looks.append(1) or find(**which)
+worker = Front.__new__(Front)
+worker.sockets = []
+worker.patch()
+import gevent.monkey
+print(len(looks), gevent.monkey.is_module_patched("socket"), metadata.entry_points.__name__)
+"""
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+
+    assert printed.stdout.split() == ["1", "True", "entry_points"]

@@ -4,6 +4,7 @@ import gc
 
 import gevent
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from corosrv.base.processor import garbage_times
@@ -18,7 +19,7 @@ ENGINE_FAMILIES = {f"corosrv_{name}" for name in ("jobs", "step_seconds", *metri
 
 def exposed(stats: HttpStats) -> dict[str, list]:
     """Samples by the name of their family, read as Prometheus reads them."""
-    families = text_string_to_metric_families(metrics.exposition(stats).decode())
+    families = text_string_to_metric_families(generate_latest(stats.registry).decode())
     return {family.name: family.samples for family in families}
 
 
@@ -136,28 +137,3 @@ def test_streams_are_counted_up_and_down(stats):
 
     assert value(exposed(stats)["corosrv_open_streams"]) == 1
     stats.stream_closed()
-
-
-def test_the_counters_of_several_processes_stand_together_and_say_whose_they_are():
-    fronts = []
-    for number in (1, 2):
-        stats = HttpStats()
-        for _ in range(number):
-            stats.count_answer("/health", 200)
-        fronts.append(metrics.exposition_of_front(stats, number))
-
-    text = metrics.together(fronts)
-
-    families = [family.name for family in text_string_to_metric_families(text.decode())]
-    assert len(families) == len(set(families))
-    assert b'corosrv_http_requests_total{front="1",route="/health",status="200"} 1.0\n' in text
-    assert b'corosrv_http_requests_total{front="2",route="/health",status="200"} 2.0\n' in text
-    samples = {family.name: family.samples for family in text_string_to_metric_families(text.decode())}
-    assert [sample.labels for sample in samples["corosrv_open_streams"]] == [{"front": "1"}, {"front": "2"}]
-
-
-def test_counters_that_processes_share_are_not_among_those_of_one(engine, stats):
-    stats.engines.register(EngineCollector(Worker(engine)))
-
-    assert b"corosrv_model_state" not in metrics.exposition_of_front(stats, 1)
-    assert b'corosrv_model_state{model="one",state="ready"} 1.0' in metrics.exposition(stats)

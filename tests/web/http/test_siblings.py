@@ -20,6 +20,7 @@ from gunicorn.http.unreader import IterUnreader
 
 from corosrv.web.http import siblings
 from corosrv.web.http.siblings import Siblings, head_of
+from corosrv.web.http.terms import FROM_WORKER
 from tests.support.waiting import wait_until
 
 SERVER = 1  # stands for a parent process
@@ -32,7 +33,7 @@ def folder() -> Iterator[str]:
     shutil.rmtree(path)
 
 
-Taken = tuple[Any, Any, Any, bytes]
+Taken = tuple[Any, Any, Any, bytes, dict[str, str]]
 
 
 class Processes:
@@ -42,15 +43,17 @@ class Processes:
         self.taken: dict[int, list[Taken]] = {number: [] for number in range(n)}
         self.of: list[Siblings] = []
         self.paths: list[str] = []
+        self.killed = 0  # the number of a process that did not close its socket
         for number in range(n):
             monkeypatch.setattr(os, "getpid", lambda number=number: 1000 + number)
             self.of.append(Siblings(folder, n, self._take(number), server=SERVER))
-            self.paths.append(str(Path(folder) / f"{SERVER}-{1000 + number}.front"))
+            self.paths.append(str(Path(folder) / f"{SERVER}-{number}-0-{1000 + number}.front"))
         monkeypatch.undo()
+        monkeypatch.setattr(siblings.FrontSocket, "is_alive", lambda one: one.pid != self.killed)
         for one in self.of:
             one.start()
 
-    def _take(self, number: int) -> Callable[[Any, Any, Any, bytes], None]:
+    def _take(self, number: int) -> Callable[[Any, Any, Any, bytes, dict[str, str]], None]:
         return lambda *taken: self.taken[number].append(taken)
 
     def close(self) -> None:
@@ -117,6 +120,22 @@ def test_callers_are_spread_and_stay_when_another_process_ends(three: Processes)
     assert three.paths[2] not in after
 
 
+def test_a_process_that_takes_a_dead_one_s_place_has_its_callers_and_no_others(folder: str, three: Processes) -> None:
+    callers = [request(Authorization=f"Bearer key-{n}") for n in range(100)]
+    before = [three.of[0].owner_of(caller) or three.paths[0] for caller in callers]
+    three.killed = 1001  # whose socket's file stays
+    third = Siblings(folder, 3, three._take(2), server=SERVER, front=4)
+    third.start()
+    three.of.append(third)
+    path = str(Path(folder) / f"{SERVER}-1-4-{os.getpid()}.front")
+    three.of[0]._known_until = 0.0
+
+    after = [three.of[0].owner_of(caller) or three.paths[0] for caller in callers]
+
+    assert after == [path if owner == three.paths[1] else owner for owner in before]
+    assert path in after
+
+
 def elsewhere(three: Processes, body: bytes = b"") -> tuple[Request, int]:
     """A request at the first process that belongs to another, and the number of that."""
     for n in range(100):
@@ -134,8 +153,8 @@ def test_a_connection_is_passed_with_what_was_read(three: Processes) -> None:
     ours.close()
     wait_until(lambda: three.taken[owner])
 
-    passed, address, listener, data = three.taken[owner][0]
-    assert (address, listener) == (("127.0.0.1", 5), ("127.0.0.1", 80))
+    passed, address, listener, data, environ = three.taken[owner][0]
+    assert (address, listener, environ) == (("127.0.0.1", 5), ("127.0.0.1", 80), {})
     again = Request(Config(), IterUnreader([data]), address)
     assert (again.method, again.uri, again.headers) == (asked.method, asked.uri, asked.headers)
     assert data == head_of(asked) + b'{"input":'
@@ -201,7 +220,8 @@ def asked_by_client(path: str = "/metrics", **fields: str) -> flask.Request:
 
 def answer_with(taken: Taken, body: bytes) -> bytes:
     """Answers what a process has been passed; returns its request."""
-    connection, _, _, data = taken
+    connection, _, _, data, environ = taken
+    assert (FROM_WORKER in environ) == (b"X-Corosrv-Worker" in data)
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     return bytes(data)
 
@@ -220,6 +240,25 @@ def test_all_others_are_asked_what_a_client_has_asked(three: Processes) -> None:
     assert fields["AUTHORIZATION"] == "Bearer key"
     assert "EXPECT" not in fields
     assert three.taken[0] == []
+
+
+def test_a_process_sends_requests_of_its_own_to_the_one_that_has_the_caller_s_state(three: Processes) -> None:
+    for caller in (f"caller {n}" for n in range(10)):
+        connections = [one.connect(caller, {"corosrv.from_batch": caller}) for one in three.of]
+
+        (owner,) = (number for number, connection in enumerate(connections) if connection is None)
+        for connection in filter(None, connections):
+            connection.request("POST", "/v1/responses", b"{}")
+            wait_until(lambda owner=owner: three.taken[owner])
+            taken = three.taken[owner].pop(0)
+            taken[0].settimeout(10)
+            assert taken[4] == {"corosrv.from_batch": caller}
+            assert taken[0].recv(100).startswith(b"POST /v1/responses HTTP/1.1")
+            answer_with(taken, b"done")
+            assert connection.getresponse().read() == b"done"
+            connection.close()
+            taken[0].close()
+    assert not any(three.taken.values())
 
 
 def test_who_is_asked_by_another_process_asks_nobody(three: Processes) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.browser import Page, browser
+from tests.support.firefox import firefox as start_firefox
 from tests.web.page.scripted import Scripted, serve
 
 
@@ -23,16 +24,26 @@ def script() -> Iterator[Scripted]:
         yield script
 
 
+@pytest.fixture(scope="session")
+def firefox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with start_firefox(tmp_path_factory.mktemp("firefox")) as page:
+        yield page
+
+
 @pytest.fixture
-def chat(script: Scripted, chromium: Page) -> Iterator[Chat]:
-    """The page with nothing kept yet; each test has an origin of its own, as its server has a port of its own."""
-    chromium.resize(1280, 860)
-    chromium.open(script.url)
-    chat = Chat(chromium)
-    chromium.wait("!!document.querySelector('.ideas')")
-    chromium.logged.clear()
+def chat(script: Scripted, request: pytest.FixtureRequest) -> Iterator[Chat]:
+    """The page with nothing kept yet; each test has an origin of its own, as its server has a port of its own.
+
+    In Chromium, unless a test names another browser by an indirect parameter.
+    """
+    page: Page = request.getfixturevalue(getattr(request, "param", "chromium"))
+    page.resize(1280, 860)
+    page.open(script.url)
+    chat = Chat(page)
+    page.wait("!!document.querySelector('.ideas')")
+    page.logged.clear()
     yield chat
-    chromium.open("about:blank")
+    page.open("about:blank")
 
 
 class Chat:

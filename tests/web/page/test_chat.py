@@ -121,12 +121,18 @@ PASTE = """
 """
 
 
-def test_a_picture_is_pasted_where_the_model_takes_some(chat, script):
-    chat.run(PASTE % 60)
-    chat.wait("document.querySelector('.composer .note')?.innerText.includes('takes no pictures')")
+def choose_large(chat):
+    """Chooses the model that takes pictures, once the page knows of it."""
+    chat.wait("!!document.querySelector('select option[value=large]')")
     chat.run("document.querySelector('select').value = 'large'")
     chat.run("document.querySelector('select').dispatchEvent(new Event('change'))")
     chat.wait("!!document.querySelector('.composer input[type=file]')")
+
+
+def test_a_picture_is_pasted_where_the_model_takes_some(chat, script):
+    chat.run(PASTE % 60)
+    chat.wait("document.querySelector('.composer .note')?.innerText.includes('takes no pictures')")
+    choose_large(chat)
     chat.run(PASTE % 60)
     chat.wait("!!document.querySelector('.composer .pictures img')")
     chat.say_and_wait("What is this?")
@@ -134,6 +140,27 @@ def test_a_picture_is_pasted_where_the_model_takes_some(chat, script):
     picture, words = script.asked[0]["messages"][0]["content"]
     assert picture["image_url"]["url"].startswith("data:image/png;base64,")
     assert words == {"type": "text", "text": "What is this?"}
+
+
+PASTE_BYTES = """
+(() => {
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(%d)], "big.png", { type: "image/png" }));
+  document.getElementById("message").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
+})()
+"""
+
+
+@pytest.mark.parametrize(("n_bytes", "words"), [(50_000_000, "is larger than 30 MB"), (1000, "cannot be read")])
+def test_a_file_that_is_too_large_or_no_picture_is_refused_in_words(chat, script, n_bytes, words):
+    choose_large(chat)
+
+    chat.run(PASTE_BYTES % n_bytes)
+
+    chat.wait(f"document.querySelector('.composer .note')?.innerText.includes('{words}')")
+    assert chat.run("document.querySelectorAll('.composer .pictures img').length") == 0
+    chat.say_and_wait("Hi")
+    assert script.asked[0]["messages"] == [{"role": "user", "content": "Hi"}]
 
 
 def test_a_key_is_asked_for_and_kept_in_this_tab_only(chat, script):

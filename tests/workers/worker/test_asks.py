@@ -11,7 +11,16 @@ import pytest
 from gevent.event import Event
 from gevent.queue import Queue
 
-from corosrv.base.errors import CallRefused, ChannelClosed, FrameTooLarge, ProtocolError, QueueFull
+from corosrv.base.errors import (
+    CallRefused,
+    ChannelClosed,
+    CorosrvError,
+    FrameTooLarge,
+    NotFound,
+    NoWorker,
+    ProtocolError,
+    QueueFull,
+)
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferJob, ModelTarget
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.formats.tensors import Tensor, TensorSpec
@@ -19,9 +28,10 @@ from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOu
 from corosrv.workers.wire.descriptors import MIN_ATTACHED
 from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.tensors import TensorPacking, unpack
-from corosrv.workers.worker.parent.asks import Asks, submit_to
+from corosrv.workers.worker.parent.asks import Asks, CallAnswers, submit_to
 from tests.support.descriptors import n_descriptors
 from tests.support.function_worker import FunctionCall, FunctionWorker
+from tests.support.waiting import wait_until
 
 SEVEN = Tensor("x", "INT32", [1], data=[7])
 
@@ -330,3 +340,67 @@ def test_an_answer_that_cannot_be_sent_cancels_its_call(
     assert end.fault.status == 500
     gevent.idle()
     assert worker.n_running == 0
+
+
+class Peers:
+    """Answers by another worker what is given to them, and keeps the errors for which they got it."""
+
+    def __init__(self) -> None:
+        self.worker = FunctionWorker()
+        self.worker.add(echo, "elsewhere", "2")
+        self.worker.add(wait_for_cancel, "waits-elsewhere")
+        self.errors: list[CorosrvError] = []
+
+    def delegate(self, job: InferJob, error: CorosrvError) -> CallAnswers | None:
+        self.errors.append(error)
+        try:
+            return self.worker.submit(job)
+        except NotFound:
+            return None
+
+
+def test_an_ask_that_could_not_run_here_is_answered_by_a_peer(worker: FunctionWorker, lane: Lane) -> None:
+    peers = Peers()
+    asks = Asks(submit_to(worker), lane.send, delegate=peers.delegate)
+    asks.on_message(ask(1, "elsewhere", version="2"))
+
+    outputs, end = lane.all()
+    assert isinstance(outputs, AskOutputs)
+    assert (outputs.model, outputs.version, outputs.is_final) == ("elsewhere", "2", True)
+    assert end == AskEnd(1, "elsewhere", "2")
+    assert isinstance(peers.errors[0], NotFound)
+    asks.on_message(ask(2, "nowhere"))
+    assert fault_of(lane) == str(peers.errors[1])
+
+
+def test_an_ask_that_has_begun_to_answer_is_not_given_to_a_peer(worker: FunctionWorker, lane: Lane) -> None:
+    def break_off(call: FunctionCall) -> None:
+        call.send(SEVEN)
+        raise NoWorker("the worker has gone")
+
+    worker.add(break_off, "breaks", is_stream=True)
+    peers = Peers()
+    asks = Asks(submit_to(worker), lane.send, delegate=peers.delegate)
+    asks.on_message(ask(1, "breaks", stream=True))
+
+    assert fault_of(lane) == "the worker has gone"
+    assert peers.errors == []
+
+
+def test_a_cancel_reaches_the_peer_that_has_the_call(worker: FunctionWorker, lane: Lane) -> None:
+    peers = Peers()
+    asks = Asks(submit_to(worker), lane.send, delegate=peers.delegate)
+    asks.on_message(ask(1, "waits-elsewhere"))
+    wait_until(lambda: peers.worker.calls, "the peer has the call")
+    asks.on_message(AskCancel(1))
+
+    assert fault_of(lane) == "cancelled"
+    assert peers.worker.calls[0].n_cancels == 1
+
+
+def fault_of(lane: Lane) -> str:
+    """Waits for an end, and returns its words."""
+    end = lane.all()[-1]
+    assert isinstance(end, AskEnd)
+    assert end.fault is not None
+    return end.fault.message

@@ -19,8 +19,6 @@ from corosrv.dialects.kserve.grpc.guard import CallMetadata
 from corosrv.dialects.kserve.parameters import call_terms
 from corosrv.workers.wire.calls import Ask, AskEnd, WireRequest, WireTensor
 
-_OF_TRACES = ("traceparent", "tracestate")
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -128,7 +126,7 @@ def _ask(
         tier=terms.tier,
         idempotency_key=terms.idempotency_key,
         object_inputs=call.object_inputs,
-        trace_headers={name: metadata.texts[name] for name in _OF_TRACES if name in metadata.texts},
+        headers=dict(terms.headers),
     )
 
 

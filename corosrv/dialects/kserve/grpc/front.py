@@ -5,8 +5,10 @@ What it asks without running anything, such as metadata, is answered by `ServerI
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,29 +16,32 @@ from typing import Any
 import msgspec
 
 from corosrv.base.errors import CorosrvError, NotFound, SettingsError, Unavailable
-from corosrv.contracts.jobs.infer import InferWorker, ModelTarget
+from corosrv.contracts.jobs.infer import AnswerBody, ForwardRequest, InferEnd, InferJob, InferWorker, ModelTarget
 from corosrv.contracts.jobs.setup import WorkerState
+from corosrv.contracts.jobs.terms import Terms
 from corosrv.dialects.kserve import metadata
 from corosrv.dialects.kserve.grpc.messages import AskInfo
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig, GrpcLink, GrpcServices, GrpcStats
-from corosrv.workers.worker.parent.asks import BeginCall, FindObject, no_object
+from corosrv.workers.worker.parent.asks import BeginCall, Delegate, FindObject, no_delegate, no_object
 from corosrv.workers.worker.parent.supervised import SupervisedProcess
 
 log = logging.getLogger("corosrv.grpc")
 
 _NOT_HERE = ("binary_tensor_data", "generate")  # extensions of REST alone
+_PATIENCE = 10.0  # seconds in which a peer is to say something about a model
 
 
 class ServerInfo:
-    """Tells about the server and the models of a worker. Nothing here waits."""
+    """Tells about the server, the models of a worker, and those of peers, for whose answer alone it waits."""
 
-    def __init__(self, worker: InferWorker, check_ready: Callable[[], None]) -> None:
+    def __init__(self, worker: InferWorker, check_ready: Callable[[], None], delegate: Delegate) -> None:
         """`check_ready` raises the Unavailable that calls would meet now."""
         self._worker = worker
+        self._delegate = delegate
         self._check_ready = check_ready
 
     def __call__(self, ask: AskInfo) -> dict[str, Any]:
-        """Returns the body of the answer. Raises NotFound for an unknown model."""
+        """Returns the body of the answer. May wait for a peer. Raises NotFound, and what a peer answers."""
         match ask.subject:
             case "live":
                 return {}
@@ -47,8 +52,7 @@ class ServerInfo:
                 server.extensions = [name for name in server.extensions if name not in _NOT_HERE]
                 return msgspec.structs.asdict(server)
             case "model":
-                card = self._worker.find(ModelTarget(ask.model, ask.version))
-                body: dict[str, Any] = msgspec.to_builtins(metadata.model_metadata(card, self._worker.standings()))
+                body: dict[str, Any] = msgspec.to_builtins(self._metadata(ModelTarget(ask.model, ask.version)))
                 return body
             case "model_ready":
                 return {"ready": self._is_model_ready(ModelTarget(ask.model, ask.version))}
@@ -62,11 +66,35 @@ class ServerInfo:
             return False
         return True
 
+    def _metadata(self, target: ModelTarget) -> metadata.ModelMetadata:
+        try:
+            return metadata.model_metadata(self._worker.find(target), self._worker.standings())
+        except CorosrvError as error:
+            return msgspec.json.decode(self._told_by_peer(target, "", error), type=metadata.ModelMetadata)
+
+    def _told_by_peer(self, target: ModelTarget, path: str, own_error: CorosrvError) -> bytes:
+        """Returns what a peer answers for a model. Waits. Raises its error, and this server's own if none is asked."""
+        terms = Terms(deadline=time.monotonic() + _PATIENCE)
+        job = InferJob(target, ForwardRequest(method="GET", path=path), terms=terms)
+        if (answers := self._delegate(job, own_error)) is None:
+            raise own_error
+        with contextlib.closing(answers):
+            for item in answers:
+                if isinstance(item, AnswerBody):
+                    return item.data
+                if isinstance(item, InferEnd) and item.error is not None:
+                    raise item.error
+        raise own_error
+
     def _is_model_ready(self, target: ModelTarget) -> bool:
         try:
             card = self._worker.find(target)
-        except (NotFound, Unavailable):
-            return False
+        except (NotFound, Unavailable) as error:
+            try:
+                self._told_by_peer(target, "/ready", error)
+            except CorosrvError:
+                return False
+            return True
         standing = metadata.standing_of(card, self._worker.standings())
         return standing is not None and standing.state == metadata.READY
 
@@ -94,10 +122,12 @@ class GrpcFront(SupervisedProcess[GrpcLink]):
         check_ready: Callable[[], None],
         find_object: FindObject = no_object,
         begin_call: BeginCall | None = None,
+        delegate: Delegate = no_delegate,
     ) -> None:
         """Takes what runs the calls. `check_ready` raises the Unavailable that calls would meet now.
 
         `find_object`: returns the content of inputs that refer to objects. `begin_call`: begins each call's trace.
+        `delegate`: gives a call that could not run here to a peer.
 
         Raises SettingsError where grpcio is not installed.
         """
@@ -105,7 +135,9 @@ class GrpcFront(SupervisedProcess[GrpcLink]):
         self._config = config
         self.stats = GrpcStats()
         self.has_served = False  # a process was READY once: the front as such works, and deaths are its own affair
-        services = GrpcServices(worker, ServerInfo(worker, check_ready), find_object, self.stats, begin_call)
+        services = GrpcServices(
+            worker, ServerInfo(worker, check_ready, delegate), find_object, self.stats, begin_call, delegate
+        )
         super().__init__(lambda: GrpcLink(self._config, services))
 
     @property

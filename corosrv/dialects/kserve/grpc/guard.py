@@ -162,15 +162,17 @@ def read(context: Any, caller: str, gateway: InferenceGateway) -> CallMetadata:
     """Reads the metadata of a call whose key was checked. Raises Refused."""
     pairs: Pairs = context.invocation_metadata()
     texts = {name: value for name, value in pairs if isinstance(value, str)}
+    address = peer_address(context.peer())
+    names = texts.get(FAIRNESS_ID.lower(), ""), texts.get(OBJECTIVE.lower(), "")
+    if any(names) and not gateway.is_trusted(address):  # so that no peer believes them
+        texts = {name: value for name, value in texts.items() if name not in (FAIRNESS_ID.lower(), OBJECTIVE.lower())}
     request_id = texts.get("x-request-id", "")
     return CallMetadata(
         texts=texts,
         caller=caller,
         request_id=request_id if _SANE_ID.fullmatch(request_id) else f"req_{secrets.token_hex(16)}",
         capability=parse_capability((name, value) for name, value in pairs if isinstance(value, str)),
-        flow=gateway.flow(
-            peer_address(context.peer()), texts.get(FAIRNESS_ID.lower(), ""), texts.get(OBJECTIVE.lower(), "")
-        ),
+        flow=gateway.flow(address, *names),
     )
 
 

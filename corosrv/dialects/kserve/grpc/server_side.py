@@ -15,7 +15,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.base.errors import ChannelClosed, CorosrvError, HandlerFailed
+from corosrv.base.errors import ChannelClosed, CorosrvError, FrameTooLarge, HandlerFailed
 from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve.grpc.messages import (
@@ -39,7 +39,16 @@ from corosrv.web.inference_gateway import GatewayRules
 from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.calls import AskEnd, AskOutputs
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.worker.parent.asks import Asks, BeginCall, FindObject, end_of, no_object, submit_to
+from corosrv.workers.worker.parent.asks import (
+    Asks,
+    BeginCall,
+    Delegate,
+    FindObject,
+    end_of,
+    no_delegate,
+    no_object,
+    submit_to,
+)
 from corosrv.workers.worker.parent.process import Exit
 from corosrv.workers.worker.parent.supervised import ServingProcess
 
@@ -104,13 +113,14 @@ class GrpcConfig:
 
 @dataclass(frozen=True)
 class GrpcServices:
-    """Holds what a server does for its gRPC processes. `find_object`: see corosrv.workers.worker.parent.asks."""
+    """Holds what a server does for its gRPC processes; see corosrv.workers.worker.parent.asks."""
 
     worker: InferWorker
     inform: Inform
     find_object: FindObject = no_object
     stats: GrpcStats = field(default_factory=GrpcStats)
     begin_call: BeginCall | None = None  # begins the trace of each call
+    delegate: Delegate = no_delegate
 
 
 class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFromGrpc]):
@@ -132,6 +142,7 @@ class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFr
             is_trusted=True,
             find_object=services.find_object,
             begin_call=services.begin_call,
+            delegate=services.delegate,
         )
         self._watching: gevent.Greenlet | None = None
         self._n_missed = 0  # heartbeats
@@ -183,9 +194,16 @@ class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFr
     def on_lane(self, lane: int, message: LaneFromGrpc, n_bytes: int) -> None:
         fds = self._link.lanes[lane].take_fds()
         if isinstance(message, AskInfo):
-            self._send(self._answer(message))
+            gevent.spawn(self._inform, message)  # a peer may have to be asked
         else:
             self._asks.on_message(message, fds)
+
+    def _inform(self, ask: AskInfo) -> None:
+        with contextlib.suppress(ChannelClosed):  # the process has ended
+            try:
+                self._send(self._answer(ask))
+            except FrameTooLarge:
+                self._send(end_of(ask.number, None, HandlerFailed("what a peer says of the model is too long")))
 
     def _answer(self, ask: AskInfo) -> InfoAnswer | AskEnd:
         try:

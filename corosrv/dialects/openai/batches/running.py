@@ -94,7 +94,6 @@ class AppCaller:
         return reply_of(int(status[:3]), {name.lower(): value for name, value in headers}, body)
 
     def _environ(self, line: RequestLine, deadline: float) -> dict[str, Any]:
-        seconds = deadline - time.time()
         return {
             "REQUEST_METHOD": "POST",
             "SCRIPT_NAME": "",
@@ -105,8 +104,6 @@ class AppCaller:
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "0",
             "SERVER_PROTOCOL": "HTTP/1.1",
-            _field(PRIORITY): str(LAST_PRIORITY),
-            _field(TIMEOUT): str(int(min(max(seconds * 1000, 1), MAX_TIMEOUT_MS))),
             "wsgi.version": (1, 0),
             "wsgi.url_scheme": "http",
             "wsgi.input": io.BytesIO(line.body),
@@ -114,8 +111,19 @@ class AppCaller:
             "wsgi.multithread": False,
             "wsgi.multiprocess": False,
             "wsgi.run_once": False,
-            FROM_BATCH: self._owner,
+            **terms_of_line(self._owner, deadline),
         }
+
+
+def seconds_until(deadline: float) -> float:
+    """Returns the seconds until a deadline in Unix time; 0 once it has passed."""
+    return max(deadline - time.time(), 0.0)
+
+
+def terms_of_line(owner: str, deadline: float) -> dict[str, str]:
+    """Returns what the WSGI environment of a line says of it: whose it is, and that it is in the last tier."""
+    timeout_ms = min(max(seconds_until(deadline) * 1000, 1), MAX_TIMEOUT_MS)
+    return {FROM_BATCH: owner, _field(PRIORITY): str(LAST_PRIORITY), _field(TIMEOUT): str(int(timeout_ms))}
 
 
 def _field(header: str) -> str:
@@ -235,7 +243,7 @@ class LineRun:
                     reply = self._caller.call(line, self._deadline)
                 if reply.wait is None or time.time() >= self._deadline:
                     break
-                gevent.sleep(min(reply.wait, max(self._deadline - time.time(), 0)))
+                gevent.sleep(min(reply.wait, seconds_until(self._deadline)))
             if time.time() < self._deadline or reply.status not in (*_FULL, 504):  # else it has expired
                 self._put(line, reply)
         except Exception as error:

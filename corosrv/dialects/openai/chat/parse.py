@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Job, Messages, ModelCard, Vocabulary
-from corosrv.dialects.chat.conversation import Conversation
+from corosrv.dialects.chat.conversation import Conversation, Turn
 from corosrv.dialects.chat.prepare import asks_to_think, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
@@ -132,12 +132,13 @@ def _opening(body: schema.ChatBody, point: ForkPoint) -> Messages:
 
 
 def opening_of(job: Job, card: ModelCard) -> Messages:
-    """Returns the conversation of a chat's job without its messages: it says how the answer begins."""
+    """Returns the conversation of a chat's job, which says how the answer begins, without the messages before that."""
     (asked,) = job.prompts
     assert isinstance(asked, Messages)
     thinks = asks_to_think(asked.template_arguments, card)
     arguments = {**asked.template_arguments, "enable_thinking": thinks}
-    return replace(asked, messages=(), tools=(), continue_final=False, template_arguments=arguments)
+    begun = asked.messages[-1:] if asked.continue_thoughts else ()
+    return replace(asked, messages=begun, tools=(), continue_final=False, template_arguments=arguments)
 
 
 def prompt(body: schema.ChatBody, images: ImageIntake | None = None) -> Messages:
@@ -157,6 +158,7 @@ def prompt(body: schema.ChatBody, images: ImageIntake | None = None) -> Messages
     if body.continue_final_message and not is_last_ours:
         raise Refused("continue_final_message: the last message must be the assistant's", "continue_final_message")
     continue_final = is_last_ours and not body.add_generation_prompt and body.continue_final_message is not False
+    continue_thoughts = continue_final and _continues_thoughts(turns[-1], body.continue_final_message)
     arguments = messages.template_arguments(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         arguments = {"reasoning_effort": check_text(body.reasoning_effort, "reasoning_effort"), **arguments}
@@ -165,5 +167,17 @@ def prompt(body: schema.ChatBody, images: ImageIntake | None = None) -> Messages
         messages.tools(body),
         add_generation_prompt=not continue_final and body.add_generation_prompt is not False,
         continue_final=continue_final,
+        continue_thoughts=continue_thoughts,
         template_arguments=arguments,
     )
+
+
+def _continues_thoughts(last: Turn, member: bool | str | None) -> bool:
+    """Returns whether the thoughts of the last message go on, not its text; `member`: the one that is named."""
+    has_thoughts_alone = bool(last.get("reasoning_content")) and not last["content"]
+    if member == "reasoning_content" and not has_thoughts_alone:
+        raise Refused(
+            "continue_final_message: thoughts go on in a message that has reasoning_content and no content",
+            "continue_final_message",
+        )
+    return has_thoughts_alone and member != "content"

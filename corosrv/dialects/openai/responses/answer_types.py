@@ -10,7 +10,8 @@ from msgspec import Meta
 from corosrv.dialects.generation.answer_types import PromptProgress, Timings
 from corosrv.dialects.openai.responses import schema
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ItemStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+ItemType = Literal["message", "reasoning", "function_call", "mcp_list_tools", "mcp_call", "mcp_approval_request"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
@@ -41,11 +42,11 @@ class OutputPart(msgspec.Struct):
 
 
 class ResponseItem(msgspec.Struct):
-    """A message, a thought, or a call that the model wants made; `arguments` are JSON text."""
+    """A message, a thought, a call that the model wants made, or what an MCP server did; `arguments` are JSON text."""
 
     id: str
-    status: ItemStatus
-    type: Literal["message", "reasoning", "function_call"]
+    type: ItemType
+    status: ItemStatus | msgspec.UnsetType = msgspec.UNSET
     role: str | msgspec.UnsetType = msgspec.UNSET
     summary: list[Any] | msgspec.UnsetType = msgspec.UNSET
     content: list[OutputPart] | msgspec.UnsetType = msgspec.UNSET
@@ -53,6 +54,13 @@ class ResponseItem(msgspec.Struct):
     name: str | msgspec.UnsetType = msgspec.UNSET
     namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str | msgspec.UnsetType = msgspec.UNSET
+    server_label: str | msgspec.UnsetType = msgspec.UNSET
+    tools: list[schema.McpListedTool] | msgspec.UnsetType = msgspec.UNSET
+    output: str | msgspec.UnsetType | None = msgspec.UNSET
+    error: Annotated[Any, Meta(description="Why a list or a call failed: a text or an object; else null")] = (
+        msgspec.UNSET
+    )
+    approval_request_id: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 CutReason = Literal["max_output_tokens", "abort"]
@@ -116,6 +124,7 @@ class ResponseObject(msgspec.Struct):
     truncation: Literal["auto", "disabled"]
     conversation: schema.Reference | msgspec.UnsetType = msgspec.UNSET
     top_logprobs: int | msgspec.UnsetType = msgspec.UNSET
+    max_tool_calls: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ResponseEvent(msgspec.Struct):

@@ -68,6 +68,7 @@ class ResponseAnswer(BlockAnswer):
         self.blocks.keeps_tokens = options.logprobs
         self._described: dict[int, list[bytes]] = defaultdict(list)  # JSON of the tokens of each text
         self._n_described: dict[int, int] = defaultdict(int)
+        self._options = options
         self._telemetry = Telemetry(1, options)
         self._timings: dict[str, Any] = {}  # of the chunk whose events are made
         self._key = secrets.token_hex(20)
@@ -176,10 +177,10 @@ class ResponseAnswer(BlockAnswer):
     def _item(self, block: AnswerBlock, status: ItemStatus, has_part: bool = True) -> ResponseItem:
         id, parts = self._id(block), [self._part(block)] if has_part else []
         if block.kind is BlockKind.TEXT:
-            return ResponseItem(id, status, "message", role="assistant", content=parts)
+            return ResponseItem(id, "message", status, role="assistant", content=parts)
         if block.kind is BlockKind.REASONING:
-            return ResponseItem(id, status, "reasoning", summary=[], content=parts)
-        return ResponseItem(id, status, "function_call", call_id=block.id, **self._called(block), arguments=block.text)
+            return ResponseItem(id, "reasoning", status, summary=[], content=parts)
+        return ResponseItem(id, "function_call", status, call_id=block.id, **self._called(block), arguments=block.text)
 
     def _called(self, block: AnswerBlock) -> dict[str, Any]:
         if block.name not in self._origins:

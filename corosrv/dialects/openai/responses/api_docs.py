@@ -27,12 +27,13 @@ respond = operation(
     "Answer an input",
     "Kept on the server, within bounds, unless `store` is false: `previous_response_id` goes on from it. "
     "With `conversation` it goes on from that, and input and output are added to it when the response has ended. "
+    "Tools of MCP servers that the operator allows are called here. "
     + images_in("parts of type `input_image` of a user's message and of a `function_call_output`"),
     body=schema.ResponseBody,
     answer=ResponseObject,
     events=ResponseEvent,
     headers=GenerateHeaders,
-    statuses=GENERATES,
+    statuses=(*GENERATES, 424),
     examples={
         "A question": {"input": "Name three colours.", "max_output_tokens": 64},
         "Streamed": {

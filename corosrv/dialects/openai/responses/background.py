@@ -50,20 +50,22 @@ class BackgroundResponses:
     One runs to its end, whether or not somebody reads it; then it is stored like others, also if it failed.
     """
 
-    def __init__(self, flow: RequestFlow, post_event: PostEvent | None) -> None:
-        """`post_event`: sends the event of a response that has ended to whoever the operator has named."""
+    def __init__(self, flow: RequestFlow, answer: Callable[[Call], Response], post_event: PostEvent | None) -> None:
+        """`answer`: begins a call, and answers as it asks; `post_event`: sends the event of a response that has ended
+        to whoever the operator has named."""
         self._flow = flow
+        self._answer = answer
         self._post_event = post_event
         self._answers: WeakKeyDictionary[AnswerLog, ResponseAnswer] = WeakKeyDictionary()
 
     def start(self, call: Call, answer: ResponseAnswer) -> Response:
-        """Begins a response; answers with its stream, or as far as it has come. Raises what `RequestFlow.answer` does,
+        """Begins a response; answers with its stream, or as far as it has come. Raises what `answer` does,
         and NotSupported where no streams can be resumed."""
         streams = self._streams
         if streams is None or not streams.logs.is_on:
             raise NotSupported("background: no streams can be resumed here (see COROSRV_RESUME_S)", "background")
         streamed = msgspec.structs.replace(call, stream=True)
-        response = streams.call(lambda: self._flow.answer(streamed))
+        response = streams.call(lambda: self._answer(streamed))
         log = streams.keep(response, [("response", answer.id)], needs_client=False)
         self._answers[log] = answer
         if self._post_event is not None:

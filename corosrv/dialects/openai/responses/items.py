@@ -17,7 +17,8 @@ from corosrv.base.errors import NotSupported, Refused
 from corosrv.base.processor import Turns
 from corosrv.dialects.chat import conversation
 from corosrv.dialects.chat.conversation import Content, Part, TurnList, check_count, join, misplaced_image
-from corosrv.dialects.openai.responses import schema
+from corosrv.dialects.openai.responses import mcp_items, schema
+from corosrv.dialects.openai.responses.mcp_items import McpAccess, McpToolbox
 from corosrv.dialects.openai.responses.store import Item, Shelf
 from corosrv.formats.bodies import check_text, convert
 from corosrv.images.intake import ImageDetail, read_detail
@@ -42,22 +43,30 @@ _ADDED_UNASKED = frozenset(("web_search", "web_search_preview", "image_generatio
 class FunctionTools:
     """Functions that the model may call, and what the answer says of them.
 
-    `origins` has the namespace and the name of a function by the name under which the model calls it.
+    `origins` has the namespace and the name of a function by the name under which the model calls it. `toolboxes` are
+    those of MCP servers, whose functions are not known yet.
     """
 
     functions: tuple[dict[str, Any], ...]
     origins: Mapping[str, tuple[str, str]]
     echo: tuple[schema.Tool, ...]
+    toolboxes: tuple[McpToolbox, ...]
 
 
-def read_tools(tools: list[schema.Tool]) -> FunctionTools:
+def read_tools(tools: list[schema.Tool], access: McpAccess) -> FunctionTools:
     """Makes the functions that a request's tools stand for. Raises Refused, which names the place."""
     check_count(tools)
     placed_tools = [(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
-    if any(tool.type in ("function", "namespace") for tool in tools):
+    if any(tool.type in ("function", "namespace", "mcp") for tool in tools):
         placed_tools = [(param, tool) for param, tool in placed_tools if tool.type not in _ADDED_UNASKED]
     functions, origins = list[dict[str, Any]](), dict[str, tuple[str, str]]()
+    boxes, echo = list[tuple[str, schema.Tool]](), list[schema.Tool]()
     for param, tool in placed_tools:
+        if tool.type == "mcp":
+            boxes.append((param, tool))
+            echo.append(mcp_items.redact(tool))
+            continue
+        echo.append(tool)
         if tool.type == "namespace":
             namespace = _name(tool, param)
             for name, function in _functions(tool, namespace, param):
@@ -65,7 +74,8 @@ def read_tools(tools: list[schema.Tool]) -> FunctionTools:
                 functions.append(function)
         else:
             functions.append(_function(tool, param))
-    return FunctionTools(tuple(functions), origins, tuple(tool for _, tool in placed_tools))
+    toolboxes = mcp_items.read_toolboxes(boxes, access) if boxes else ()
+    return FunctionTools(tuple(functions), origins, tuple(echo), toolboxes)
 
 
 def called(namespace: str | None, name: str) -> str:
@@ -166,6 +176,7 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, TurnList, ReadsImages | None], 
     "function_call": _call,
     "function_call_output": _output,
     "reasoning": _reasoning,
+    **mcp_items.ITEMS,
 }
 
 
@@ -214,7 +225,8 @@ _NOTHING_TO_INCLUDE = frozenset(
      "file_search_call.results", "web_search_call.action.sources", "web_search_call.results")
 )  # fmt: skip
 _MAX_ID = 512  # characters
-_PREFIX = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+_PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIX |= mcp_items.PREFIXES
 
 
 class InputItems(msgspec.Struct):
@@ -282,7 +294,7 @@ def _item(item: Item, shelf: Shelf, param: str) -> Item:
     kind = item.get("type") or "message"
     id = item.get("id")
     if not id:
-        id = _PREFIX[kind] + secrets.token_hex(24)
+        id = f"{_PREFIX[kind]}_{secrets.token_hex(24)}"
     elif not isinstance(id, str) or len(check_text(id, f"{param}.id")) > _MAX_ID:
         raise Refused(f"{param}.id must be a string of up to {_MAX_ID} characters", f"{param}.id")
     told = {"status": "completed", **item, "id": id, "type": kind}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from corosrv.dialects.chat.conversation import (
     ContextRoom,
     Conversation,
     JsonFormat,
+    Tool,
     ToolPlaces,
     Turn,
     TurnList,
@@ -30,12 +31,15 @@ from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
 from corosrv.dialects.openai.responses import items, schema
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
 from corosrv.dialects.openai.responses.items import FunctionTools, read_tools
+from corosrv.dialects.openai.responses.mcp_answers import McpAnswer, McpPlan
+from corosrv.dialects.openai.responses.mcp_items import McpAccess, McpToolbox, approved_calls, known_lists
 from corosrv.dialects.openai.responses.store import Item, Shelf, Stored, output_items
 from corosrv.dialects.openai.responses.stored_images import read_images
 from corosrv.dialects.openai.structured_fields import RequestedFormat, format_of_outputs, with_grammar
 from corosrv.images.intake import ImageIntake
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].parameters")
+_NO_ACCESS = McpAccess((), 0.0)
 
 
 def call(
@@ -45,8 +49,11 @@ def call(
     shelf: Shelf,
     find_vocabulary: Callable[[], Vocabulary],
     images: ImageIntake | None = None,
+    access: McpAccess = _NO_ACCESS,
 ) -> Call:
     """Checks a request for a response, which goes to the shelf unless told otherwise.
+
+    One with tools of MCP servers has an McpAnswer, and a job that only checks the request: see mcp_rounds.
 
     Waits for images, and while a conversation that may be truncated is counted. Raises Refused.
     """
@@ -56,20 +63,26 @@ def call(
     earlier = Earlier()
     if body.conversation is not None or body.previous_response_id is not None:
         earlier = _earlier(body, shelf, images)
-    turns, tools = _turns(body, earlier, shelf, images), read_tools(body.tools or [])
+    turns, tools = _turns(body, earlier, shelf, images), read_tools(body.tools or [], access)
 
-    def translate(turns: tuple[Turn, ...]) -> tuple[Job, Parser]:
-        return prepare(_conversation(body, turns, tools, defaults, card), card)
+    def translate(
+        turns: tuple[Turn, ...], functions: tuple[Tool, ...], policy: CallPolicy, fits: bool = body.truncation != "auto"
+    ) -> tuple[Job, Parser]:
+        if not fits:
+            room = ContextRoom(card.meta.get("n_ctx", 0), body.max_output_tokens, find_vocabulary().count)
+            turns = newest_turns(
+                turns, lambda turns: room.holds(translate(turns, functions, policy, True)[0].prompts[0])
+            )
+        return prepare(_conversation(body, turns, functions, policy, defaults, card), card)
 
-    kept = turns
-    if body.truncation == "auto":
-        room = ContextRoom(card.meta.get("n_ctx", 0), body.max_output_tokens, find_vocabulary().count)
-        kept = newest_turns(turns, lambda turns: room.holds(translate(turns)[0].prompts[0]))
-    job, parser = translate(kept)
+    policy = _tool_choice(body.tool_choice, tools.toolboxes)
+    # What MCP servers have is not known yet: the request is checked without it.
+    job, parser = translate(turns, tools.functions, CallPolicy(CallMode.NONE) if tools.toolboxes else policy)
     options = AnswerOptions.from_fields(body, logprobs=items.LOGPROBS in (body.include or ()))
     is_stored = body.store is not False
     echo = _echo(body, tools, job, card, is_stored)
-    new_items = items.list_items(body.input, shelf) if is_stored or earlier.conversation else ()
+    has_items = isinstance(body.input, list)
+    new_items = items.list_items(body.input, shelf) if is_stored or earlier.conversation or has_items else ()
     keep = shelf.put if is_stored else None
     if earlier.conversation:
         shelf.check_room(earlier.conversation, new_items, "conversation")
@@ -78,6 +91,16 @@ def call(
     if images is not None:
         listed = tuple(map(items.without_urls, listed))
     answer = ResponseAnswer(echo, parser, turns, keep, options, tools.origins, listed)
+    if tools.toolboxes or has_items:
+        context = (*earlier.items, *new_items)
+        approved = approved_calls(context, turns, tools.toolboxes)
+        if tools.toolboxes:
+            plan = McpPlan(
+                translate, turns, tools.functions, tools.toolboxes, policy, _chosen_server(body.tool_choice),
+                known_lists(context, tools.toolboxes), approved, body.max_tool_calls, body.max_output_tokens,
+                access.timeout_s,
+            )  # fmt: skip
+            answer = McpAnswer(plan, echo, parser, turns, keep, options, tools.origins, listed)
     return Call(job, options.stream, answer, body.priority)
 
 
@@ -128,7 +151,8 @@ def _turns(body: schema.ResponseBody, earlier: Earlier, shelf: Shelf, images: Im
 def _conversation(
     body: schema.ResponseBody,
     turns: tuple[Turn, ...],
-    tools: FunctionTools,
+    functions: tuple[Tool, ...],
+    policy: CallPolicy,
     defaults: fields.Defaults,
     card: ModelCard,
 ) -> Conversation:
@@ -138,7 +162,7 @@ def _conversation(
     effort = _effort(body)
     prompt = Messages(
         instructions + turns,
-        tools=tools.functions,
+        tools=functions,
         param="input",
         template_arguments={} if effort is None else {"reasoning_effort": effort},
     )
@@ -148,7 +172,7 @@ def _conversation(
     job, form = with_grammar(job, _format(body), card)
     return Conversation(
         job,
-        tool_choice=_tool_choice(body.tool_choice),
+        tool_choice=policy,
         parallel_calls=body.parallel_tool_calls is not False,
         answer_format=form,
         places=_PLACES,
@@ -167,9 +191,14 @@ def _n_probs(body: schema.ResponseBody) -> int:
     return -1
 
 
-def _tool_choice(choice: str | schema.NamedTool | None) -> CallPolicy:
+def _tool_choice(choice: str | schema.NamedTool | None, toolboxes: Sequence[McpToolbox]) -> CallPolicy:
     if choice is None or isinstance(choice, str):
         return CallPolicy(CallMode(choice or "auto"))
+    if choice.type == "mcp":
+        if choice.server_label not in [box.label for box in toolboxes]:
+            words = "tool_choice.server_label: tools has no MCP server of this label"
+            raise Refused(words, "tool_choice.server_label")
+        return CallPolicy(CallMode.REQUIRED, choice.name)
     if choice.type != "function":
         raise NotSupported(
             f"tool_choice.type: only 'function' is offered here, not {choice.type[:40]!r}", "tool_choice.type"
@@ -177,6 +206,11 @@ def _tool_choice(choice: str | schema.NamedTool | None) -> CallPolicy:
     if choice.name is None:
         raise Refused("tool_choice.name is required", "tool_choice.name", "missing_required_parameter")
     return CallPolicy(CallMode.REQUIRED, choice.name)
+
+
+def _chosen_server(choice: str | schema.NamedTool | None) -> str | None:
+    """Returns the label of the MCP server whose tool the model has to call."""
+    return choice.server_label if isinstance(choice, schema.NamedTool) and choice.type == "mcp" else None
 
 
 def _format(body: schema.ResponseBody) -> RequestedFormat | None:
@@ -225,6 +259,8 @@ def _echo(
     if body.conversation is not None:
         id = body.conversation if isinstance(body.conversation, str) else body.conversation.id
         echo["conversation"] = schema.Reference(id)
+    if body.max_tool_calls is not None:
+        echo["max_tool_calls"] = body.max_tool_calls
     if body.top_logprobs is not None:
         echo["top_logprobs"] = body.top_logprobs
     return echo

@@ -10,20 +10,32 @@ from corosrv.base.errors import NotSupported
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.openai import events
-from corosrv.dialects.openai.responses import api_docs, conversations, items, parse, schema
+from corosrv.dialects.openai.responses import api_docs, conversations, items, mcp_rounds, parse, schema
 from corosrv.dialects.openai.responses.answer_types import DeletedResponse
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
 from corosrv.dialects.openai.responses.background import BackgroundResponses, PostEvent
+from corosrv.dialects.openai.responses.mcp_answers import McpAnswer
+from corosrv.dialects.openai.responses.mcp_client import McpLoop
+from corosrv.dialects.openai.responses.mcp_items import McpAccess
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf
 from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.reply import json_response, register_errors
 
 
-def blueprint(flow: RequestFlow, store: ResponseStore, post_event: PostEvent | None = None) -> Blueprint:
-    """Responses: asked for, read again, deleted, and counted; and conversations."""
+def blueprint(
+    flow: RequestFlow, store: ResponseStore, access: McpAccess, post_event: PostEvent | None = None
+) -> Blueprint:
+    """Responses: asked for, read again, deleted, and counted; and conversations. `access`: to MCP servers."""
     routes = Blueprint("responses", __name__)
-    background = BackgroundResponses(flow, post_event)
+    loop = McpLoop() if access.servers else None
+
+    def answer(request_call: Call) -> Response:
+        if loop is not None and isinstance(request_call.answer, McpAnswer):
+            return mcp_rounds.answer(flow, loop, request_call)
+        return flow.answer(request_call)
+
+    background = BackgroundResponses(flow, answer, post_event)
 
     @routes.post("/v1/responses")
     @routes.post("/responses", endpoint="short")
@@ -33,13 +45,17 @@ def blueprint(flow: RequestFlow, store: ResponseStore, post_event: PostEvent | N
         made = call()
         if isinstance(made.answer, ResponseAnswer) and made.answer.is_background:
             return background.start(made, made.answer)
-        return flow.answer(made)
+        return answer(made)
 
     @routes.post("/v1/responses/input_tokens")
     @routes.post("/responses/input_tokens", endpoint="count_short")
     @api_docs.count
     def count() -> Response:
-        return json_response(input_tokens(flow.count(call())))
+        made = call()
+        if isinstance(made.answer, McpAnswer):
+            words = "tools: those of MCP servers are not counted before they are listed for a response"
+            raise NotSupported(words, "tools")
+        return json_response(input_tokens(flow.count(made)))
 
     @routes.get("/v1/responses/<id>")
     @api_docs.read
@@ -75,7 +91,7 @@ def blueprint(flow: RequestFlow, store: ResponseStore, post_event: PostEvent | N
         card = flow.worker.card(body.model)
         find_vocabulary = partial(flow.worker.vocabulary, body.model)
         images = flow.images.intake(card, keeps_files=body.store is not False)
-        return parse.call(body, flow.defaults, card, shelf(), find_vocabulary, images)
+        return parse.call(body, flow.defaults, card, shelf(), find_vocabulary, images, access)
 
     def shelf() -> Shelf:
         return store.shelf(caller())

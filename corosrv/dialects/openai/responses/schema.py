@@ -18,7 +18,6 @@ UNSUPPORTED: fields.Neutral = {
     **fields.EVERYWHERE,
     **fields.NO_FORKS,
     "context_management": ([],),
-    "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
     "stream_options": ({}, {"include_obfuscation": False}),
@@ -75,6 +74,15 @@ class ReasoningItem(msgspec.Struct):
     content: Parts | None = None
 
 
+class McpListedTool(msgspec.Struct):
+    """A tool as its MCP server describes it."""
+
+    name: str
+    input_schema: Any
+    description: str | None = None
+    annotations: Any = None
+
+
 class TextFormat(msgspec.Struct, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -92,8 +100,44 @@ class ReasoningOptions(msgspec.Struct):
     summary: Literal["auto", "concise", "detailed"] | None = None  # there are the thoughts themselves, and no summaries
 
 
+class McpListItem(msgspec.Struct):
+    server_label: str
+    tools: list[McpListedTool]
+
+
+class McpCallItem(msgspec.Struct):
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: Any = None
+    approval_request_id: str | None = None
+
+
+class ApprovalItem(msgspec.Struct):
+    approval_request_id: str
+    approve: bool
+    reason: str | None = None
+
+
+class ToolFilter(msgspec.Struct, omit_defaults=True):
+    """Some of an MCP server's tools: those of these names, and those that say of themselves that they only read."""
+
+    tool_names: list[str] | None = None
+    read_only: bool | None = None
+
+
+class ApprovalFilter(msgspec.Struct, omit_defaults=True):
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
 class Tool(msgspec.Struct, omit_defaults=True):
-    """A function, or a namespace with functions in it; whatever else there is belongs to OpenAI's own servers."""
+    """A function, a namespace with functions in it, or the tools of an MCP server.
+
+    Whatever else there is belongs to OpenAI's own servers.
+    """
 
     type: str
     name: str | None = None
@@ -101,11 +145,23 @@ class Tool(msgspec.Struct, omit_defaults=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     tools: list[Tool] | None = None
+    server_label: Annotated[str, Meta(pattern="^[A-Za-z][A-Za-z0-9_-]{0,63}$")] | None = None
+    server_url: str | None = None
+    server_description: str | None = None
+    authorization: str | None = None
+    headers: dict[str, str] | None = None
+    allowed_tools: list[str] | ToolFilter | None = None
+    require_approval: Literal["always", "never"] | ApprovalFilter | None = None
+    allowed_callers: list[str] | None = None
+    connector_id: str | None = None
+    tunnel_id: str | None = None
+    defer_loading: bool | None = None
 
 
 class NamedTool(msgspec.Struct, omit_defaults=True):
     type: str
     name: str | None = None
+    server_label: str | None = None
 
 
 class ResponseBody(ThoughtFields, kw_only=True):
@@ -115,6 +171,7 @@ class ResponseBody(ThoughtFields, kw_only=True):
     include: list[str] | None = None
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None  # of MCP servers; functions are the client's to call
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None

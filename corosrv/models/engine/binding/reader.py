@@ -88,7 +88,20 @@ def _chunk(chunk: Any) -> Chunk:
     if finish == _UNFINISHED and not tokens and not prompt_info and chunk.read_tokens < 0:
         if chunk.n_ids:
             ids, state = _ids(chunk), _state(chunk)
-            return Chunk(chunk.index, text, chunk.n_tokens, compute_ms=chunk.compute_ms, ids=ids, state=state)
+            # With what another engine's figures are added to, should this one be lost.
+            return Chunk(
+                chunk.index,
+                text,
+                chunk.n_tokens,
+                cached_tokens=chunk.cached_tokens,
+                prompt_ms=chunk.prompt_ms,
+                decode_ms=chunk.decode_ms,
+                compute_ms=chunk.compute_ms,
+                drafted_tokens=chunk.drafted_tokens,
+                accepted_tokens=chunk.accepted_tokens,
+                ids=ids,
+                state=state,
+            )
         return Chunk(chunk.index, text, chunk.n_tokens, compute_ms=chunk.compute_ms)
     return Chunk(
         chunk.index,

@@ -1,6 +1,7 @@
 """Runs an engine's process, which only a front starts.
 
-`python -m corosrv.models.engine.process --socket FD --lock FD --settings FD --digest HEX --folder PATH`.
+`python -m corosrv.models.engine.process --socket FD --lock FD --settings FD --digest HEX --folder PATH`, with
+`--log-level NUMBER` and `--log-json` for a log like the front's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from corosrv.base.json_log import JsonFormatter
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine import Engine
 from corosrv.models.engine.process.connector import fault_path
@@ -34,9 +36,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--settings", type=int, required=True, help="a file with the model's settings")
     parser.add_argument("--digest", required=True)
     parser.add_argument("--folder", required=True, help="the run directory")
+    parser.add_argument("--log-level", type=int, default=logging.INFO, help="as Python numbers them")
+    parser.add_argument("--log-json", action="store_true", help="lines of the log are JSON")
     options = parser.parse_args(arguments)
     os.environ["GGML_NO_BACKTRACE"] = "1"  # it would start a debugger, which waits, in a process that is ending
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s [%(process)d] [%(levelname)s] %(message)s")
+    logging.basicConfig(level=options.log_level, format="%(asctime)s [%(process)d] [%(levelname)s] %(message)s")
+    if options.log_json:
+        logging.getLogger().handlers[0].setFormatter(JsonFormatter())
     # A terminal and a service manager signal all processes at once: fronts let their streams end, and need this one.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -21,6 +21,7 @@ import gevent
 import msgspec
 
 import corosrv
+from corosrv.base import json_log
 from corosrv.base.errors import ModelFailed
 from corosrv.base.run_dir import path_in
 from corosrv.contracts.settings import ModelSettings
@@ -159,6 +160,7 @@ class EngineConnector:
             os.write(settings, msgspec.msgpack.encode(self._settings))
             options = {"socket": listener.fileno(), "lock": lock, "settings": settings}
             words = [word for name, fd in options.items() for word in (f"--{name}", str(fd))]
+            words += _log_options()
             self._started = Process(
                 [sys.executable, "-m", MODULE, "--digest", self.digest, "--folder", self._folder, *words],
                 inherited=options.values(),
@@ -170,6 +172,13 @@ class EngineConnector:
         finally:
             listener.close()
             os.close(settings)
+
+
+def _log_options() -> list[str]:
+    """Returns the options of a process that logs as this one does."""
+    logger = logging.getLogger("corosrv")
+    level = ["--log-level", str(logger.getEffectiveLevel())]
+    return [*level, "--log-json"] if json_log.is_on(logger) else level
 
 
 def kill_session(pid: int) -> None:

@@ -27,6 +27,7 @@ LINGER = 5.0  # seconds without a front after which the process ends
 FIRST_FRONT = 60.0  # seconds in which the first front must come
 _OFTEN, _SELDOM = 0.1, 1.0  # seconds between two looks at the counters, while the engine works and while it rests
 _LOADING = 0.25  # seconds between two words of how far the load is
+_CLOSE_S = 10.0  # seconds in which the engine has to end: a step, or the loading of a model
 _SETTLED = 0.005  # seconds after which a step has been counted that something began or ended in
 _READ = 1  # what a watcher of gevent watches for
 
@@ -49,7 +50,7 @@ class EngineHost:
         self._suspects = BoundedSemaphore(1)
 
     def run(self) -> None:
-        """Returns when no front needs the engine any more. Waits."""
+        """Returns when no front needs the engine any more. Waits, for a while also for the end of the engine."""
         accepting = gevent.get_hub().loop.io(self._listener.fileno(), _READ)
         accepting.start(self._accept)
         gevent.spawn(self._load)
@@ -62,7 +63,12 @@ class EngineHost:
             accepting.close()
             self._listener.close()  # whoever connects now finds nobody, and starts another process
             log.info("model %s: no front needs the engine any more", self._name)
-            gevent.get_hub().threadpool.apply(self.engine.close)
+            has_ended = False
+            with gevent.Timeout(_CLOSE_S, False):  # a file may never come, from which a model is loaded
+                gevent.get_hub().threadpool.apply(self.engine.close)
+                has_ended = True
+            if not has_ended:
+                log.error("model %s: the engine does not end, and its process ends without it", self._name)
 
     def _wait_for_end(self) -> None:
         deadline = time.monotonic() + FIRST_FRONT

@@ -70,13 +70,54 @@ class RemoteReader(BufferedReader[Chunk]):
 class _TaskJournal:
     """Keeps what one task has said so far: enough for another engine to go on."""
 
-    __slots__ = ("generated", "has_ended", "n_sent_bytes", "state")
+    __slots__ = ("_before", "_last", "_n_again", "_n_scored", "generated", "has_ended", "n_sent_bytes", "state")
 
     def __init__(self, task: Task) -> None:
         self.generated = bytearray(struct.pack(f"={len(task.generated)}i", *task.generated))  # int32
         self.state = b""
         self.n_sent_bytes = task.sent_bytes
         self.has_ended = False
+        self._last: Chunk | None = None  # that told figures
+        self._before: Chunk | None = None  # the last one of the engines that were lost
+        self._n_scored = 0  # tokens of the prompt that were told of
+        self._n_again = 0  # of these, those that another engine will tell of again
+
+    def note(self, chunk: Chunk) -> Chunk:
+        """Notes a chunk down; returns it as it goes on behind what other engines have said."""
+        if self._before is not None:
+            chunk = _added(chunk, self._before)
+        if chunk.prompt_info:
+            n_again = min(self._n_again, len(chunk.prompt_info))
+            self._n_again -= n_again
+            self._n_scored += len(chunk.prompt_info) - n_again
+            if n_again:
+                chunk = msgspec.structs.replace(chunk, prompt_info=chunk.prompt_info[n_again:])
+        if chunk.ids or chunk.read_tokens >= 0:
+            self._last = chunk
+        self.generated += chunk.ids
+        self.state = chunk.state or self.state
+        if chunk.finish is not Finish.ERROR:
+            self.n_sent_bytes += len(chunk.text.encode())
+        self.has_ended = chunk.finish is not None
+        return chunk
+
+    def change_engine(self) -> None:
+        """Takes note that another engine goes on."""
+        self._before = self._last
+        self._n_again = self._n_scored
+
+
+def _added(chunk: Chunk, before: Chunk) -> Chunk:
+    """Returns a chunk with the figures of the whole answer; what is known of the prompt is what was told first."""
+    return msgspec.structs.replace(
+        chunk,
+        cached_tokens=before.cached_tokens,
+        prompt_ms=before.prompt_ms + chunk.prompt_ms,
+        decode_ms=before.decode_ms + chunk.decode_ms,
+        compute_ms=before.compute_ms + chunk.compute_ms,
+        drafted_tokens=before.drafted_tokens + chunk.drafted_tokens,
+        accepted_tokens=before.accepted_tokens + chunk.accepted_tokens,
+    )
 
 
 class RemoteJob:
@@ -105,12 +146,7 @@ class RemoteJob:
             place = self._running[arrived.index]
             journal = self._journals[place]
             chunk = arrived if arrived.index == place else msgspec.structs.replace(arrived, index=place)
-            journal.generated += chunk.ids
-            journal.state = chunk.state or journal.state
-            if chunk.finish is not Finish.ERROR:
-                journal.n_sent_bytes += len(chunk.text.encode())
-            journal.has_ended = chunk.finish is not None
-            self._give(chunk)
+            self._give(journal.note(chunk))
 
     def _give(self, chunk: Chunk) -> None:
         if (reader := self._reader()) is not None:
@@ -149,6 +185,7 @@ class RemoteJob:
                 )
                 continue
             self._running.append(place)
+            journal.change_engine()
             tasks.append(resumed(task, journal.generated, journal.state, journal.n_sent_bytes))
         return tasks
 

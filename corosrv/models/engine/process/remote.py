@@ -149,6 +149,11 @@ class RemoteEngine(EngineLife):
         return loaded
 
     @property
+    def is_up(self) -> bool:
+        """Returns whether the process has loaded the model, which fronts are told one after the other."""
+        return bool(self._is_up.is_set())
+
+    @property
     def is_recovering(self) -> bool:
         """Returns whether the engine was lost, and answers wait for another one."""
         return self._card is not None and not self._is_up.is_set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from corosrv.base.errors import (
@@ -248,6 +249,9 @@ class AppCall:
             tier=tier,
             weight=first.weight if is_of_one else 1.0,
             request_id=first.request_id,
+            n_hops=max(item.n_hops for item in items),
+            visited=tuple(dict.fromkeys(chain.from_iterable(item.visited for item in items))),
+            headers=first.headers if is_of_one else (),
             priority=min(item.priority for item in items),
             deadline=self.deadline,
             waiting_keys=self._call.waiting_keys,

@@ -6,8 +6,9 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import gevent
 import msgspec
@@ -27,6 +28,7 @@ from corosrv.contracts.jobs.infer import (
     CapabilityTarget,
     HandlerCard,
     InferEnd,
+    InferItem,
     InferJob,
     InferOutputs,
     InferReader,
@@ -48,6 +50,29 @@ MAX_ASKS = 256  # that one call of a handler may have running at once
 LONG_COPY = 4 << 20  # bytes whose copying would hold the hub for a millisecond or more
 
 Submit = Callable[[InferJob], InferReader]
+
+
+class CallAnswers(Protocol):
+    """The answers to one call, the last of which is an InferEnd; whoever gives them."""
+
+    @property
+    def card(self) -> HandlerCard:
+        """The handler that answers; known at the latest with the first answer."""
+
+    @property
+    def is_replayed(self) -> bool:
+        """True if these are the answers of an earlier call with the same idempotency key."""
+
+    def __iter__(self) -> Iterator[InferItem]: ...
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None:
+        """Cancels what has not ended. Twice is harmless."""
+
+
+# Of a call, and the error that it ended in here before it had an answer; None where that error stands. Never waits.
+Delegate = Callable[[InferJob, CorosrvError], CallAnswers | None]
 BeginCall = Callable[[Mapping[str, str], bool], TracePart]  # of headers, and whether the call is a stream
 FindObject = Callable[[str, str], memoryview]  # of an id and a caller; raises ObjectNotFound and ObjectExpired
 SendAnswer = Callable[[AskOutputs | AskEnd, Sequence[int]], None]  # raises what GeventChannel.send raises
@@ -62,6 +87,11 @@ def submit_to(worker: InferWorker) -> Submit:
         return worker.submit(replace(job, card=card))
 
     return submit
+
+
+def no_delegate(job: InferJob, error: CorosrvError) -> CallAnswers | None:
+    """Leaves a call with its error, where the server has no peers."""
+    return None
 
 
 def no_object(object_id: str, caller: str) -> memoryview:
@@ -85,13 +115,15 @@ class Asks:
         is_trusted: bool = False,
         find_object: FindObject = no_object,
         begin_call: BeginCall | None = None,
+        delegate: Delegate = no_delegate,
     ) -> None:
         """Takes what runs a call (see submit_to), and what sends a message over the lane.
 
         `terms`: those of the call that asks; its asks end at its deadline, belong to its caller, and are as urgent as
         it is unless they say otherwise. `limit`: how many asks may run at once. `is_trusted`: the asking side is ours:
         it has checked the tensors, and says who calls. `find_object`: returns the content of inputs that are objects.
-        `begin_call`: begins the trace of each ask, where clients make them and are traced.
+        `begin_call`: begins the trace of each ask, where clients make them and are traced. `delegate`: gives an ask
+        that could not run here to a peer.
         """
         self._submit = submit
         self._send = send
@@ -100,6 +132,7 @@ class Asks:
         self._is_trusted = is_trusted
         self._find_object = find_object
         self._begin_call = begin_call
+        self._delegate = delegate
         self._running: dict[int, _FollowedAsk] = {}
 
     @property
@@ -138,10 +171,12 @@ class Asks:
             error = QueueFull(f"{self._limit} calls are made at once already; wait for some of them")
             self._tell(end_of(ask.number, None, error))
             return
-        trace = None if self._begin_call is None else self._begin_call(ask.trace_headers, ask.stream)
+        trace = None if self._begin_call is None else self._begin_call(ask.headers, ask.stream)
         terms = self._terms_of(ask) if trace is None else replace(self._terms_of(ask), trace=trace)
         make_job = functools.partial(_job, ask, content, terms, self._is_trusted, self._find_object)
-        running = self._running[ask.number] = _FollowedAsk(ask.number, make_job, self._submit, self._send)
+        running = self._running[ask.number] = _FollowedAsk(
+            ask.number, make_job, self._submit, self._send, self._delegate
+        )
         running.trace = trace
         running.start(self._forget)
 
@@ -159,8 +194,8 @@ class Asks:
         )
         if not self._is_trusted:
             return terms
-        key = ask.idempotency_key
-        return replace(terms, caller=ask.caller, owner=ask.owner, tier=ask.tier, idempotency_key=key)
+        key, headers = ask.idempotency_key, tuple(ask.headers.items())
+        return replace(terms, caller=ask.caller, owner=ask.owner, tier=ask.tier, idempotency_key=key, headers=headers)
 
     def _forget(self, ask: _FollowedAsk, end: AskEnd) -> None:
         if self._running.get(ask.number) is ask:
@@ -177,13 +212,17 @@ class Asks:
 class _FollowedAsk:
     """Follows one ask from its call's submission to its end: a greenlet that passes the reader's items on."""
 
-    def __init__(self, number: int, make_job: Callable[[], InferJob], submit: Submit, send: SendAnswer) -> None:
+    def __init__(
+        self, number: int, make_job: Callable[[], InferJob], submit: Submit, send: SendAnswer, delegate: Delegate
+    ) -> None:
         self.number = number
         self.trace: TracePart | None = None  # of its own
         self._make_job = make_job
         self._submit = submit
         self._send = send
-        self._reader: InferReader | None = None
+        self._delegate = delegate
+        self._reader: CallAnswers | None = None  # those of a peer, once it has the call
+        self._has_begun = False  # an answer has come
         self._greenlet: gevent.Greenlet
         self._is_cancelled = False
         self._n_untaken = 0  # outputs that the asking side has not passed on yet
@@ -212,16 +251,8 @@ class _FollowedAsk:
 
     def _run(self, on_end: Callable[[_FollowedAsk, AskEnd], None]) -> None:
         error: CorosrvError | None
-        card: HandlerCard | None = None
         try:
-            job = self._make_job()
-            with contextlib.closing(self._submit(job)) as reader:
-                self._reader = reader
-                card = reader.card
-                if self._is_cancelled:
-                    reader.cancel()
-                parameters = _capability_parameter(card) if isinstance(job.target, CapabilityTarget) else {}
-                error = self._pass_on(reader, card, parameters)
+            error = self._answer(self._make_job())
         except FrameTooLarge:
             error = HandlerFailed("the parameters of the answer are too large")
         except CorosrvError as failure:
@@ -229,19 +260,39 @@ class _FollowedAsk:
         except Exception:
             log.exception("an ask could not be answered")
             error = HandlerFailed("the call failed; the server's log says why")
-        is_replayed = self._reader is not None and self._reader.is_replayed
-        on_end(self, end_of(self.number, card, error, is_replayed))
+        reader = self._reader
+        is_replayed = reader is not None and reader.is_replayed
+        on_end(self, end_of(self.number, None if reader is None else reader.card, error, is_replayed))
 
-    def _pass_on(
-        self, reader: InferReader, card: HandlerCard, parameters: Mapping[str, Parameter]
-    ) -> CorosrvError | None:
-        """Sends all outputs with these further parameters; returns how the call ended. Waits."""
-        for item in reader:
-            if isinstance(item, InferEnd):
-                return item.error
-            self._wait_for_room()
-            if not self._is_cancelled:
-                self._send_outputs(item, card, parameters)
+    def _answer(self, job: InferJob) -> CorosrvError | None:
+        """Sends what this server answers, or a peer where the call had no answer here; returns how it ended. Waits."""
+        error: CorosrvError | None
+        try:
+            error = self._follow(job, self._submit(job))
+        except FrameTooLarge:
+            raise
+        except CorosrvError as failure:
+            error = failure
+        if error is None or self._has_begun or self._is_cancelled:
+            return error
+        delegated = self._delegate(job, error)
+        return error if delegated is None else self._follow(job, delegated)
+
+    def _follow(self, job: InferJob, answers: CallAnswers) -> CorosrvError | None:
+        """Sends all answers; returns how the call ended. Waits."""
+        with contextlib.closing(answers) as reader:
+            self._reader = reader
+            if self._is_cancelled:
+                reader.cancel()
+            for item in reader:
+                if isinstance(item, InferEnd):
+                    return item.error
+                self._has_begun = True
+                self._wait_for_room()
+                if not self._is_cancelled:
+                    is_of_capability = isinstance(job.target, CapabilityTarget)
+                    more = _capability_parameter(reader.card) if is_of_capability else {}
+                    self._send_outputs(item, reader.card, more)
         return HandlerFailed("the call ended without an answer")
 
     def _wait_for_room(self) -> None:

@@ -26,7 +26,7 @@ from corosrv.workers.wire.calls import (
 )
 from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.gevent_channel import GeventChannel
-from corosrv.workers.worker.parent.asks import Asks, Submit
+from corosrv.workers.worker.parent.asks import Asks, Delegate, Submit, no_delegate
 
 SendObjects = Callable[[ObjectAnswer, Sequence[int]], None]  # raises what GeventChannel.send raises
 
@@ -120,10 +120,11 @@ def _refuse_job(job: InferJob) -> InferReader:
 
 @dataclass(frozen=True)
 class HandlerServices:
-    """Holds the services that a server has for its handlers. `objects`: None if it has no store."""
+    """Holds the services that a server has for its handlers; see asks. `objects`: None if it has no store."""
 
     submit: Submit = _refuse_job
     objects: ObjectStore | None = None
+    delegate: Delegate = no_delegate
 
 
 class CallAsks:
@@ -131,7 +132,7 @@ class CallAsks:
 
     def __init__(self, services: HandlerServices, lane: Lane, terms: Terms) -> None:
         """`terms`: those of the call, which hold for what it asks."""
-        self._calls = Asks(services.submit, lane.send, terms)
+        self._calls = Asks(services.submit, lane.send, terms, delegate=services.delegate)
         self._objects = None if services.objects is None else ObjectAsks(services.objects, lane.send, terms.caller)
         self._lane = lane
 

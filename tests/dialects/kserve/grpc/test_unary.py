@@ -187,6 +187,7 @@ def test_metadata_of_a_gateway_says_whose_share_a_call_takes(worker: FunctionWor
 
     told, usual = (call.job.terms for call in worker.calls)
     assert (told.owner, told.tier, told.priority) == ("\0a\0002", 2, 6)
+    assert dict(told.headers) == {FAIRNESS_ID.lower(): "a", OBJECTIVE.lower(): "batch"}
     assert (usual.owner, usual.tier, usual.priority) == ("", 1, 5)
     assert (code, FAIRNESS_ID in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), text
 
@@ -196,6 +197,7 @@ def test_such_metadata_of_others_changes_nothing(front: GrpcFront, worker: Funct
 
     terms = worker.calls[0].job.terms
     assert (terms.owner, terms.tier, terms.priority) == ("", 0, 5)
+    assert terms.headers == (), "no peer is to believe them either"
 
 
 @pytest.mark.parametrize(

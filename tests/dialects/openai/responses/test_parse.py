@@ -153,7 +153,6 @@ def test_an_item_that_cannot_be_read_is_refused_with_its_place(asked, sent, para
     ("name", "value"),
     [
         ("include", ["reasoning.encrypted_content", "message.output_text.likelihoods"]),
-        ("max_tool_calls", 3),
         ("prompt", {"id": "pmpt_1"}),
         ("stream_options", {"include_obfuscation": True}),
         ("context_management", [{"type": "compaction"}]),

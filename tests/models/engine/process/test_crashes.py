@@ -55,7 +55,7 @@ def whole(
     front: RemoteEngine, asked: Job, n_kills: int = 0, every: int = 7
 ) -> tuple[str, Finish | None, int, list[int]]:
     """Text, finish, number of tokens and the tokens told of; the engine is killed after so many tokens, and again."""
-    text, n_tokens, told = "", 0, list[int]()
+    text, n_tokens, told, decode_ms = "", 0, list[int](), list[float]()
     finish = None
     with front.submit(asked) as reader:
         while chunks := reader.take(TIMEOUT):
@@ -63,12 +63,15 @@ def whole(
                 text += chunk.text
                 n_tokens += chunk.n_tokens
                 told += [token.id for token in chunk.tokens]
+                decode_ms.append(chunk.decode_ms)
                 finish = chunk.finish or finish
             if n_kills and n_tokens >= every:
                 n_kills -= 1
                 every += 7
                 kill(front)
     assert n_kills == 0
+    assert decode_ms == sorted(decode_ms)  # of all engines together
+    assert any(decode_ms[:-1])
     return text, finish, n_tokens, told
 
 

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from corosrv.contracts.jobs import Chunk, Finish, Sampling
+from corosrv.contracts.jobs import Chunk, Finish, Sampling, TokenInfo
 from corosrv.models.engine.binding import Task
 from corosrv.models.engine.process.jobs import BANNED, SECOND_DEATH, DeathSuspects, RemoteJob, RemoteReader, tells_state
 
@@ -89,6 +89,35 @@ def test_the_message_of_an_error_is_no_text_that_was_sent() -> None:
     job.add([Chunk(0, "gone", 0, Finish.ERROR), Chunk(1, "x", 1, ids=ids(7))])
 
     assert [task.sent_bytes for task in job.unfinished_tasks(100)] == [1]
+
+
+def test_figures_are_those_of_all_engines_together() -> None:
+    ours = reader()
+    job = job_of(ours)
+    figures = {"prompt_ms": 3.0, "decode_ms": 10.0, "compute_ms": 5.0, "drafted_tokens": 4, "accepted_tokens": 1}
+
+    for n_cached in (2, 0, 0):
+        job.add([Chunk(0, "x", 1, ids=ids(7), cached_tokens=n_cached, **figures)])
+        job.unfinished_tasks(context=100)
+    job.add([Chunk(0, "", 0, Finish.STOP, cached_tokens=0, **figures)])
+
+    last = ours.take_nowait()[-1]
+    assert {name: getattr(last, name) for name in figures} == {name: 4 * figure for name, figure in figures.items()}
+    assert last.cached_tokens == 2
+
+
+def test_tokens_of_a_prompt_are_told_of_once() -> None:
+    ours = reader()
+    job = job_of(ours, scores_prompt=True)
+    first, second, third = (TokenInfo(token, str(token).encode(), -1.0) for token in range(3))
+    job.add([Chunk(0, "", 0, prompt_info=(first,)), Chunk(0, "", 0, prompt_info=(second,))])
+
+    for _ in range(2):
+        job.unfinished_tasks(context=100)
+        job.add([Chunk(0, "", 0, prompt_info=(first,))])
+    job.add([Chunk(0, "", 0, prompt_info=(second, third))])
+
+    assert [info for chunk in ours.take_nowait() for info in chunk.prompt_info] == [first, second, third]
 
 
 def make(*numbers: int) -> list[RemoteJob]:
