@@ -404,6 +404,7 @@ typedef struct corosrv_stats {
   double step_s;           /* seconds spent in steps */
   double prompt_s;         /* of ended tasks: from the slot to the first token */
   double decode_s;         /* of ended tasks: from the first token to the last */
+  int32_t threads;         /* that compute a step, as of now */
   int32_t slots;           /* in all */
   int32_t running;         /* slots in use */
   int32_t waiting;         /* tasks without a slot */

@@ -265,6 +265,7 @@ class DecodeStats(msgspec.Struct, frozen=True):
     step_s: float
     prompt_s: float
     decode_s: float
+    threads: int
     slots: int
     running: int
     waiting: int

@@ -59,7 +59,7 @@ class SlotSettings:
         "seconds that a job may wait for a slot before it is ended with 503; 0: no limit",
         check=between(0, DAY),
     )
-    threads: int = setting(0, "compute threads; 0: physical cores", check=between(0, 1024))
+    threads: int = setting(0, "compute threads, at most; 0: physical cores", check=between(0, 1024))
     kernels: str = setting(
         "auto",
         "auto: corosrv's own matrix products and attention where they are faster; avx2: those without wider "

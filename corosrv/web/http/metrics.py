@@ -242,6 +242,7 @@ _COUNTERS = {
     "preempted": "Times that a task lost its slot and went on later",
 }
 _GAUGES = {
+    "threads": "Threads that compute a step, as many of those allowed as are fastest now",
     "slots": "Slots in all",
     "running": "Slots in use",
     "waiting": "Tasks that wait for a slot",

@@ -124,6 +124,7 @@ corosrv_stats to_c(const LoopStats& from) {
   stats.step_s = from.step_s;
   stats.prompt_s = from.prompt_s;
   stats.decode_s = from.decode_s;
+  stats.threads = from.threads;
   stats.slots = from.slots;
   stats.running = from.running;
   stats.waiting = from.waiting;

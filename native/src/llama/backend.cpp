@@ -65,6 +65,11 @@ class LlamaBackend final : public Backend {
     apply_adapters();
   }
 
+  void use_threads(int32_t threads) override {
+    threads_ = threads;
+    llama_set_n_threads(context_.get(), threads, threads);
+  }
+
   Status decode(const std::vector<Row>& rows) override {
     if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
     if (rows.front().embedding == nullptr) return with_room([&] { return run(batch_.fill(rows)); });
@@ -307,6 +312,7 @@ class LlamaBackend final : public Backend {
     capacity_ = tokens_per_slot(context_);
     memory_ = llama_get_memory(context_.get());
     if (!used_.empty()) apply_adapters();
+    if (threads_ > 0) use_threads(threads_);
   }
 
   const Model model_;
@@ -325,6 +331,7 @@ class LlamaBackend final : public Backend {
   ModelInfo info_;                       // constant once warm
   const bool has_snapshots_;
   Adapters used_;               // set in context_
+  int32_t threads_ = 0;         // the same; 0: what it was made with
   std::vector<float> vectors_;  // of the last embed()
   std::future<Context> full_;   // the last member, so that it is waited for while the model still lives
 };

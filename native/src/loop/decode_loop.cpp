@@ -74,9 +74,11 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend, Tap
       memory_(backend, sharing_.cache(), limits.slots),
       board_(limits.slots),
       budget_(limits.step_ms / 1000, limits.rows),
+      thread_choice_(limits.threads),
       time_limits_(limits.queue_s, limits.stall_s),
       idle_slots_(limits.slots, limits.idle_s) {
   stats_.slots = limits.slots;
+  stats_.threads = limits.threads;
   publish();
 }
 
@@ -110,7 +112,7 @@ bool DecodeLoop::pass() {
   publish();
   if (scheduler_.has_work()) {
     side_process_.run_after(Clock::now() - begin, static_cast<int32_t>(scheduler_.n_running()),
-                            scheduler_.n_decoding() > 0, limits_.threads);
+                            scheduler_.n_decoding() > 0, stats_.threads);
   }
   return true;
 }
@@ -242,6 +244,7 @@ void DecodeLoop::step() {
   draft(plan);
   shift_full(plan);
   if (tape_ != nullptr) tape_plan(plan);
+  choose_threads();
   for (const auto& batch : batches_of(plan, limits_.shared_cells > 0)) {
     compute(batch);
     wipe_poisoned(batch);
@@ -251,10 +254,20 @@ void DecodeLoop::step() {
   const auto end = now();
   const double step_s = seconds(end - begin);
   uncharged_s_ += seconds(end - charged_);
+  thread_choice_.observe(step_s, budget_.expected_s(plan.n_decode, plan.n_prompt, plan.n_drafted));
   budget_.observe(plan.n_decode, plan.n_prompt, step_s, plan.n_drafted);
   ++stats_.steps;
   stats_.slot_steps += scheduler_.n_running();
   stats_.step_s += step_s;
+}
+
+// What is recorded is computed with the same number of threads all the time: on that depends how libllama's own
+// attention rounds.
+void DecodeLoop::choose_threads() {
+  if (tape_ != nullptr) return;
+  const int32_t threads = thread_choice_.threads();
+  if (threads == std::exchange(stats_.threads, threads)) return;
+  backend_.use_threads(threads);
 }
 
 void DecodeLoop::tape_plan(const Plan& plan) {
@@ -398,7 +411,7 @@ void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
     for (size_t i = row - 1 - static_cast<size_t>(n_drafted); i < row; ++i) logits.push_back(backend_.logits(i));
   }
   // Sequences share nothing while they choose.
-  side_by_side(draws, limits_.threads, [&](const Draw& draw) { draw.sequence->choose(&logits[draw.first_row]); });
+  side_by_side(draws, stats_.threads, [&](const Draw& draw) { draw.sequence->choose(&logits[draw.first_row]); });
   const auto drawn = now();
   for (const auto& [sequence, first_row, n_held] : draws) {
     sequence->take(drawn);
@@ -444,7 +457,7 @@ void DecodeLoop::score(const std::vector<Plan::Item>& items) {
       if (sequence->is_scored(position)) scorings.push_back({sequence, position, backend_.logits(row), {}, {}});
     }
   }
-  side_by_side(scorings, limits_.threads, [](Scoring& scoring) { scoring.score(); });
+  side_by_side(scorings, stats_.threads, [](Scoring& scoring) { scoring.score(); });
   for (const Scoring& scoring : scorings) {
     if (scoring.failure.empty()) {
       scoring.sequence->add_score(scoring.likelihoods);

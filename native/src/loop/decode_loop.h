@@ -17,6 +17,7 @@
 #include "loop/slot_board.h"
 #include "loop/slot_memory.h"
 #include "loop/step_budget.h"
+#include "loop/thread_choice.h"
 #include "loop/time_limits.h"
 #include "model/backend.h"
 
@@ -30,7 +31,7 @@ class DecodeLoop {
     int32_t rows;              // of one step, at most
     double step_ms;            // target while sequences decode
     size_t cache_bytes = 0;    // of saved prefixes, at most; 0 shares none
-    int32_t threads = 1;       // that draw tokens
+    int32_t threads = 1;       // that compute a step, at most
     bool reads_whole = false;  // a prompt is computed in one piece
     double queue_s = 0;        // that a task may wait for its first slot; 0: as long as it takes
     double stall_s = 0;        // that a reader may be full; 0: as long as it is
@@ -62,6 +63,7 @@ class DecodeLoop {
   bool pass();
   void begin_anew();
   void tape_ends(const Scheduler::Swept& swept);
+  void choose_threads();
   void tape_plan(const Plan& plan);
   void tape_batch();
   void take(Inbox::Mail mail);
@@ -108,6 +110,7 @@ class DecodeLoop {
   SlotBoard board_;
   SideProcess side_process_;
   StepBudget budget_;
+  ThreadChoice thread_choice_;
   TimeLimits time_limits_;
   IdleSlots idle_slots_;
   std::vector<Row> rows_;

@@ -45,6 +45,7 @@ struct LoopStats {
   double step_s = 0;            // seconds spent in steps
   double prompt_s = 0;          // of ended tasks: from the slot to the first token
   double decode_s = 0;          // of ended tasks: from the first token to the last
+  int32_t threads = 0;          // that compute a step
   int32_t slots = 0;            // in all
   int32_t running = 0;          // slots in use
   int32_t waiting = 0;          // tasks without a slot

@@ -29,7 +29,13 @@ class StepBudget {
     return std::min(rows_, static_cast<int32_t>(std::clamp(left_s / prompt_row_s_, double{kLeast}, double(rows_))));
   }
 
-  // What a step with these rows took. `n_drafted`: rows of guesses.
+  // Seconds that a step with these rows should take; 0: not known yet. `n_drafted`: rows of guesses.
+  double expected_s(int32_t n_decode, int32_t n_prompt, int32_t n_drafted = 0) const {
+    if ((n_decode > 0 && decode_row_s_ <= 0) || (n_prompt > 0 && prompt_row_s_ <= 0)) return 0;
+    return (n_decode > 0 ? prices_.step_s(n_decode + n_drafted) : 0) + n_prompt * prompt_row_s_;
+  }
+
+  // What a step with these rows took.
   void observe(int32_t n_decode, int32_t n_prompt, double step_s, int32_t n_drafted = 0) {
     if (n_prompt == 0 && n_decode > 0) prices_.observe(n_decode + n_drafted, step_s);
     if (n_prompt == 0 && n_decode > 0 && n_drafted == 0) learn(decode_row_s_, step_s / n_decode);

@@ -105,6 +105,8 @@ class Backend {
   virtual void show(const std::vector<Token>&) {}
   // From now on rows are computed with these adapters.
   virtual void use(const Adapters&) {}
+  // From now on so many threads compute.
+  virtual void use_threads(int32_t) {}
   // Computes the rows, all of which have an embedding or none, and are causal or none; those of one slot are contiguous
   // and in order of position. After a failure the caller forgets what may have been computed of them.
   // StatusCode::kNoRoom: it could be done with fewer slots in use.

@@ -47,7 +47,8 @@ class ScriptedBackend final : public Backend {
   std::atomic<int> n_saves{0};
   std::atomic<int> n_wiped{0};
   std::atomic<int> n_shifts{0};
-  Gate gate;  // every decode() passes it
+  std::atomic<int> n_threads{0};  // that the loop asked for; 0: it has not yet
+  Gate gate;                      // every decode() passes it
 
   // Any thread.
   std::vector<Adapters> adapters() const {  // of each batch
@@ -103,6 +104,7 @@ class ScriptedBackend final : public Backend {
   }
 
   void use(const Adapters& adapters) override { used_ = adapters; }
+  void use_threads(int32_t threads) override { n_threads = threads; }
 
   Status decode(const Rows& rows) override {
     note(rows);

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <new>
 #include <stdexcept>
+#include <string>
+#include <thread>
 
 #include "check.h"
 #include "fakes/client.h"
@@ -46,6 +49,23 @@ TEST("the loop reads the prompt, says what the model says and ends with it") {
   CHECK_EQ(stats.prompt_tokens, uint64_t{3});
   CHECK_EQ(stats.generated_tokens, uint64_t{6});
   CHECK_EQ(stats.steps, uint64_t{6});
+}
+
+TEST("fewer threads compute where all of them are slower") {
+  DecodeLoop::Limits limits{4, 64, 60};
+  limits.threads = 2;
+  RunningLoop loop(limits);
+  loop.backend.scripts['a'] = std::string(2000, 'x');
+  loop.backend.before_decode = [](const ScriptedBackend& backend, const ScriptedBackend::Rows&) {
+    std::this_thread::sleep_for(std::chrono::microseconds(backend.n_threads == 1 ? 1000 : 3000));
+    return Status::ok();
+  };
+  loop.start();
+
+  const auto client = loop.submit(make_task('a'));
+
+  CHECK(eventually([&] { return loop.stats().steps > 40 && loop.stats().threads == 1; }));
+  CHECK_EQ(loop.backend.n_threads, 1);
 }
 
 TEST("tasks of one reader are told apart by index") {
