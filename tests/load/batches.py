@@ -97,12 +97,16 @@ class Streams:
 def measure(n_lines: int, n_streams: int, seconds: float, rate: float = 100.0, n_tokens: int = 4) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         settings = {"MODEL": f"synthetic:?tokens_per_s={rate:g}", "FILES_PATH": folder, "SLOTS": "32", "CTX": "4096"}
-        with serving(settings) as server:
-            return _measure(server, n_lines, n_streams, seconds, n_tokens)
+        with (
+            serving(settings) as server,
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=5) as client,
+        ):
+            return _measure(server, client, n_lines, n_streams, seconds, n_tokens)
 
 
-def _measure(server: Server, n_lines: int, n_streams: int, seconds: float, n_tokens: int) -> Figures:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=5)
+def _measure(
+    server: Server, client: openai.OpenAI, n_lines: int, n_streams: int, seconds: float, n_tokens: int
+) -> Figures:
     streams = Streams(server.address, n_streams)
     streams.gaps(1.0)
     quiet = streams.gaps(seconds)

@@ -75,7 +75,8 @@ class GrpcCall:
             request_serializer=protocol.ModelInferRequest.SerializeToString,
             response_deserializer=protocol.ModelInferResponse.FromString,
         )
-        (model,) = queue.server.client().models.list()
+        with queue.server.client() as client:
+            (model,) = client.models.list()
         text = Tensor("text_input", "BYTES", [1], data=[b"hi"])
         sent = infer_request(model.id, text, parameters={"max_tokens": max_tokens})
         self._future = call.future(sent, timeout=60, metadata=list(metadata.items()))

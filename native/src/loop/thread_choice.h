@@ -22,7 +22,7 @@ class ThreadChoice {
 
   // Learns from a step that took `step_s` instead of `expected_s`; 0: nobody knew what to expect.
   void observe(double step_s, double expected_s) {
-    if (most_ == 1 || expected_s <= 0) return;
+    if (most_ == 1 || expected_s <= 0 || step_s <= 0) return;
     const double part = std::min(step_s / expected_s, kMostTimes);
     if (n_tried_ < 0) {
       wait(part);
@@ -34,7 +34,7 @@ class ThreadChoice {
  private:
   static constexpr int32_t kFirstWait = 8;  // steps between two trials
   static constexpr int32_t kMostWait = 4096;
-  static constexpr int32_t kMostWaitBelow = 256;  // where more threads may be faster by now
+  static constexpr int32_t kMostWaitBelow = 256;  // where more threads may be faster by now, and were as fast
   static constexpr int32_t kLeastWait = 32;
   static constexpr int32_t kNear = 8;
   static constexpr int32_t kTrial = 16;        // steps of a trial
@@ -77,7 +77,8 @@ class ThreadChoice {
     } else {
       goes_down_ = !goes_down_;
       if (goes_down_ || used_ == most_) reach_ = reach_ > 2 ? reach_ / 2 : kNear;
-      wait_ = std::min(2 * wait_, used_ < most_ ? kMostWaitBelow : kMostWait);
+      const double slower = std::clamp(tried_parts_ / used_parts_, 1.0, kMostTimes);  // each trial costs that much
+      wait_ = std::min(2 * wait_, used_ < most_ ? static_cast<int32_t>(slower * kMostWaitBelow) : kMostWait);
     }
     n_tried_ = -1;
     n_waited_ = 0;

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,8 @@ def test_a_script_runs_by_its_hash_and_by_its_text_where_redis_has_forgotten_it(
 
 
 def test_a_unix_socket_serves_as_well(redis: RedisServer):
-    assert RedisClient(redis.unix_url).execute("ECHO", "hi") == b"hi"
+    with closing(RedisClient(redis.unix_url)) as client:
+        assert client.execute("ECHO", "hi") == b"hi"
 
 
 def test_a_password_comes_from_a_file_and_may_change(tmp_path: Path):
@@ -152,35 +155,40 @@ def test_a_server_that_stands_still_makes_nobody_wait_for_long(own_redis: RedisS
     assert seconds < 10  # not 50 time-outs one after the other
 
 
-def test_a_server_that_was_killed_is_away_and_commands_fail_at_once(own_redis: RedisServer):
-    client = RedisClient(own_redis.url)
-    client.execute("SET", "a", 1)
+@pytest.fixture
+def own_client(own_redis: RedisServer) -> Iterator[RedisClient]:
+    """A client of a server of its own, which may die before the client is closed."""
+    with closing(RedisClient(own_redis.url, timeout=5)) as client:
+        yield client
+
+
+def test_a_server_that_was_killed_is_away_and_commands_fail_at_once(own_redis: RedisServer, own_client: RedisClient):
+    own_client.execute("SET", "a", 1)
     own_redis.kill()
 
     with pytest.raises(RedisUnavailable, match="away"):
-        client.execute("GET", "a")
+        own_client.execute("GET", "a")
 
-    assert not client.health.is_up
+    assert not own_client.health.is_up
     own_redis.start()
     with pytest.raises(RedisUnavailable, match="refused"):  # without a try: only the probe finds out
-        client.execute("GET", "a")
-    client.ping()
-    assert client.execute("GET", "a") is None
+        own_client.execute("GET", "a")
+    own_client.ping()
+    assert own_client.execute("GET", "a") is None
 
 
-def test_connections_of_a_former_life_serve_the_next(own_redis: RedisServer):
-    client = RedisClient(own_redis.url, timeout=5)
-    reader = client.open_blocking(1)
-    client.execute("SET", "a", 1)
-    reader.execute("PING")
-    own_redis.kill()
-    own_redis.start()
-
-    assert client.execute("GET", "a") is None
-    with pytest.raises(RedisUnavailable):
+def test_connections_of_a_former_life_serve_the_next(own_redis: RedisServer, own_client: RedisClient):
+    with closing(own_client.open_blocking(1)) as reader:
+        own_client.execute("SET", "a", 1)
         reader.execute("PING")
-    assert client.ping()
-    assert reader.execute("ECHO", "x") == b"x"
+        own_redis.kill()
+        own_redis.start()
+
+        assert own_client.execute("GET", "a") is None
+        with pytest.raises(RedisUnavailable):
+            reader.execute("PING")
+        assert own_client.ping()
+        assert reader.execute("ECHO", "x") == b"x"
 
 
 def watch_a_server(url: str, seconds: float) -> list[str]:
@@ -211,9 +219,8 @@ def test_listeners_hear_that_redis_is_away_and_back_though_nobody_asks(own_redis
 
 def test_a_wrong_password_is_told_without_being_shown():
     with redis_server(requirepass="right") as server:
-        client = RedisClient(server.url.replace("right", "s3cret"))
-
-        with pytest.raises(RedisRefused, match="password") as error:
+        wrong = server.url.replace("right", "s3cret")
+        with closing(RedisClient(wrong)) as client, pytest.raises(RedisRefused, match="password") as error:
             client.execute("PING")
 
     assert "s3cret" not in str(error.value)

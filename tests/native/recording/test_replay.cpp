@@ -54,7 +54,7 @@ class RecordFile {
 };
 
 struct Case {
-  DecodeLoop::Limits limits{4, 64, 60, 1 << 20};
+  DecodeLoop::Limits limits{4, 64, 60, 1 << 20, 2};
   uint64_t bytes = 64 << 20;
   std::function<void(ScriptedBackend&)> set_up = [](ScriptedBackend&) {};
 };
@@ -119,6 +119,7 @@ void record(const Case& one, const Jobs& jobs, const RecordFile& file, uint32_t 
   inbox->close("the test is over");
   thread.join();
   CHECK_EQ(recorder.trouble(), "");
+  CHECK_EQ(backend.n_threads, 0);  // nobody chose: how results round does not change on the way
 }
 
 struct Result {
