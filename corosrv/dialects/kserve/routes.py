@@ -10,10 +10,9 @@ from flask import Blueprint, Response, request
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferWorker, ModelTarget
 from corosrv.dialects.kserve import api_docs, metadata, schema
-from corosrv.dialects.kserve.capability_headers import parse_capability
 from corosrv.dialects.kserve.endpoint import EndpointLimits, InferEndpoint
 from corosrv.dialects.kserve.infer_request import CAPABILITY_DECODER, INFER_DECODER
-from corosrv.dialects.kserve.parameters import FindObject, no_objects
+from corosrv.dialects.kserve.parameters import FindObject, no_objects, parse_capability
 from corosrv.dialects.kserve.schema import IndexBody
 from corosrv.formats.bodies import decode_unscanned
 from corosrv.web.http.body_reader import BodyReader
