@@ -34,7 +34,7 @@ from corosrv.dialects.kserve.infer_request import (
     EncodedBody,
     decode_request,
 )
-from corosrv.dialects.kserve.parameters import FindObject, FrontParameters, call_terms, no_objects
+from corosrv.dialects.kserve.parameters import FrontParameters, call_terms
 from corosrv.formats.tensors import check_inputs
 from corosrv.web.http import sse
 from corosrv.web.http.body_reader import BodyReader, chosen_encoding, compress
@@ -43,6 +43,7 @@ from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import respond, whole_response
 from corosrv.web.http.terms import arrival, placed
+from corosrv.workers.objects import ObjectStore, content_of
 
 _BINARY = "application/octet-stream"
 
@@ -132,7 +133,7 @@ class InferEndpoint:
     bodies: BodyReader
     stats: HttpStats
     limits: EndpointLimits
-    find_object: FindObject = no_objects
+    objects: ObjectStore | None = None
 
     def read(self, limit: int) -> bytes:
         """Reads the current request's body. Waits; raises Refused."""
@@ -142,7 +143,10 @@ class InferEndpoint:
         """Reads and decodes the current request's body. Waits; raises Refused."""
         incoming = current(request)
         body = self.bodies.read_inflated(incoming, self.limits.max_body_bytes)
-        return decode_request(body, incoming.environ.get(_environ_key(LENGTH_HEADER)), decoder, self.find_object)
+        return decode_request(body, incoming.environ.get(_environ_key(LENGTH_HEADER)), decoder, self._find_object)
+
+    def _find_object(self, object_id: str) -> memoryview:
+        return content_of(self.objects, object_id, caller())
 
     def infer(self, target: Target, decoded: DecodedRequest[Any]) -> Response:
         """Makes one call and answers it. Waits; a client that leaves has its call cancelled.

@@ -5,8 +5,9 @@ Answers have the same form; see corosrv.dialects.kserve.infer_answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -15,18 +16,12 @@ from corosrv.base.errors import InvalidTensor, NotSupported, Refused
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferRequest, Target
 from corosrv.dialects.kserve import json_data
 from corosrv.dialects.kserve.long_data import cut_data
-from corosrv.dialects.kserve.parameters import (
-    OBJECT_REF,
-    FindObject,
-    FrontParameters,
-    no_objects,
-    object_id,
-    split_parameters,
-)
+from corosrv.dialects.kserve.parameters import OBJECT_REF, FrontParameters, object_id, split_parameters
 from corosrv.dialects.kserve.schema import CapabilityBody, InferBody, InputBody, OutputBody, OutputTensor
 from corosrv.formats import bodies
 from corosrv.formats.bodies import decode_unscanned
 from corosrv.formats.tensors import Tensor
+from corosrv.workers.objects import content_of
 
 LENGTH_HEADER = "Inference-Header-Content-Length"  # bytes of the JSON, before any compression
 # What a replica accepts that passes a call on whose answers are wanted as they come; see OutputEvents.
@@ -118,6 +113,8 @@ def encode_request(call: InferRequest, target: Target) -> EncodedBody:
 
 
 Body = TypeVar("Body", bound=InferBody)
+FindObject = Callable[[str], memoryview]  # by its id, for the client of the current request; raises as content_of does
+_no_object: FindObject = partial(content_of, None, caller="")
 
 INFER_DECODER = msgspec.json.Decoder(InferBody)
 CAPABILITY_DECODER = msgspec.json.Decoder(CapabilityBody)
@@ -150,7 +147,7 @@ def decode_request(
     body: bytes,
     json_length: str | None,
     decoder: msgspec.json.Decoder[Body],
-    find_object: FindObject = no_objects,
+    find_object: FindObject = _no_object,
 ) -> DecodedRequest[Body]:
     """Decodes a body. `json_length`: the header Inference-Header-Content-Length, None if it is not there.
 

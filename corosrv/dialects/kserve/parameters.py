@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from corosrv.base.errors import InvalidTensor, NotOffered, Refused
+from corosrv.base.errors import InvalidTensor, Refused
 from corosrv.contracts.idempotency import HEADER as KEY_HEADER
 from corosrv.contracts.idempotency import parse_key
 from corosrv.contracts.jobs.infer import CapabilityTarget, ObjRef
@@ -34,15 +34,6 @@ from corosrv.web.inference_gateway import FAIRNESS_ID, OBJECTIVE
 from corosrv.workers.dispatch.capability import header_query
 
 OBJECT_REF = "object_ref"  # the parameter of such an input
-
-# Returns the content of an object by its id, for the client of the current request. Raises ObjectNotFound and
-# ObjectExpired.
-FindObject = Callable[[str], memoryview]
-
-
-def no_objects(object_id: str) -> memoryview:
-    """Refuses an input that refers to an object, where the server stores none."""
-    raise NotOffered("this server stores no objects: it serves no application")
 
 
 def object_id(name: str, ref: object) -> str:
