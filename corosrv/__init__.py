@@ -9,86 +9,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from corosrv import worker
 from corosrv.base import __version__ as __version__
 
 if TYPE_CHECKING:
     from corosrv.contracts.jobs import Job, Text
     from corosrv.models.engine import Engine
-    from corosrv.worker import (
-        App,
-        AppError,
-        AsyncConcatenateIterator,
-        AsyncContext,
-        BaseModel,
-        BasePredictor,
-        BaseRunner,
-        CancelationException,
-        Cancelled,
-        ConcatenateIterator,
-        Conflict,
-        Context,
-        DeadlineExceeded,
-        File,
-        HandlerFailed,
-        Input,
-        InvalidInput,
-        ModelInferRequest,
-        ModelInferResponse,
-        NotFound,
-        ObjRef,
-        Opaque,
-        Path,
-        Secret,
-        Tensor,
-        TensorSpec,
-        Unavailable,
-        Worker,
-        WorkerLost,
-        concurrent,
-        current_scope,
-        streaming,
-    )
+    from corosrv.worker import *  # noqa: F403
 
-__all__ = [
-    "App",
-    "AppError",
-    "AsyncConcatenateIterator",
-    "AsyncContext",
-    "BaseModel",
-    "BasePredictor",
-    "BaseRunner",
-    "CancelationException",
-    "Cancelled",
-    "ConcatenateIterator",
-    "Conflict",
-    "Context",
-    "DeadlineExceeded",
-    "Engine",
-    "File",
-    "HandlerFailed",
-    "Input",
-    "InvalidInput",
-    "Job",
-    "ModelInferRequest",
-    "ModelInferResponse",
-    "NotFound",
-    "ObjRef",
-    "Opaque",
-    "Path",
-    "Secret",
-    "Tensor",
-    "TensorSpec",
-    "Text",
-    "Unavailable",
-    "Worker",
-    "WorkerLost",
-    "__version__",
-    "blueprint",
-    "concurrent",
-    "current_scope",
-    "start",
-    "streaming",
-]
+__all__ = ["Engine", "Job", "Text", "__version__", "blueprint", "start"]
+__all__ += worker.__all__
 
 _HOMES = {"Engine": "corosrv.models.engine", "Job": "corosrv.contracts.jobs", "Text": "corosrv.contracts.jobs"}
 

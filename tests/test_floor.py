@@ -9,7 +9,7 @@ from tests.test_layers import MODULES
 
 # Modules of the dialects that are for HTTP, describe its routes, or wait for a job.
 WITH_IO = (
-    "api_docs", "background", "buffered", "conversations", "embeddings", "exchange", "loading", "mcp_client",
+    "api_docs", "background", "buffered", "embeddings", "exchange", "loading", "mcp_client",
     "mcp_rounds", "metrics", "rerank", "routes", "runner", "running", "slots",
 )  # fmt: skip
 ROOMS = (

@@ -33,8 +33,7 @@ from corosrv.workers.objects import ObjectCollector, ObjectStore
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
-from corosrv.workers.worker.parent.asks import submit_to
-from corosrv.workers.worker.parent.call_asks import HandlerServices
+from corosrv.workers.worker.parent.asks import CallServices, submit_to
 from corosrv.workers.worker.parent.joined_process import JoinedProcess
 
 log = logging.getLogger("corosrv")
@@ -62,7 +61,7 @@ class AppPart(Part):
                 logs_json=settings.log_format == "json",
             )
         )
-        services = HandlerServices(self._submit, self.objects, context.ask_peers)
+        services = CallServices(self._submit, self.objects, context.ask_peers)
         self._make_joined = _joined_maker(app, services, self._expected_pools)
         self.manager = Manager(
             ManagerSettings(
@@ -160,7 +159,7 @@ def _n_gpus() -> int:
     return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
 
 
-def _maker(app: AppSettings, services: HandlerServices) -> Callable[[str | None, str, int], AppProcess]:
+def _maker(app: AppSettings, services: CallServices) -> Callable[[str | None, str, int], AppProcess]:
     """Returns what makes a worker process for a pool, a place in it, and an incarnation."""
     config = AppWorkerConfig(
         app_ref=app.worker_app,
@@ -175,7 +174,7 @@ def _maker(app: AppSettings, services: HandlerServices) -> Callable[[str | None,
 
 
 def _joined_maker(
-    app: AppSettings, services: HandlerServices, find_pools: Callable[[], Sequence[PoolCard]]
+    app: AppSettings, services: CallServices, find_pools: Callable[[], Sequence[PoolCard]]
 ) -> MakeJoinedWorker:
     """Returns what makes the worker of a connection that a process has opened which others have started.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import gevent
@@ -17,12 +16,10 @@ from corosrv.dialects.kserve import model_docs, object_routes, routes, schema
 from corosrv.dialects.kserve.endpoint import EndpointLimits
 from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.server_side import GrpcCollector, GrpcConfig
-from corosrv.dialects.kserve.parameters import no_objects
 from corosrv.serving.part import Part, ServerContext
-from corosrv.web.http.lean_flask import caller
 from corosrv.web.inference_gateway import GatewayRules
 from corosrv.workers.objects import ObjectStore
-from corosrv.workers.worker.parent.asks import no_object
+from corosrv.workers.worker.parent.asks import CallServices, submit_to
 
 _STATES = {
     WorkerState.STARTING: State.STARTING,
@@ -61,10 +58,10 @@ class KservePart(Part):
             max_bytes=server.bodies_bytes,
             gateway=GatewayRules.of_server(server),
         )
-        find_object = no_object if self._objects is None else self._object_of
-        tracer = self._context.tracer
+        context, tracer = self._context, self._context.tracer
         begin_call = None if tracer is None else tracer.begin_call
-        return GrpcFront(config, self._calls, self._context.check, find_object, begin_call, self._context.ask_peers)
+        services = CallServices(submit_to(self._calls), self._objects, context.ask_peers, begin_call)
+        return GrpcFront(config, self._calls, context.check, services)
 
     def start(self) -> None:
         if self.grpc is not None:
@@ -130,7 +127,7 @@ class KservePart(Part):
                 context.http_stats,
                 EndpointLimits(max_body_bytes, server.sse_ping_interval, server.write_timeout_s),
                 check_ready=context.check,
-                find_object=no_objects if self._objects is None else self._find_object,
+                objects=self._objects,
                 takes_keys=self._takes_keys,
                 answers=context.answers,
             )
@@ -138,12 +135,3 @@ class KservePart(Part):
         if self._objects is not None:
             blueprints.append(object_routes.blueprint(self._objects, context.bodies))
         return tuple(blueprints)
-
-    def _find_object(self, object_id: str) -> memoryview:
-        """Returns the content of an object of the current request's caller. Raises ObjectNotFound and ObjectExpired."""
-        return self._object_of(object_id, caller())
-
-    def _object_of(self, object_id: str, caller: str) -> memoryview:
-        """Returns the content of an object of this caller. Raises ObjectNotFound and ObjectExpired."""
-        assert self._objects is not None
-        return self._objects.get(object_id, time.monotonic(), caller).content.view()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.base.errors import ObjectExpired, ObjectNotFound, ObjectTooLarge, Refused, StoreFull
+from corosrv.base.errors import NotOffered, ObjectExpired, ObjectNotFound, ObjectTooLarge, Refused, StoreFull
 from corosrv.contracts.jobs.infer import ObjRef
 from corosrv.workers.wire import descriptors
 
@@ -272,6 +272,14 @@ class ObjectStore:
     @property
     def stats(self) -> StoreStats:
         return StoreStats(len(self._objects), self._n_bytes, self._max_bytes, self._n_evicted, self._n_expired)
+
+
+def content_of(store: ObjectStore | None, object_id: str, caller: str) -> memoryview:
+    """Returns the content of a caller's object, to which an input refers. Raises ObjectNotFound and ObjectExpired,
+    and NotOffered where the server has no store."""
+    if store is None:
+        raise NotOffered("this server stores no objects: it serves no application")
+    return store.get(object_id, time.monotonic(), caller).content.view()
 
 
 class ObjectCollector(Collector):

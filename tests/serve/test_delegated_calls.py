@@ -164,7 +164,7 @@ def test_the_id_the_time_and_the_parameters_of_a_call_go_on(trio: Trio):
 
     told = {name: value_of(parameter) for name, parameter in answer.parameters.items()}
     assert (told["request"], told["id"], told["mood"]) == ("r-1", "mine", "good")
-    assert 0 < told["left"] <= 50
+    assert 0 < told["left"] <= 50.1  # gRPC rounds a time limit up, one of this length to a tenth of a second
 
 
 def test_a_repeated_key_is_answered_with_the_peer_s_first_answer(trio: Trio):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from corosrv.dialects.chat.conversation import (
@@ -17,8 +17,8 @@ from corosrv.dialects.chat.conversation import (
     name_of,
     parameters_of,
 )
-from corosrv.dialects.chat.member_grammar import ElementRules, MemberRules, texts_without, unquoted
-from corosrv.dialects.chat.tool_schema import LIMITS_OF_STRINGS, MOST_FREE, SchemaSource, check_whole, is_string, row
+from corosrv.dialects.chat.member_grammar import ArgumentRules, ElementRules, MemberRules, texts_without
+from corosrv.dialects.chat.tool_schema import MOST_FREE, SchemaSource, is_string, row
 from corosrv.dialects.generation.fields import effort
 from corosrv.formats import structured
 from corosrv.formats.callformats.description import ArgumentRow, CallField, CallFormat, ElementTree, Notation
@@ -26,36 +26,20 @@ from corosrv.formats.callformats.writer import in_notation
 from corosrv.formats.structured import Effort, SchemaLimits
 from corosrv.formats.structured.gbnf import Rules, char_set, either, literal, sequence
 
-_MOST_DEPTH = 8  # of objects and arrays in each other
 
-
-class NotationRules:
+class NotationRules(ArgumentRules):
     """Makes the rules of one tool's arguments; see Notation. What a schema asks beyond types is kept for strings,
     numbers and the counts of items alone."""
 
     def __init__(self, notation: Notation, source: SchemaSource) -> None:
+        super().__init__(source, notation.quote)
         self._notation = notation
-        self._source = source
-        self._bodies: dict[str, str] = {}
-        self._n_named = 0
 
-    def rules(self) -> Rules:
-        """Raises InvalidSchema for a schema that cannot be used."""
-        check_whole(self._source)
-        self._source.properties()
-        start = f"{self._source.prefix}-arguments"
-        self._bodies[start] = self._object(self._source.schema, 0)
-        return Rules(start, self._bodies)
-
-    def _rule(self, name: str, body: str) -> str:
-        self._n_named += 1
-        name = f"{self._source.prefix}-{self._n_named}{name}"
-        self._bodies[name] = body
-        return name
+    def _arguments(self, properties: list[tuple[str, Any]], required: Collection[str]) -> str:
+        return self._object(self._source.schema, 0)
 
     def _value(self, schema: Any, depth: int) -> str:
-        if depth > _MOST_DEPTH:
-            raise self._source.refusal("is nested too deep for the notation of this model")
+        self._check_depth(depth)
         if not isinstance(schema, dict) or not schema:
             return self._scalar()
         if "$ref" in schema:
@@ -78,10 +62,7 @@ class NotationRules:
         if kind == "null":
             return '("null" | "None")'
         if kind in ("number", "integer", "boolean"):
-            self._n_named += 1
-            rules = self._source.fragment(schema, f"n{self._n_named}")
-            self._bodies.update(rules.bodies)
-            return rules.start
+            return self._fragment(schema)
         return self._scalar()
 
     def _resolved(self, ref: str) -> Any:
@@ -106,8 +87,7 @@ class NotationRules:
 
     def _array(self, schema: Any, depth: int) -> str:
         item = self._rule("item", self._value(schema.get("items", True), depth + 1))
-        least = int(schema.get("minItems", 0))
-        most = int(schema.get("maxItems", max(least, self._source.limits.items)))
+        least, most = self._counts(schema)
         if most == 0:
             return '"[" "]"'
         filled = f'{item} ("," {item}){{{max(least, 1) - 1},{most - 1}}}'
@@ -115,19 +95,7 @@ class NotationRules:
 
     def _string(self, schema: Any) -> str:
         quote = literal(self._notation.quote)
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if values is not None:
-            return sequence(quote, either(literal(value) for value in values), quote)
-        if LIMITS_OF_STRINGS & schema.keys():
-            self._n_named += 1
-            name = f"n{self._n_named}"
-            content = unquoted(self._source.fragment(schema, name), f"{self._source.prefix}{name}-raw")
-            if content is not None:
-                self._bodies.update(content.bodies)
-                return sequence(quote, content.start, quote)
-        content = texts_without(self._notation.quote, "raw")
-        self._bodies.update(content.bodies)
-        return sequence(quote, content.start, quote)
+        return sequence(quote, self._text(schema), quote)
 
     def _scalar(self) -> str:
         """Returns any value that is no object and no array."""

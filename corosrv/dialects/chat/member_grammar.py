@@ -5,6 +5,7 @@ Their texts end where a given word begins, so `texts_without` makes rules for te
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from corosrv.base.errors import InvalidSchema
@@ -60,15 +61,13 @@ def unquoted(rules: Rules, name: str) -> Rules | None:
 _MOST_DEPTH = 8  # of elements in each other
 
 
-class ElementRules:
-    """The grammar's rules for the arguments of one tool, written as elements.
+class ArgumentRules:
+    """The grammar's rules for the arguments of one tool in a notation whose objects and lists may be in each other."""
 
-    Of what a schema asks beyond the members of objects and lists, only the counts of items are kept.
-    """
-
-    def __init__(self, tree: ElementTree, source: SchemaSource) -> None:
-        self._tree = tree
+    def __init__(self, source: SchemaSource, stop: str) -> None:
+        """`stop`: the word that no string has in it, and by which its end is known."""
         self._source = source
+        self._stop = stop
         self._bodies: dict[str, str] = {}
         self._n_named = 0
 
@@ -77,8 +76,12 @@ class ElementRules:
         check_whole(self._source)
         named, required = self._source.properties()
         start = f"{self._source.prefix}-arguments"
-        self._bodies[start] = self._members(named, required, 0) or NOTHING
+        self._bodies[start] = self._arguments(named, required)
         return Rules(start, self._bodies)
+
+    def _arguments(self, properties: list[tuple[str, Any]], required: Collection[str]) -> str:
+        """Returns all arguments."""
+        raise NotImplementedError
 
     def _rule(self, name: str, body: str) -> str:
         self._n_named += 1
@@ -86,40 +89,26 @@ class ElementRules:
         self._bodies[name] = body
         return name
 
-    def _members(self, properties: list[tuple[str, Any]], required: Any, depth: int) -> str:
-        pairs = [(self._element(name, schema, depth + 1), name in required) for name, schema in properties]
-        return row(pairs, "", "", "", self._rule)
-
-    def _element(self, name: str, schema: Any, depth: int) -> str:
-        mark = self._tree.mark
-        return sequence(literal(f"{mark}<{name}>"), self._value(schema, depth), literal(f"{mark}</{name}>"))
-
-    def _value(self, schema: Any, depth: int) -> str:
-        if depth > _MOST_DEPTH:
-            raise self._source.refusal("is nested too deep for the notation of this model")
-        parts = alternatives(schema, self._source.schema)
-        strings = [part for part in parts if is_string(part)]
-        return self._string(strings[0]) if strings else either(self._lone(part, depth) for part in parts)
-
-    def _lone(self, schema: Any, depth: int) -> str:
-        """Returns a value that is no string."""
-        if isinstance(schema, dict) and schema.get("type") == "object" and "properties" in schema:
-            named, required = list(schema["properties"].items()), schema.get("required") or ()
-            return self._rule("object", self._members(named, required, depth) or NOTHING)
-        if isinstance(schema, dict) and schema.get("type") == "array":
-            return self._list(schema, depth)
-        self._n_named += 1
-        rules = self._source.fragment(schema, f"n{self._n_named}")
+    def _add(self, rules: Rules) -> str:
         self._bodies.update(rules.bodies)
         return rules.start
 
-    def _list(self, schema: dict[str, Any], depth: int) -> str:
-        item = self._rule("item", self._element(self._tree.item, schema.get("items", True), depth + 1))
-        least = int(schema.get("minItems", 0))
-        most = int(schema.get("maxItems", max(least, self._source.limits.items)))
-        return f"{item}{{{least},{most}}}" if most else NOTHING
+    def _fragment(self, schema: Any) -> str:
+        """Returns a value as JSON."""
+        self._n_named += 1
+        return self._add(self._source.fragment(schema, f"n{self._n_named}"))
 
-    def _string(self, schema: Any) -> str:
+    def _check_depth(self, depth: int) -> None:
+        if depth > _MOST_DEPTH:
+            raise self._source.refusal("is nested too deep for the notation of this model")
+
+    def _counts(self, schema: dict[str, Any]) -> tuple[int, int]:
+        """Returns how many items a list has, at least and at most."""
+        least = int(schema.get("minItems", 0))
+        return least, int(schema.get("maxItems", max(least, self._source.limits.items)))
+
+    def _text(self, schema: Any) -> str:
+        """Returns a string without what stands around it."""
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if values is not None:
             return either(map(literal, values))
@@ -128,11 +117,50 @@ class ElementRules:
             name = f"n{self._n_named}"
             content = unquoted(self._source.fragment(schema, name), f"{self._source.prefix}{name}-raw")
             if content is not None:
-                self._bodies.update(content.bodies)
-                return content.start
-        content = texts_without(self._tree.mark, "raw")
-        self._bodies.update(content.bodies)
-        return content.start
+                return self._add(content)
+        return self._add(texts_without(self._stop, "raw"))
+
+
+class ElementRules(ArgumentRules):
+    """Makes the rules of arguments that are written as elements.
+
+    Of what a schema asks beyond the members of objects and lists, only the counts of items are kept.
+    """
+
+    def __init__(self, tree: ElementTree, source: SchemaSource) -> None:
+        super().__init__(source, tree.mark)
+        self._tree = tree
+
+    def _arguments(self, properties: list[tuple[str, Any]], required: Collection[str]) -> str:
+        return self._members(properties, required, 0) or NOTHING
+
+    def _members(self, properties: list[tuple[str, Any]], required: Collection[str], depth: int) -> str:
+        pairs = [(self._element(name, schema, depth + 1), name in required) for name, schema in properties]
+        return row(pairs, "", "", "", self._rule)
+
+    def _element(self, name: str, schema: Any, depth: int) -> str:
+        mark = self._tree.mark
+        return sequence(literal(f"{mark}<{name}>"), self._value(schema, depth), literal(f"{mark}</{name}>"))
+
+    def _value(self, schema: Any, depth: int) -> str:
+        self._check_depth(depth)
+        parts = alternatives(schema, self._source.schema)
+        strings = [part for part in parts if is_string(part)]
+        return self._text(strings[0]) if strings else either(self._lone(part, depth) for part in parts)
+
+    def _lone(self, schema: Any, depth: int) -> str:
+        """Returns a value that is no string."""
+        if isinstance(schema, dict) and schema.get("type") == "object" and "properties" in schema:
+            named, required = list(schema["properties"].items()), schema.get("required") or ()
+            return self._rule("object", self._members(named, required, depth) or NOTHING)
+        if isinstance(schema, dict) and schema.get("type") == "array":
+            return self._list(schema, depth)
+        return self._fragment(schema)
+
+    def _list(self, schema: dict[str, Any], depth: int) -> str:
+        item = self._rule("item", self._element(self._tree.item, schema.get("items", True), depth + 1))
+        least, most = self._counts(schema)
+        return f"{item}{{{least},{most}}}" if most else NOTHING
 
 
 _TYPES = ("string", "number", "boolean", "null", "object", "array")

@@ -25,9 +25,16 @@ from corosrv.contracts.jobs.infer import (
 from corosrv.contracts.jobs.terms import TRACE, Terms
 from corosrv.dialects.kserve import schema
 from corosrv.dialects.kserve.generate_answer import GeneratedText, TextEvents, check_gives_text, decode_generate
-from corosrv.dialects.kserve.infer_answer import EncodedAnswer, OutputEvents, encode_answer
-from corosrv.dialects.kserve.infer_request import LENGTH_HEADER, OUTPUT_EVENTS, Body, DecodedRequest, decode_request
-from corosrv.dialects.kserve.parameters import FindObject, FrontParameters, call_terms, no_objects
+from corosrv.dialects.kserve.infer_answer import OutputEvents, encode_answer
+from corosrv.dialects.kserve.infer_request import (
+    LENGTH_HEADER,
+    OUTPUT_EVENTS,
+    Body,
+    DecodedRequest,
+    EncodedBody,
+    decode_request,
+)
+from corosrv.dialects.kserve.parameters import FrontParameters, call_terms
 from corosrv.formats.tensors import check_inputs
 from corosrv.web.http import sse
 from corosrv.web.http.body_reader import BodyReader, chosen_encoding, compress
@@ -36,11 +43,12 @@ from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import respond, whole_response
 from corosrv.web.http.terms import arrival, placed
+from corosrv.workers.objects import ObjectStore, content_of
 
 _BINARY = "application/octet-stream"
 
 # Makes an answer's body of all that a call gave, of which there is at least one.
-Encode = Callable[[Iterator[InferOutputs]], EncodedAnswer]
+Encode = Callable[[Iterator[InferOutputs]], EncodedBody]
 
 
 class UnaryCallAnswer:
@@ -88,13 +96,13 @@ class UnaryCallAnswer:
         self._reader.close()
 
 
-def _response(encoded: EncodedAnswer, accept_encoding: str) -> Response:
+def _response(encoded: EncodedBody, accept_encoding: str) -> Response:
     """Makes the answer's response, compressed if that was asked for."""
     encoding = chosen_encoding(accept_encoding)
     pieces = encoded.pieces if encoding is None else compress(encoded.pieces, encoding)
     response = whole_response(pieces, _BINARY if encoded.is_binary else "application/json")
     if encoded.is_binary:
-        response.headers[LENGTH_HEADER] = str(len(encoded.pieces[0]))
+        response.headers[LENGTH_HEADER] = encoded.json_length
     if encoding is not None:
         response.headers["Content-Encoding"] = encoding
         response.headers["Vary"] = "Accept-Encoding"
@@ -125,7 +133,7 @@ class InferEndpoint:
     bodies: BodyReader
     stats: HttpStats
     limits: EndpointLimits
-    find_object: FindObject = no_objects
+    objects: ObjectStore | None = None
 
     def read(self, limit: int) -> bytes:
         """Reads the current request's body. Waits; raises Refused."""
@@ -135,7 +143,10 @@ class InferEndpoint:
         """Reads and decodes the current request's body. Waits; raises Refused."""
         incoming = current(request)
         body = self.bodies.read_inflated(incoming, self.limits.max_body_bytes)
-        return decode_request(body, incoming.environ.get(_environ_key(LENGTH_HEADER)), decoder, self.find_object)
+        return decode_request(body, incoming.environ.get(_environ_key(LENGTH_HEADER)), decoder, self._find_object)
+
+    def _find_object(self, object_id: str) -> memoryview:
+        return content_of(self.objects, object_id, caller())
 
     def infer(self, target: Target, decoded: DecodedRequest[Any]) -> Response:
         """Makes one call and answers it. Waits; a client that leaves has its call cancelled.
@@ -245,13 +256,13 @@ def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Ter
 
 def _encode_last(
     card: HandlerCard, decoded: DecodedRequest[Any], max_json: int, outputs: Iterator[InferOutputs]
-) -> EncodedAnswer:
+) -> EncodedBody:
     *_, answer = outputs
     return encode_answer(card, decoded.id, answer, decoded.is_binary, max_json)
 
 
-def _encode_text(text: GeneratedText, outputs: Iterator[InferOutputs]) -> EncodedAnswer:
-    return EncodedAnswer([msgspec.json.encode(text.joined(outputs))], False)
+def _encode_text(text: GeneratedText, outputs: Iterator[InferOutputs]) -> EncodedBody:
+    return EncodedBody([msgspec.json.encode(text.joined(outputs))])
 
 
 def _respond(incoming: Request, reader: InferReader, encode: Encode) -> Response:

@@ -1,10 +1,12 @@
-"""Writes the answer of an inference: JSON, with a binary tail where one was asked for."""
+"""Writes and reads the answer of an inference: JSON, with a binary tail where one was asked for.
+
+Answers for a replica that wants them as they come are events of their own, for the protocol streams nothing but text.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,23 +14,21 @@ import msgspec
 from corosrv.base.errors import CorosrvError, HandlerFailed, Refused
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs.infer import HandlerCard, InferItem, InferOutputs
-from corosrv.dialects.kserve.infer_request import SIZE
+from corosrv.dialects.kserve.infer_request import EncodedBody, split_body, tailed_members
 from corosrv.dialects.kserve.json_data import BINARY_ONLY
+from corosrv.dialects.kserve.schema import InferAnswer
 from corosrv.formats.tensors import DATATYPES, Parameter, Tensor, elements
 from corosrv.workers.wire.calls import AskEnd, AskOutputs, WireTensor
 from corosrv.workers.wire.faults import Fault
+from corosrv.workers.wire.tensors import make_tensors
 
 _PIECE = 65_536  # bytes of content that are encoded together
 _BATCH = 2048  # elements of BYTES
 _ASK_FOR_BINARY = 'ask for it as binary data ("binary_data": true)'
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedAnswer:
-    """Holds the body of an answer in pieces, the first of which is the JSON."""
-
-    pieces: list[bytes | memoryview]
-    is_binary: bool
+_answers = msgspec.json.Decoder(InferAnswer)
+_messages = msgspec.json.Decoder(AskOutputs | AskEnd)
 
 
 class JsonRoom:
@@ -57,7 +57,7 @@ class JsonRoom:
 
 def encode_answer(
     card: HandlerCard, call_id: str | None, answer: InferOutputs, is_binary: Callable[[str], bool], max_json: int
-) -> EncodedAnswer:
+) -> EncodedBody:
     """Encodes an answer. `call_id`: the request's own, None if it has none. `is_binary`: whether an output of this name
     goes into the tail. `max_json`: bytes that all other outputs together may take.
 
@@ -68,21 +68,34 @@ def encode_answer(
     outputs: list[dict[str, Any]] = []
     tail: list[bytes | memoryview] = []
     for tensor in answer.outputs:
-        members: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        parameters: Mapping[str, Parameter] = tensor.parameters
         if is_binary(tensor.name):
-            parameters = {**parameters, SIZE: tensor.n_bytes}
+            output = tailed_members(tensor)
             tail.append(tensor.raw)
         else:
-            members["data"] = msgspec.Raw(json_elements(tensor, turns, room))
-        if parameters:
-            members["parameters"] = _finite(parameters)
-        outputs.append(members)
+            output = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+            output["data"] = msgspec.Raw(json_elements(tensor, turns, room))
+            if tensor.parameters:
+                output["parameters"] = tensor.parameters
+        _check_finite(tensor.parameters)
+        outputs.append(output)
     members = answer_head(card, call_id)
     if parameters := _parameters(card, answer):
-        members["parameters"] = _finite(parameters)
+        _check_finite(parameters)
+        members["parameters"] = parameters
     members["outputs"] = outputs
-    return EncodedAnswer([msgspec.json.encode(members), *tail], bool(tail))
+    return EncodedBody([msgspec.json.encode(members), *tail])
+
+
+def decode_answer(body: bytes, json_length: str | None) -> tuple[HandlerCard, InferOutputs]:
+    """Decodes an answer whose outputs are all in the tail; returns what tells who gave it, too.
+
+    `json_length`: the header Inference-Header-Content-Length, None if it is not there. Raises Refused,
+    msgspec.MsgspecError and UnicodeDecodeError for a body that is none.
+    """
+    text, tail = split_body(body, json_length)
+    answer = _answers.decode(text)
+    outputs = tuple([tail.tensor(output) for output in answer.outputs])
+    return HandlerCard(answer.model_name, answer.model_version), InferOutputs(outputs, answer.parameters)
 
 
 def answer_head(card: HandlerCard, call_id: str | None) -> dict[str, Any]:
@@ -101,12 +114,11 @@ def _parameters(card: HandlerCard, answer: InferOutputs) -> Mapping[str, Paramet
     return {**answer.parameters, "capability": msgspec.json.encode(card.capability).decode()}
 
 
-def _finite(parameters: Mapping[str, Parameter]) -> Mapping[str, Parameter]:
-    """Returns the parameters. Raises HandlerFailed for a number that JSON would turn into null."""
+def _check_finite(parameters: Mapping[str, Parameter]) -> None:
+    """Raises HandlerFailed for a number that JSON would turn into null."""
     for name, value in parameters.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise HandlerFailed(f"the parameter {name[:120]!r} of the answer is {value}, which JSON cannot hold")
-    return parameters
 
 
 def json_elements(tensor: Tensor, turns: Turns, room: JsonRoom) -> bytes:
@@ -190,3 +202,13 @@ class OutputEvents:
 
 def _event(message: AskOutputs | AskEnd) -> bytes:
     return b"data: " + msgspec.json.encode(message) + b"\n\n"
+
+
+def decode_event(data: bytes) -> tuple[HandlerCard, InferOutputs] | AskEnd:
+    """Decodes the data of such an event. Raises as decode_answer does."""
+    message = _messages.decode(data)
+    if isinstance(message, AskEnd):
+        return message
+    (tensors,) = make_tensors([message.outputs], memoryview(b""))
+    card = HandlerCard(message.model, message.version, is_stream=True)
+    return card, InferOutputs(tensors, message.parameters, message.is_final)

@@ -1,29 +1,27 @@
-"""Reads a request for an inference: JSON, with or without a binary tail, from which tensors take their bytes."""
+"""Reads and writes a request for an inference: JSON, with or without a binary tail, which has the bytes of tensors.
+
+Answers have the same form; see corosrv.dialects.kserve.infer_answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from corosrv.base.errors import InvalidTensor, NotSupported, Refused
-from corosrv.contracts.jobs.infer import InferRequest
+from corosrv.contracts.jobs.infer import CapabilityTarget, InferRequest, Target
 from corosrv.dialects.kserve import json_data
 from corosrv.dialects.kserve.long_data import cut_data
-from corosrv.dialects.kserve.parameters import (
-    OBJECT_REF,
-    FindObject,
-    FrontParameters,
-    no_objects,
-    object_id,
-    split_parameters,
-)
-from corosrv.dialects.kserve.schema import CapabilityBody, InferBody, InputBody, OutputBody
+from corosrv.dialects.kserve.parameters import OBJECT_REF, FrontParameters, object_id, split_parameters
+from corosrv.dialects.kserve.schema import CapabilityBody, InferBody, InputBody, OutputBody, OutputTensor
 from corosrv.formats import bodies
 from corosrv.formats.bodies import decode_unscanned
 from corosrv.formats.tensors import Tensor
+from corosrv.workers.objects import content_of
 
 LENGTH_HEADER = "Inference-Header-Content-Length"  # bytes of the JSON, before any compression
 # What a replica accepts that passes a call on whose answers are wanted as they come; see OutputEvents.
@@ -53,6 +51,11 @@ class BinaryTail:
         self._at += size
         return self._content[self._at - size : self._at]
 
+    def tensor(self, member: InputBody | OutputTensor) -> Tensor:
+        """Returns the next tensor, and takes its size from its parameters. Raises InvalidTensor."""
+        raw = self.take(member.name, member.parameters.pop(SIZE, None))
+        return Tensor(member.name, member.datatype, member.shape, raw=raw, parameters=member.parameters)
+
     def check_is_used_up(self) -> None:
         """Raises Refused where bytes are left that no tensor has taken."""
         if self._content is not None and self._at < len(self._content):
@@ -72,7 +75,46 @@ def split_body(body: bytes, json_length: str | None) -> tuple[bytes, BinaryTail]
     return body[:length], BinaryTail(memoryview(body)[length:])
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedBody:
+    """Holds a body in pieces: the JSON, and the contents that are its binary tail."""
+
+    pieces: list[bytes | memoryview]
+
+    @property
+    def is_binary(self) -> bool:
+        return len(self.pieces) > 1
+
+    @property
+    def json_length(self) -> str:
+        """The value of the header Inference-Header-Content-Length."""
+        return str(len(self.pieces[0]))
+
+
+def tailed_members(tensor: Tensor) -> dict[str, Any]:
+    """Returns what the JSON has of a tensor whose content is in the tail."""
+    parameters = {**tensor.parameters, SIZE: tensor.n_bytes}
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, "parameters": parameters}
+
+
+def encode_request(call: InferRequest, target: Target) -> EncodedBody:
+    """Encodes a call: all inputs, and the outputs that it asks for, in the binary tail."""
+    members: dict[str, Any] = {
+        "inputs": [tailed_members(tensor) for tensor in call.inputs],
+        "parameters": {**call.parameters, "binary_data_output": True},
+    }
+    if call.id:
+        members["id"] = call.id
+    if call.outputs is not None:
+        members["outputs"] = [{"name": name} for name in call.outputs]
+    if isinstance(target, CapabilityTarget):
+        members |= {"capability": target.query, "prefer": target.prefer, "fuzzy": target.is_fuzzy}
+    return EncodedBody([msgspec.json.encode(members), *(tensor.raw for tensor in call.inputs)])
+
+
 Body = TypeVar("Body", bound=InferBody)
+FindObject = Callable[[str], memoryview]  # by its id, for the client of the current request; raises as content_of does
+_no_object: FindObject = partial(content_of, None, caller="")
 
 INFER_DECODER = msgspec.json.Decoder(InferBody)
 CAPABILITY_DECODER = msgspec.json.Decoder(CapabilityBody)
@@ -105,7 +147,7 @@ def decode_request(
     body: bytes,
     json_length: str | None,
     decoder: msgspec.json.Decoder[Body],
-    find_object: FindObject = no_objects,
+    find_object: FindObject = _no_object,
 ) -> DecodedRequest[Body]:
     """Decodes a body. `json_length`: the header Inference-Header-Content-Length, None if it is not there.
 
@@ -140,15 +182,12 @@ def _input(member: InputBody, tail: BinaryTail, find_object: FindObject) -> Tens
     if OBJECT_REF in parameters:
         if member.data is not msgspec.UNSET or SIZE in parameters:
             raise InvalidTensor(name, f"has both data and {OBJECT_REF}")
-        raw = find_object(object_id(name, parameters[OBJECT_REF]))
-        others = {key: value for key, value in parameters.items() if key != OBJECT_REF}
-        return Tensor(name, member.datatype, member.shape, raw=raw, parameters=others)
+        raw = find_object(object_id(name, parameters.pop(OBJECT_REF)))
+        return Tensor(name, member.datatype, member.shape, raw=raw, parameters=parameters)
     if SIZE in parameters:
         if member.data is not msgspec.UNSET:
             raise InvalidTensor(name, f"has both data and {SIZE}")
-        raw = tail.take(name, parameters[SIZE])
-        others = {key: value for key, value in parameters.items() if key != SIZE}
-        return Tensor(name, member.datatype, member.shape, raw=raw, parameters=others)
+        return tail.tensor(member)
     if member.data is msgspec.UNSET:
         raise InvalidTensor(name, f"has neither data nor {SIZE} nor {OBJECT_REF}")
     return json_data.tensor(name, member.datatype, member.shape, member.data, parameters)

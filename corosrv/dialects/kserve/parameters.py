@@ -1,21 +1,22 @@
 """Reads what a request asks of the front: parameters and headers (in gRPC, metadata) that handlers do not see.
 
-They make the terms of the call, and fill inputs that refer to an object with its content.
+They make the terms of the call, say which capability it asks for, and fill inputs that refer to an object with its
+content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from corosrv.base.errors import InvalidTensor, NotOffered, Refused
+from corosrv.base.errors import InvalidTensor, Refused
 from corosrv.contracts.idempotency import HEADER as KEY_HEADER
 from corosrv.contracts.idempotency import parse_key
-from corosrv.contracts.jobs.infer import ObjRef
+from corosrv.contracts.jobs.infer import CapabilityTarget, ObjRef
 from corosrv.contracts.jobs.terms import (
     DEFAULT_PRIORITY,
     FIRST_PRIORITY,
@@ -30,17 +31,9 @@ from corosrv.contracts.jobs.terms import (
 )
 from corosrv.formats.tensors import Parameter
 from corosrv.web.inference_gateway import FAIRNESS_ID, OBJECTIVE
+from corosrv.workers.dispatch.capability import header_query
 
 OBJECT_REF = "object_ref"  # the parameter of such an input
-
-# Returns the content of an object by its id, for the client of the current request. Raises ObjectNotFound and
-# ObjectExpired.
-FindObject = Callable[[str], memoryview]
-
-
-def no_objects(object_id: str) -> memoryview:
-    """Refuses an input that refers to an object, where the server stores none."""
-    raise NotOffered("this server stores no objects: it serves no application")
 
 
 def object_id(name: str, ref: object) -> str:
@@ -188,3 +181,38 @@ def call_terms(
 def _idempotency_key(header: Header) -> str:
     field = header(KEY_HEADER)
     return "" if field is None else parse_key(field)
+
+
+PREFER = "X-Prefer"  # weights of preferences, as a JSON object: {"tier=small": 2}
+FUZZY = "X-Fuzzy"  # true or false
+
+_WEIGHTS = msgspec.json.Decoder(dict[str, float])
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def parse_capability(headers: Iterable[tuple[str, str]]) -> CapabilityTarget:
+    """Reads X-Capability-KEY, X-Prefer and X-Fuzzy; without any of the first, the query is empty.
+
+    Raises Refused, which names the header.
+    """
+    headers = list(headers)
+    others = {name.lower(): value for name, value in headers}
+    return CapabilityTarget(
+        header_query(headers), _weights(others.get(PREFER.lower())), _truth(others.get(FUZZY.lower()))
+    )
+
+
+def _weights(text: str | None) -> dict[str, float]:
+    if text is None:
+        return {}
+    try:
+        return _WEIGHTS.decode(text)
+    except (msgspec.MsgspecError, UnicodeEncodeError):
+        raise Refused(f'the header {PREFER} is no JSON object of weights, as {{"tier=small": 2}}', PREFER) from None
+
+
+def _truth(text: str | None) -> bool:
+    value = _TRUTHS.get((text or "false").strip().lower())
+    if value is None:
+        raise Refused(f"the header {FUZZY} is neither true nor false", FUZZY)
+    return value

@@ -10,10 +10,9 @@ from flask import Blueprint, Response, request
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferWorker, ModelTarget
 from corosrv.dialects.kserve import api_docs, metadata, schema
-from corosrv.dialects.kserve.capability_headers import parse_capability
 from corosrv.dialects.kserve.endpoint import EndpointLimits, InferEndpoint
 from corosrv.dialects.kserve.infer_request import CAPABILITY_DECODER, INFER_DECODER
-from corosrv.dialects.kserve.parameters import FindObject, no_objects
+from corosrv.dialects.kserve.parameters import parse_capability
 from corosrv.dialects.kserve.schema import IndexBody
 from corosrv.formats.bodies import decode_unscanned
 from corosrv.web.http.body_reader import BodyReader
@@ -21,6 +20,7 @@ from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.openapi import View, with_idempotency_key, without_key
 from corosrv.web.http.reply import json_response
 from corosrv.web.kept.keyed_answers import KeyedAnswers
+from corosrv.workers.objects import ObjectStore
 
 _MODEL = "/v2/models/<name>"
 _VERSION = f"{_MODEL}/versions/<version>"
@@ -35,7 +35,7 @@ def blueprint(
     limits: EndpointLimits,
     *,
     check_ready: Callable[[], None],
-    find_object: FindObject = no_objects,
+    objects: ObjectStore | None = None,
     takes_keys: bool = True,
     answers: KeyedAnswers | None = None,
 ) -> Blueprint:
@@ -47,7 +47,7 @@ def blueprint(
     routes = Blueprint("kserve", __name__)
     keyed: Callable[[View], View] = with_idempotency_key if takes_keys else lambda view: view
     resumable = (answers or KeyedAnswers(bodies, max_bytes=0)).once(limits.max_body_bytes, is_kept=False)
-    endpoint = InferEndpoint(worker, bodies, stats, limits, find_object)
+    endpoint = InferEndpoint(worker, bodies, stats, limits, objects)
 
     @routes.get("/v2")
     @routes.get("/v2/", endpoint="server_slash")

@@ -5,12 +5,11 @@ GET /props is here, too: properties of the server, and its defaults for requests
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
 
-import flask
 import msgspec
 from flask import Blueprint, Response, request
 
@@ -22,7 +21,7 @@ from corosrv.dialects.generation.fields import Defaults, ModelName
 from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.openapi import NEEDS_MODEL, READS, operation
-from corosrv.web.http.siblings import OtherAnswer
+from corosrv.web.http.siblings import AskOthers
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ def blueprint(
     loader: Loader,
     bodies: BodyReader,
     max_body_bytes: int,
-    ask_other_workers: Callable[[flask.Request, bytes], Iterable[OtherAnswer]],
+    ask_other_workers: AskOthers,
 ) -> Blueprint:
     """Makes the two routes, which begin to load or unload; GET /models tells how it goes.
 
@@ -125,7 +124,7 @@ def blueprint(
 
     def change(begin: Callable[[str], None]) -> Response:
         body = body_reader.decode(request, bodies.read(request, max_body_bytes), _decoder)
-        others = list(ask_other_workers(request, msgspec.json.encode(body)))
+        others = ask_other_workers(request, msgspec.json.encode(body))
         for other in others:
             if other.status != HTTPStatus.OK and _NOT_LOADED not in other.body:
                 return Response(other.body, other.status, mimetype="application/json")

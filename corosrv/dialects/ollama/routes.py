@@ -24,7 +24,7 @@ from corosrv.dialects.ollama.loading import KeepAlive, pull_lines
 from corosrv.dialects.ollama.parse import AskedModel
 from corosrv.web.http import sse
 from corosrv.web.http.reply import json_response, register_errors
-from corosrv.web.http.siblings import AskOthers, OtherAnswer, is_repeated
+from corosrv.web.http.siblings import AskOthers, OtherAnswer, is_repeated, no_others
 from corosrv.web.http.terms import arrival
 
 PREFIX = "/api"
@@ -109,7 +109,7 @@ class OllamaRoutes:
         *,
         embeds: bool = True,
         idle_s: float = 0.0,
-        ask_other_workers: AskOthers = lambda *arguments: [],
+        ask_other_workers: AskOthers = no_others,
     ) -> None:
         """`pool`: the flow's worker. `embeds`, `idle_s`: the settings embeddings and model_idle_s.
 

@@ -22,7 +22,7 @@ from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
 from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.reply import json_response, register_errors
-from corosrv.web.http.siblings import AskOthers, OtherAnswer
+from corosrv.web.http.siblings import AskOthers, OtherAnswer, no_others
 
 
 def listing(worker: Worker, takes_embeds: bool = False) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _add_others(model_list: dict[str, Any], answers: Iterable[OtherAnswer]) -> d
     return model_list
 
 
-def blueprint(flow: RequestFlow, ask_other_workers: AskOthers = lambda *arguments: []) -> Blueprint:
+def blueprint(flow: RequestFlow, ask_other_workers: AskOthers = no_others) -> Blueprint:
     """Makes the routes of chat and text completions and of the list of models.
 
     `ask_other_workers`: asks every other worker process the same; each loads models when it is asked for them.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -31,18 +30,17 @@ from corosrv.contracts.jobs.infer import (
     Target,
 )
 from corosrv.contracts.jobs.terms import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, Terms
-from corosrv.dialects.kserve.infer_request import LENGTH_HEADER, OUTPUT_EVENTS, SIZE, split_body
+from corosrv.dialects.kserve.infer_answer import decode_answer, decode_event
+from corosrv.dialects.kserve.infer_request import LENGTH_HEADER, OUTPUT_EVENTS, encode_request
 from corosrv.dialects.kserve.parameters import SESSION
-from corosrv.dialects.kserve.schema import InferAnswer, KserveError
-from corosrv.formats.tensors import Tensor
+from corosrv.dialects.kserve.schema import KserveError
 from corosrv.gateway.delegation.call import DelegatedCall
 from corosrv.gateway.delegation.targets import CAPABILITY_PATH, ModelOfV2, PeerTarget, capability_target
 from corosrv.gateway.delegation.trip import CALLER, TOKEN, header_of
 from corosrv.gateway.forwarding.answers import EVENT_STREAM
 from corosrv.gateway.forwarding.headers import REQUEST_ID, media_type
-from corosrv.workers.wire.calls import AskEnd, AskOutputs
+from corosrv.workers.wire.calls import AskEnd
 from corosrv.workers.wire.faults import Fault
-from corosrv.workers.wire.tensors import make_tensors
 
 
 def target_of(target: Target) -> PeerTarget:
@@ -61,28 +59,12 @@ def request_of(job: InferJob, token: str) -> ForwardRequest:
     if isinstance(call, ForwardRequest):
         path = _path_of(job.target, call.path)
         return replace(call, path=path, headers=((TOKEN, token), *_headers_of(job.terms)))
-    inputs: list[dict[str, Any]] = [
-        {
-            "name": tensor.name,
-            "datatype": tensor.datatype,
-            "shape": tensor.shape,
-            "parameters": dict(tensor.parameters) | {SIZE: tensor.n_bytes},
-        }
-        for tensor in call.inputs
-    ]
-    members: dict[str, Any] = {"inputs": inputs, "parameters": dict(call.parameters) | {"binary_data_output": True}}
-    if call.id:
-        members["id"] = call.id
-    if call.outputs is not None:
-        members["outputs"] = [{"name": name} for name in call.outputs]
-    if isinstance(job.target, CapabilityTarget):
-        members |= {"capability": job.target.query, "prefer": job.target.prefer, "fuzzy": job.target.is_fuzzy}
-    text = msgspec.json.encode(members)
+    body = encode_request(call, job.target)
     accept = (("Accept", OUTPUT_EVENTS),) if job.stream else ()
     return ForwardRequest(
         path=_path_of(job.target, "/infer"),
-        headers=((LENGTH_HEADER, str(len(text))), (TOKEN, token), *accept, *_headers_of(job.terms)),
-        body=b"".join((text, *(tensor.raw for tensor in call.inputs))),
+        headers=((LENGTH_HEADER, body.json_length), (TOKEN, token), *accept, *_headers_of(job.terms)),
+        body=b"".join(body.pieces),
     )
 
 
@@ -121,8 +103,6 @@ _KINDS = {
     507: ErrorKind.UNAVAILABLE,
 }
 _errors = msgspec.json.Decoder(KserveError)
-_answers = msgspec.json.Decoder(InferAnswer)
-_messages = msgspec.json.Decoder(AskOutputs | AskEnd)
 _DATA = b"data: "
 
 
@@ -196,15 +176,14 @@ class PeerAnswers:
     def _outputs_of(self, event: bytes) -> InferOutputs | None:
         """Returns the answer in an event; None for the end. Raises WorkerLost for an event that is none."""
         try:
-            message = _messages.decode(event)
-            if isinstance(message, AskEnd):
-                self._end = message
-                return None
-            (tensors,) = make_tensors([message.outputs], memoryview(b""))
+            message = decode_event(event)
         except (msgspec.MsgspecError, UnicodeDecodeError, Refused):
             raise self._lost("broke its stream off") from None
-        self.card = HandlerCard(message.model, message.version, is_stream=True)
-        return InferOutputs(tensors, message.parameters, message.is_final)
+        if isinstance(message, AskEnd):
+            self._end = message
+            return None
+        self.card, outputs = message
+        return outputs
 
     def _finish(self, error: CorosrvError | None) -> Iterator[InferItem]:
         call = self._call
@@ -223,18 +202,10 @@ class PeerAnswers:
     def _answer(self) -> InferOutputs:
         """Reads a whole answer. Raises WorkerLost for one that is none."""
         try:
-            text, tail = split_body(bytes(self._held), header_of(self._head, LENGTH_HEADER) or None)
-            answer = _answers.decode(text)
-            tensors = []
-            for output in answer.outputs:
-                raw = tail.take(output.name, output.parameters.pop(SIZE, None))
-                tensors.append(
-                    Tensor(output.name, output.datatype, output.shape, raw=raw, parameters=output.parameters)
-                )
+            self.card, outputs = decode_answer(bytes(self._held), header_of(self._head, LENGTH_HEADER) or None)
         except (msgspec.MsgspecError, UnicodeDecodeError, Refused):
             raise self._lost("gave an answer that is none") from None
-        self.card = HandlerCard(answer.model_name, answer.model_version)
-        return InferOutputs(tuple(tensors), answer.parameters)
+        return outputs
 
     def _lost(self, words: str) -> WorkerLost:
         return WorkerLost(f"the replica {self._call.served_by} {words}")

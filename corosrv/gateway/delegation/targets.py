@@ -11,8 +11,8 @@ import msgspec
 from flask import Request
 
 from corosrv.base.errors import Refused
-from corosrv.dialects.kserve.capability_headers import parse_capability
 from corosrv.dialects.kserve.infer_request import LENGTH_HEADER
+from corosrv.dialects.kserve.parameters import parse_capability
 from corosrv.dialects.ollama.catalog import spellings
 from corosrv.formats.bodies import decode_unscanned
 from corosrv.gateway.delegation.announcement import (

@@ -64,10 +64,15 @@ def _key(encoded: bytes) -> str:
     return hashlib.sha256(_code_identity().encode() + encoded).hexdigest()
 
 
+def code_files() -> list[Path]:
+    """Returns the code that looks at a template."""
+    return sorted((*_PACKAGE.glob("formats/callformats/*.py"), *_PACKAGE.glob("models/engine/*.py")))
+
+
 @cache
 def _code_identity() -> str:
     parts = [sys.version, version("jinja2"), __version__]
-    for path in sorted((*_PACKAGE.glob("callformats/*.py"), *_PACKAGE.glob("engine/*.py"))):
+    for path in code_files():
         stat = path.stat()
         parts.append(f"{path.name} {stat.st_size} {stat.st_mtime_ns}")
     return "\n".join(parts)

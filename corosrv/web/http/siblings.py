@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import flask
 import gevent
@@ -92,7 +92,15 @@ class FrontSocket(NamedTuple):
         return Path(f"/proc/{self.pid}").exists()
 
 
-AskOthers = Callable[..., list[OtherAnswer]]  # asks the other processes as Siblings.ask_others does
+class AskOthers(Protocol):
+    """Sends a request to the other processes, and returns their answers; see Siblings.ask_others."""
+
+    def __call__(self, request: flask.Request, body: bytes = b"", path: str = "") -> list[OtherAnswer]: ...
+
+
+def no_others(request: flask.Request, body: bytes = b"", path: str = "") -> list[OtherAnswer]:
+    """Returns no answers, where the server has one process."""
+    return []
 
 
 class Siblings:

@@ -86,6 +86,12 @@ def test_findings_are_remembered_for_this_template_alone(monkeypatch):
             template_findings(other)
 
 
+def test_findings_depend_on_the_code_that_makes_them():
+    assert {"jinja_template.py", "template_trial.py", "learn.py"} <= {
+        path.name for path in template_verdicts.code_files()
+    }
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [

@@ -17,7 +17,7 @@ from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.host import CallListener, HandedCall, HandedItem, RunningCall
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
-from corosrv.workers.worker.parent.call_asks import HandlerServices
+from corosrv.workers.worker.parent.asks import CallServices
 from tests.workers.worker.app_children.scripted import COMMAND
 
 TIMEOUT = 30.0  # seconds that anything may take
@@ -25,7 +25,7 @@ TIMEOUT = 30.0  # seconds that anything may take
 
 @contextlib.contextmanager
 def started(
-    app_ref: str = "well", pool: str | None = "default", services: HandlerServices | None = None, **config: Any
+    app_ref: str = "well", pool: str | None = "default", services: CallServices | None = None, **config: Any
 ) -> Iterator[AppProcess]:
     """Starts a scripted app, unless another command is given; it is killed at the end."""
     settings = {"app_ref": app_ref, "command": COMMAND} | config

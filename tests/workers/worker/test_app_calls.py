@@ -23,8 +23,7 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.host import HandedCall
 from corosrv.workers.worker.parent.app_process import AppProcess
-from corosrv.workers.worker.parent.asks import LONG_COPY
-from corosrv.workers.worker.parent.call_asks import HandlerServices
+from corosrv.workers.worker.parent.asks import LONG_COPY, CallServices
 from tests.support.descriptors import n_descriptors
 from tests.support.function_worker import FunctionCall, FunctionWorker
 from tests.support.waiting import wait_until
@@ -344,7 +343,7 @@ def wait_for_cancel(call: FunctionCall) -> None:
 def test_a_handler_may_call_others() -> None:
     models = FunctionWorker()
     models.add(lambda call: call.send(vector(5)), "five")
-    with ready(services=HandlerServices(models.submit)) as worker:
+    with ready(services=CallServices(models.submit)) as worker:
         asking = call(worker, "ask", model="five", timeout=30, request_id="r3")
 
         assert asking.wait_until_over() == [None]
@@ -359,7 +358,7 @@ def test_a_handler_may_call_others() -> None:
 def test_what_a_batch_asks_for_is_as_urgent_as_its_most_urgent_request() -> None:
     models = FunctionWorker()
     models.add(lambda call: call.send(vector(5)), "five")
-    with ready(services=HandlerServices(models.submit)) as worker:
+    with ready(services=CallServices(models.submit)) as worker:
         items = [replace(item("ask", model="five"), priority=priority) for priority in (4, 2, 7)]
         asking = hand(worker, *items)
 
@@ -372,7 +371,7 @@ def test_what_a_batch_asks_for_is_as_urgent_as_its_most_urgent_request() -> None
 def test_what_a_batch_of_several_callers_asks_for_is_nobodys(callers: str, asker: str) -> None:
     models = FunctionWorker()
     models.add(lambda call: call.send(vector(5)), "five")
-    with ready(services=HandlerServices(models.submit)) as worker:
+    with ready(services=CallServices(models.submit)) as worker:
         asking = hand(worker, *(replace(item("ask", model="five"), caller=caller) for caller in callers))
 
         assert asking.wait_until_over() == [None, None, None]
@@ -384,7 +383,7 @@ def test_what_a_batch_of_several_callers_asks_for_is_nobodys(callers: str, asker
 def test_what_a_handler_asks_for_takes_the_share_of_its_call(owners: str, owner: str, tier: int, weight: float) -> None:
     models = FunctionWorker()
     models.add(lambda call: call.send(vector(5)), "five")
-    with ready(services=HandlerServices(models.submit)) as worker:
+    with ready(services=CallServices(models.submit)) as worker:
         flow = {"caller": "key", "tier": 3, "weight": 2.0}
         asking = hand(worker, *(replace(item("ask", model="five"), owner=owner, **flow) for owner in owners))
 
@@ -397,7 +396,7 @@ def test_what_a_handler_asks_for_takes_the_share_of_its_call(owners: str, owner:
 def test_what_a_call_asked_for_is_cancelled_when_it_ends() -> None:
     models = FunctionWorker()
     models.add(wait_for_cancel, "slow")
-    with ready(services=HandlerServices(models.submit)) as worker:
+    with ready(services=CallServices(models.submit)) as worker:
         assert call(worker, "ask_and_end", model="slow").wait_until_over() == [None]
 
         wait_until(lambda: all(asked.cancelled.is_set() for asked in models.calls))
@@ -414,7 +413,7 @@ def test_asks_without_services_are_not_offered(worker: AppProcess) -> None:
 def test_two_asks_of_one_number_poison_the_slot() -> None:
     models = FunctionWorker()
     models.add(wait_for_cancel, "slow")
-    with ready(services=HandlerServices(models.submit)) as worker:
+    with ready(services=CallServices(models.submit)) as worker:
         (error,) = call(worker, "ask_twice").wait_until_over()
 
         assert error is not None

@@ -19,7 +19,7 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
-from corosrv.workers.worker.parent.call_asks import HandlerServices
+from corosrv.workers.worker.parent.asks import CallServices
 from tests.support.function_worker import FunctionCall, FunctionWorker
 from tests.support.waiting import wait_until
 from tests.workers.worker.app_handling import TIMEOUT, Recorder, counters, hand, item, ready, started, wait_for
@@ -221,7 +221,7 @@ def test_handlers_ask_through_the_server(app_dir: Path) -> None:
         call.send(vector(5))
 
     models.add(five, "five")
-    with serving(app_dir, services=HandlerServices(models.submit)) as worker:
+    with serving(app_dir, services=CallServices(models.submit)) as worker:
         asks = run(worker, "asks", 1, request_id="r6")
 
         assert asks.wait_until_over() == [None]

@@ -28,7 +28,7 @@ from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOu
 from corosrv.workers.wire.descriptors import MIN_ATTACHED
 from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.tensors import TensorPacking, unpack
-from corosrv.workers.worker.parent.asks import Asks, CallAnswers, submit_to
+from corosrv.workers.worker.parent.asks import Asks, CallAnswers, CallServices, submit_to
 from tests.support.descriptors import n_descriptors
 from tests.support.function_worker import FunctionCall, FunctionWorker
 from tests.support.waiting import wait_until
@@ -99,7 +99,9 @@ def lane() -> Lane:
 @pytest.fixture
 def asks(worker: FunctionWorker, lane: Lane) -> Iterator[Asks]:
     asks = Asks(
-        submit_to(worker), lane.send, Terms("anna", "r1", 3, deadline=time.monotonic() + 50, waiting_keys=("k",))
+        CallServices(submit_to(worker)),
+        lane.send,
+        Terms("anna", "r1", 3, deadline=time.monotonic() + 50, waiting_keys=("k",)),
     )
     with gevent.Timeout(20):
         yield asks
@@ -166,7 +168,7 @@ def test_an_ask_may_be_given_less_time_than_its_call(asks: Asks, lane: Lane, wor
 
 
 def test_the_front_of_clients_says_itself_who_calls(worker: FunctionWorker, lane: Lane) -> None:
-    asks = Asks(submit_to(worker), lane.send, is_trusted=True)
+    asks = Asks(CallServices(submit_to(worker)), lane.send, is_trusted=True)
     asks.on_message(ask(1, caller="bob", request_id="r2", idempotency_key="k", owner="bob\0a", tier=3))
     lane.all()
 
@@ -228,7 +230,7 @@ def test_an_exception_of_ours_is_logged_and_tells_the_asker_nothing(
 
     broken = Broken()
     broken.add(echo, "echo")
-    Asks(submit_to(broken), lane.send).on_message(ask(1))
+    Asks(CallServices(submit_to(broken)), lane.send).on_message(ask(1))
 
     end = lane.next()
     assert isinstance(end, AskEnd)
@@ -303,7 +305,7 @@ def test_a_number_that_is_in_use_breaks_the_lane(asks: Asks) -> None:
 
 
 def test_a_call_may_make_so_many_asks_at_once(worker: FunctionWorker, lane: Lane) -> None:
-    asks = Asks(submit_to(worker), lane.send, limit=2)
+    asks = Asks(CallServices(submit_to(worker)), lane.send, limit=2)
     for number in range(3):
         asks.on_message(ask(number, "wait"))
 
@@ -361,7 +363,7 @@ class Peers:
 
 def test_an_ask_that_could_not_run_here_is_answered_by_a_peer(worker: FunctionWorker, lane: Lane) -> None:
     peers = Peers()
-    asks = Asks(submit_to(worker), lane.send, delegate=peers.delegate)
+    asks = Asks(CallServices(submit_to(worker), delegate=peers.delegate), lane.send)
     asks.on_message(ask(1, "elsewhere", version="2"))
 
     outputs, end = lane.all()
@@ -380,7 +382,7 @@ def test_an_ask_that_has_begun_to_answer_is_not_given_to_a_peer(worker: Function
 
     worker.add(break_off, "breaks", is_stream=True)
     peers = Peers()
-    asks = Asks(submit_to(worker), lane.send, delegate=peers.delegate)
+    asks = Asks(CallServices(submit_to(worker), delegate=peers.delegate), lane.send)
     asks.on_message(ask(1, "breaks", stream=True))
 
     assert fault_of(lane) == "the worker has gone"
@@ -389,7 +391,7 @@ def test_an_ask_that_has_begun_to_answer_is_not_given_to_a_peer(worker: Function
 
 def test_a_cancel_reaches_the_peer_that_has_the_call(worker: FunctionWorker, lane: Lane) -> None:
     peers = Peers()
-    asks = Asks(submit_to(worker), lane.send, delegate=peers.delegate)
+    asks = Asks(CallServices(submit_to(worker), delegate=peers.delegate), lane.send)
     asks.on_message(ask(1, "waits-elsewhere"))
     wait_until(lambda: peers.worker.calls, "the peer has the call")
     asks.on_message(AskCancel(1))

@@ -13,7 +13,8 @@ from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.objects import ObjectStore
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import ObjectAnswer, ObjectAsk, ObjectCreate, ObjectDelete, ObjectGet, ObjectLookup
-from corosrv.workers.worker.parent.call_asks import CallAsks, HandlerServices, ObjectAsks
+from corosrv.workers.worker.parent.asks import CallServices
+from corosrv.workers.worker.parent.call_asks import CallAsks, ObjectAsks
 from tests.support.descriptors import n_descriptors
 
 LARGE = os.urandom(descriptors.MIN_ATTACHED)
@@ -152,7 +153,7 @@ def test_a_lane_that_is_closed_is_no_error(store: ObjectStore):
 def test_what_a_call_has_read_is_not_evicted_before_its_end():
     store = ObjectStore(max_bytes=10)
     lane = Lane()
-    call = CallAsks(HandlerServices(objects=store), lane, Terms())  # type: ignore[arg-type]
+    call = CallAsks(CallServices(objects=store), lane, Terms())  # type: ignore[arg-type]
     call.on_message(*create(1, b"12345678"))
     assert lane.answers[0].ref is not None
     for number in (2, 3):

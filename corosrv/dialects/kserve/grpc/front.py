@@ -21,8 +21,8 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.dialects.kserve import metadata
 from corosrv.dialects.kserve.grpc.messages import AskInfo
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig, GrpcLink, GrpcServices, GrpcStats
-from corosrv.workers.worker.parent.asks import BeginCall, Delegate, FindObject, no_delegate, no_object
+from corosrv.dialects.kserve.grpc.server_side import GrpcConfig, GrpcLink, GrpcStats
+from corosrv.workers.worker.parent.asks import CallServices, Delegate
 from corosrv.workers.worker.parent.supervised import SupervisedProcess
 
 log = logging.getLogger("corosrv.grpc")
@@ -120,25 +120,19 @@ class GrpcFront(SupervisedProcess[GrpcLink]):
         config: GrpcConfig,
         worker: InferWorker,
         check_ready: Callable[[], None],
-        find_object: FindObject = no_object,
-        begin_call: BeginCall | None = None,
-        delegate: Delegate = no_delegate,
+        services: CallServices,
     ) -> None:
-        """Takes what runs the calls. `check_ready` raises the Unavailable that calls would meet now.
+        """Takes the worker that clients ask about, and what the server does for their calls.
 
-        `find_object`: returns the content of inputs that refer to objects. `begin_call`: begins each call's trace.
-        `delegate`: gives a call that could not run here to a peer.
-
-        Raises SettingsError where grpcio is not installed.
+        `check_ready` raises the Unavailable that calls would meet now. Raises SettingsError where grpcio is not
+        installed.
         """
         check_grpcio()
         self._config = config
         self.stats = GrpcStats()
         self.has_served = False  # a process was READY once: the front as such works, and deaths are its own affair
-        services = GrpcServices(
-            worker, ServerInfo(worker, check_ready, delegate), find_object, self.stats, begin_call, delegate
-        )
-        super().__init__(lambda: GrpcLink(self._config, services))
+        inform = ServerInfo(worker, check_ready, services.delegate)
+        super().__init__(lambda: GrpcLink(self._config, services, inform, self.stats))
 
     @property
     def port(self) -> int:

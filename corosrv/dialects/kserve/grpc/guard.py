@@ -22,8 +22,8 @@ import grpc
 from corosrv.base.errors import CorosrvError, ErrorKind, Unauthorized
 from corosrv.contracts.jobs.infer import CapabilityTarget
 from corosrv.contracts.jobs.terms import Flow
-from corosrv.dialects.kserve.capability_headers import parse_capability
 from corosrv.dialects.kserve.grpc.messages import GrpcCounts
+from corosrv.dialects.kserve.parameters import parse_capability
 from corosrv.web.inference_gateway import FAIRNESS_ID, OBJECTIVE, InferenceGateway
 from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.faults import Fault

@@ -16,7 +16,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import ChannelClosed, CorosrvError, FrameTooLarge, HandlerFailed
-from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve.grpc.messages import (
     HEARTBEAT,
@@ -39,16 +38,7 @@ from corosrv.web.inference_gateway import GatewayRules
 from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.calls import AskEnd, AskOutputs
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.worker.parent.asks import (
-    Asks,
-    BeginCall,
-    Delegate,
-    FindObject,
-    end_of,
-    no_delegate,
-    no_object,
-    submit_to,
-)
+from corosrv.workers.worker.parent.asks import Asks, CallServices, end_of
 from corosrv.workers.worker.parent.process import Exit
 from corosrv.workers.worker.parent.supervised import ServingProcess
 
@@ -111,39 +101,20 @@ class GrpcConfig:
     command: tuple[str, ...] = (sys.executable, "-m", "corosrv.dialects.kserve.grpc")
 
 
-@dataclass(frozen=True)
-class GrpcServices:
-    """Holds what a server does for its gRPC processes; see corosrv.workers.worker.parent.asks."""
-
-    worker: InferWorker
-    inform: Inform
-    find_object: FindObject = no_object
-    stats: GrpcStats = field(default_factory=GrpcStats)
-    begin_call: BeginCall | None = None  # begins the trace of each call
-    delegate: Delegate = no_delegate
-
-
 class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFromGrpc]):
     """One gRPC process, whose asks are answered."""
 
     _log = log
     name = "the gRPC process"
 
-    def __init__(self, config: GrpcConfig, services: GrpcServices) -> None:
+    def __init__(self, config: GrpcConfig, services: CallServices, inform: Inform, stats: GrpcStats) -> None:
         control: StructCodec[ControlToGrpc, ControlFromGrpc] = StructCodec(ControlFromGrpc, msgspec.msgpack)
         lane: StructCodec[LaneToGrpc, LaneFromGrpc] = StructCodec(LaneFromGrpc, msgspec.msgpack)
         super().__init__(control, lane, takes_fds=True)
         self._config = config
-        self._services = services
-        self._asks = Asks(
-            submit_to(services.worker),
-            self._send,
-            limit=sys.maxsize,
-            is_trusted=True,
-            find_object=services.find_object,
-            begin_call=services.begin_call,
-            delegate=services.delegate,
-        )
+        self._answer_info = inform
+        self._stats = stats
+        self._asks = Asks(services, self._send, limit=sys.maxsize, is_trusted=True)
         self._watching: gevent.Greenlet | None = None
         self._n_missed = 0  # heartbeats
         self.port = config.port
@@ -182,7 +153,7 @@ class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFr
             case GrpcHeartbeat():
                 self._n_missed = 0
             case GrpcCounts():
-                self._services.stats.add(message)
+                self._stats.add(message)
             case GrpcServing():
                 self.port = message.port
                 self._enter(WorkerState.READY)
@@ -207,7 +178,7 @@ class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFr
 
     def _answer(self, ask: AskInfo) -> InfoAnswer | AskEnd:
         try:
-            return InfoAnswer(ask.number, self._services.inform(ask))
+            return InfoAnswer(ask.number, self._answer_info(ask))
         except CorosrvError as error:
             return end_of(ask.number, None, error)
         except Exception:
@@ -219,7 +190,7 @@ class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFr
 
     def on_end(self, exit: Exit, fault: str) -> None:
         self._asks.close()
-        self._services.stats.forget_streams()
+        self._stats.forget_streams()
         if self._watching is not None:
             self._watching.kill(block=False)
         super().on_end(exit, fault)

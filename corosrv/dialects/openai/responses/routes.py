@@ -1,26 +1,43 @@
-"""The endpoints of the Responses API."""
+"""The endpoints of the Responses API: responses, and the conversations that they belong to.
+
+A conversation is begun, shown, labelled and deleted, and so are its items.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
+import msgspec
 from flask import Blueprint, Response, request
 
 from corosrv.base.errors import NotSupported
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.openai import events
-from corosrv.dialects.openai.responses import api_docs, conversations, items, mcp_rounds, parse, schema
-from corosrv.dialects.openai.responses.answer_types import DeletedResponse
+from corosrv.dialects.openai.responses import api_docs, items, mcp_rounds, parse, schema
+from corosrv.dialects.openai.responses.answer_types import ConversationObject, DeletedConversation, DeletedResponse
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
 from corosrv.dialects.openai.responses.background import BackgroundResponses, PostEvent
 from corosrv.dialects.openai.responses.mcp_answers import McpAnswer
 from corosrv.dialects.openai.responses.mcp_client import McpLoop
 from corosrv.dialects.openai.responses.mcp_items import McpAccess
-from corosrv.dialects.openai.responses.store import ResponseStore, Shelf
+from corosrv.dialects.openai.responses.store import (
+    MAX_CONVERSATION_BYTES,
+    Item,
+    ResponseStore,
+    Shelf,
+    StoredConversation,
+    item_not_found,
+)
 from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.reply import json_response, register_errors
+
+_conversation = msgspec.json.Decoder(schema.ConversationBody)
+_items = msgspec.json.Decoder(schema.ItemsBody)
+_metadata = msgspec.json.Decoder(schema.MetadataBody)
 
 
 def blueprint(
@@ -96,6 +113,83 @@ def blueprint(
     def shelf() -> Shelf:
         return store.shelf(caller())
 
-    conversations.add_routes(routes, flow, shelf)
+    _add_conversations(routes, flow, shelf)
     register_errors(routes, events.body)
     return routes
+
+
+def _add_conversations(routes: Blueprint, flow: RequestFlow, shelf: Callable[[], Shelf]) -> None:
+    """Adds the routes of conversations; `shelf` finds what belongs to the caller."""
+
+    @routes.post("/v1/conversations")
+    @flow.once
+    @api_docs.begin
+    def begin() -> Response:
+        body = flow.receive(_conversation, MAX_CONVERSATION_BYTES)
+        return _show(shelf().begin(body.metadata or {}, _valid(body.items or [], [], shelf())))
+
+    @routes.get("/v1/conversations/<id>")
+    @api_docs.show
+    def show(id: str) -> Response:
+        return _show(shelf().conversation(id))
+
+    @routes.post("/v1/conversations/<id>")
+    @api_docs.label
+    def label(id: str) -> Response:
+        return _show(shelf().label(id, flow.receive(_metadata, MAX_CONVERSATION_BYTES).metadata or {}))
+
+    @routes.delete("/v1/conversations/<id>")
+    @api_docs.end
+    def end(id: str) -> Response:
+        shelf().end(id)
+        return json_response(DeletedConversation(id, "conversation.deleted", True))
+
+    @routes.post("/v1/conversations/<id>/items")
+    @flow.once
+    @api_docs.extend
+    def extend(id: str) -> Response:
+        include = items.read_include(request.args, items.IMAGE_URLS)
+        body = flow.receive(_items, MAX_CONVERSATION_BYTES)
+        kept = items.decode_all(shelf().conversation(id).items.values())
+        added = shelf().extend(id, _valid(body.items, kept, shelf()))
+        return json_response(items.page_of(_view(added, include)))
+
+    @routes.get("/v1/conversations/<id>/items")
+    @api_docs.conversation_items
+    def read_items(id: str) -> Response:
+        include = items.read_include(request.args, items.IMAGE_URLS)
+        kept = shelf().conversation(id).items
+        page = items.page([{"id": item_id} for item_id in kept], request.args)
+        page.data = _view(items.decode_all(kept[row["id"]] for row in page.data), include)
+        return json_response(page)
+
+    @routes.get("/v1/conversations/<id>/items/<item_id>")
+    @api_docs.item
+    def read_item(id: str, item_id: str) -> Response:
+        include = items.read_include(request.args, items.IMAGE_URLS)
+        kept = shelf().conversation(id).items.get(item_id)
+        if kept is None:
+            raise item_not_found(item_id)
+        return json_response(_view([msgspec.json.decode(kept)], include)[0])
+
+    @routes.delete("/v1/conversations/<id>/items/<item_id>")
+    @api_docs.take_out
+    def take_out(id: str, item_id: str) -> Response:
+        return _show(shelf().take_out(id, item_id))
+
+
+def _valid(new_items: list[Item], history: list[Item], shelf: Shelf) -> tuple[Item, ...]:
+    """Returns new items as they are kept, behind those before. Raises Refused, which names the place."""
+    if new_items:
+        items.check_items(new_items, history, shelf)
+    return items.list_items(new_items, shelf, "items")
+
+
+def _view(rows: Iterable[Item], include: frozenset[str]) -> list[dict[str, Any]]:
+    return list(rows if items.IMAGE_URLS in include else map(items.without_urls, rows))
+
+
+def _show(conversation: StoredConversation) -> Response:
+    return json_response(
+        ConversationObject(conversation.id, "conversation", conversation.created_at, conversation.metadata)
+    )

@@ -27,7 +27,8 @@ from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from corosrv.workers.wire.calls import CallEnd, CallFailure, CallOutputs, LaneFromAppWorker, RunCall, WireRequest
 from corosrv.workers.wire.faults import HANDLER_FAILED, error_of_failure
 from corosrv.workers.wire.tensors import TensorPacking, unpack
-from corosrv.workers.worker.parent.call_asks import CallAsks, HandlerServices, Lane
+from corosrv.workers.worker.parent.asks import CallServices
+from corosrv.workers.worker.parent.call_asks import CallAsks, Lane
 
 log = logging.getLogger("corosrv.worker")
 
@@ -45,7 +46,7 @@ class CallOwner(Protocol):
     def count_end(self, error: CorosrvError | None) -> None: ...
 
     @property
-    def services(self) -> HandlerServices: ...
+    def services(self) -> CallServices: ...
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.worker.parent.app_call import AppCall
 from corosrv.workers.worker.parent.app_watch import AppWatch, LineBudget, OutputLog
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig, fault_of_load, fault_of_registration, lane_groups
-from corosrv.workers.worker.parent.call_asks import HandlerServices
+from corosrv.workers.worker.parent.asks import CallServices
 from corosrv.workers.worker.parent.slots import AppSlot, AppSlots, Handover
 from corosrv.workers.worker.parent.worker_process import WorkerProcess
 
@@ -51,7 +51,7 @@ class AppProcess(
         pool: str | None,
         place: str,
         incarnation: int,
-        services: HandlerServices | None = None,
+        services: CallServices | None = None,
     ) -> None:
         """`pool`: None stops after the import, until one is chosen. `services`: None refuses whatever handlers ask."""
         format = msgspec.msgpack
@@ -65,7 +65,7 @@ class AppProcess(
         self.pool = pool
         self._place = place
         self.incarnation = incarnation
-        self.services = services or HandlerServices()
+        self.services = services or CallServices()
         self.pools: Sequence[calls.PoolCard] = ()
         self.handlers: Sequence[HandlerCard] = ()
         self.groups: Sequence[LaneGroup] = ()

@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import gevent
@@ -39,6 +39,7 @@ from corosrv.contracts.jobs.infer import (
 )
 from corosrv.contracts.jobs.terms import Terms, TracePart
 from corosrv.formats.tensors import Parameter, Tensor, check_inputs
+from corosrv.workers.objects import ObjectStore, content_of
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, ObjectInput
 from corosrv.workers.wire.faults import Fault
@@ -74,7 +75,6 @@ class CallAnswers(Protocol):
 # Of a call, and the error that it ended in here before it had an answer; None where that error stands. Never waits.
 Delegate = Callable[[InferJob, CorosrvError], CallAnswers | None]
 BeginCall = Callable[[Mapping[str, str], bool], TracePart]  # of headers, and whether the call is a stream
-FindObject = Callable[[str, str], memoryview]  # of an id and a caller; raises ObjectNotFound and ObjectExpired
 SendAnswer = Callable[[AskOutputs | AskEnd, Sequence[int]], None]  # raises what GeventChannel.send raises
 
 
@@ -94,9 +94,23 @@ def no_delegate(job: InferJob, error: CorosrvError) -> CallAnswers | None:
     return None
 
 
-def no_object(object_id: str, caller: str) -> memoryview:
-    """Refuses an input that is an object, where the server stores none."""
-    raise NotOffered("this server stores no objects: it serves no application")
+def _refuse_job(job: InferJob) -> InferReader:
+    raise NotOffered("this server runs no calls for handlers")
+
+
+@dataclass(frozen=True)
+class CallServices:
+    """Holds what a server does for calls that handlers or gRPC's clients make.
+
+    `submit`: runs a call; see submit_to. `objects`: the store of objects; None if there is none. `delegate`: gives a
+    call that could not run here to a peer. `begin_call`: begins the trace of each call, where clients make them and are
+    traced.
+    """
+
+    submit: Submit = _refuse_job
+    objects: ObjectStore | None = None
+    delegate: Delegate = no_delegate
+    begin_call: BeginCall | None = None
 
 
 class Asks:
@@ -107,32 +121,24 @@ class Asks:
 
     def __init__(
         self,
-        submit: Submit,
+        services: CallServices,
         send: SendAnswer,
         terms: Terms | None = None,
         *,
         limit: int = MAX_ASKS,
         is_trusted: bool = False,
-        find_object: FindObject = no_object,
-        begin_call: BeginCall | None = None,
-        delegate: Delegate = no_delegate,
     ) -> None:
-        """Takes what runs a call (see submit_to), and what sends a message over the lane.
+        """Takes what the server does for the asks, and what sends a message over the lane.
 
         `terms`: those of the call that asks; its asks end at its deadline, belong to its caller, and are as urgent as
         it is unless they say otherwise. `limit`: how many asks may run at once. `is_trusted`: the asking side is ours:
-        it has checked the tensors, and says who calls. `find_object`: returns the content of inputs that are objects.
-        `begin_call`: begins the trace of each ask, where clients make them and are traced. `delegate`: gives an ask
-        that could not run here to a peer.
+        it has checked the tensors, and says who calls.
         """
-        self._submit = submit
+        self._services = services
         self._send = send
         self._terms = terms or Terms()
         self._limit = limit
         self._is_trusted = is_trusted
-        self._find_object = find_object
-        self._begin_call = begin_call
-        self._delegate = delegate
         self._running: dict[int, _FollowedAsk] = {}
 
     @property
@@ -171,12 +177,11 @@ class Asks:
             error = QueueFull(f"{self._limit} calls are made at once already; wait for some of them")
             self._tell(end_of(ask.number, None, error))
             return
-        trace = None if self._begin_call is None else self._begin_call(ask.headers, ask.stream)
+        begin_call = self._services.begin_call
+        trace = None if begin_call is None else begin_call(ask.headers, ask.stream)
         terms = self._terms_of(ask) if trace is None else replace(self._terms_of(ask), trace=trace)
-        make_job = functools.partial(_job, ask, content, terms, self._is_trusted, self._find_object)
-        running = self._running[ask.number] = _FollowedAsk(
-            ask.number, make_job, self._submit, self._send, self._delegate
-        )
+        make_job = functools.partial(_job, ask, content, terms, self._is_trusted, self._services.objects)
+        running = self._running[ask.number] = _FollowedAsk(ask.number, make_job, self._services, self._send)
         running.trace = trace
         running.start(self._forget)
 
@@ -212,15 +217,12 @@ class Asks:
 class _FollowedAsk:
     """Follows one ask from its call's submission to its end: a greenlet that passes the reader's items on."""
 
-    def __init__(
-        self, number: int, make_job: Callable[[], InferJob], submit: Submit, send: SendAnswer, delegate: Delegate
-    ) -> None:
+    def __init__(self, number: int, make_job: Callable[[], InferJob], services: CallServices, send: SendAnswer) -> None:
         self.number = number
         self.trace: TracePart | None = None  # of its own
         self._make_job = make_job
-        self._submit = submit
+        self._services = services
         self._send = send
-        self._delegate = delegate
         self._reader: CallAnswers | None = None  # those of a peer, once it has the call
         self._has_begun = False  # an answer has come
         self._greenlet: gevent.Greenlet
@@ -268,14 +270,14 @@ class _FollowedAsk:
         """Sends what this server answers, or a peer where the call had no answer here; returns how it ended. Waits."""
         error: CorosrvError | None
         try:
-            error = self._follow(job, self._submit(job))
+            error = self._follow(job, self._services.submit(job))
         except FrameTooLarge:
             raise
         except CorosrvError as failure:
             error = failure
         if error is None or self._has_begun or self._is_cancelled:
             return error
-        delegated = self._delegate(job, error)
+        delegated = self._services.delegate(job, error)
         return error if delegated is None else self._follow(job, delegated)
 
     def _follow(self, job: InferJob, answers: CallAnswers) -> CorosrvError | None:
@@ -319,11 +321,13 @@ def end_of(number: int, card: HandlerCard | None, error: CorosrvError | None, is
     return AskEnd(number, model, version, None if error is None else Fault.from_error(error), is_replayed)
 
 
-def _job(ask: Ask, content: memoryview, terms: Terms, are_checked: bool, find_object: FindObject) -> InferJob:
-    """Makes the job of an ask. Raises InvalidTensor, and what `find_object` raises."""
+def _job(ask: Ask, content: memoryview, terms: Terms, are_checked: bool, objects: ObjectStore | None) -> InferJob:
+    """Makes the job of an ask. Raises InvalidTensor, and what content_of raises."""
     (inputs,) = make_tensors([ask.request.inputs], content, are_checked=are_checked)
     if ask.object_inputs:
-        inputs = _with_objects(inputs, ask.object_inputs, lambda object_id: find_object(object_id, terms.caller))
+        inputs = _with_objects(
+            inputs, ask.object_inputs, lambda object_id: content_of(objects, object_id, terms.caller)
+        )
     outputs = None if ask.request.outputs is None else tuple(ask.request.outputs)
     request = InferRequest(inputs, ask.request.id, ask.request.parameters, outputs)
     return InferJob(_target_of(ask), request, ask.stream, terms)

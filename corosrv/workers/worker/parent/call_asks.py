@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from corosrv.base.errors import ChannelClosed, CorosrvError, NotOffered, ProtocolError
-from corosrv.contracts.jobs.infer import InferJob, InferReader
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.objects import ObjectContent, ObjectStore
 from corosrv.workers.wire import descriptors
@@ -26,7 +24,7 @@ from corosrv.workers.wire.calls import (
 )
 from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.gevent_channel import GeventChannel
-from corosrv.workers.worker.parent.asks import Asks, Delegate, Submit, no_delegate
+from corosrv.workers.worker.parent.asks import Asks, CallServices
 
 SendObjects = Callable[[ObjectAnswer, Sequence[int]], None]  # raises what GeventChannel.send raises
 
@@ -114,25 +112,12 @@ def _content(message: ObjectAsk, fds: Sequence[int]) -> ObjectContent:
 Lane = GeventChannel[LaneToAppWorker, LaneFromAppWorker]
 
 
-def _refuse_job(job: InferJob) -> InferReader:
-    raise NotOffered("this server runs no calls for handlers")
-
-
-@dataclass(frozen=True)
-class HandlerServices:
-    """Holds the services that a server has for its handlers; see asks. `objects`: None if it has no store."""
-
-    submit: Submit = _refuse_job
-    objects: ObjectStore | None = None
-    delegate: Delegate = no_delegate
-
-
 class CallAsks:
     """Answers the asks of one call over its lane. Belongs to the hub's thread; nothing waits."""
 
-    def __init__(self, services: HandlerServices, lane: Lane, terms: Terms) -> None:
+    def __init__(self, services: CallServices, lane: Lane, terms: Terms) -> None:
         """`terms`: those of the call, which hold for what it asks."""
-        self._calls = Asks(services.submit, lane.send, terms, delegate=services.delegate)
+        self._calls = Asks(services, lane.send, terms)
         self._objects = None if services.objects is None else ObjectAsks(services.objects, lane.send, terms.caller)
         self._lane = lane
 

@@ -15,7 +15,7 @@ from gevent.event import Event
 from corosrv.workers.wire import calls
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import JOINED, AppWorkerConfig, fault_of_registration
-from corosrv.workers.worker.parent.call_asks import HandlerServices
+from corosrv.workers.worker.parent.asks import CallServices
 from corosrv.workers.worker.parent.process import Exit
 
 _NOW = int(_socket.MSG_PEEK | _socket.MSG_DONTWAIT)
@@ -73,7 +73,7 @@ class JoinedProcess(AppProcess):
         pool: str,
         place: str,
         incarnation: int,
-        services: HandlerServices | None,
+        services: CallServices | None,
         connection: _socket.socket,
         pid: int,
         expected: Sequence[calls.PoolCard] = (),

@@ -15,7 +15,8 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
 from corosrv.formats.tensors import Tensor, TensorSpec
-from corosrv.workers.worker.parent.asks import FindObject, no_object
+from corosrv.workers.objects import ObjectStore
+from corosrv.workers.worker.parent.asks import CallServices, submit_to
 from tests.support.function_worker import FunctionCall, FunctionWorker
 
 START = 60.0  # seconds
@@ -82,11 +83,12 @@ def make_worker() -> FunctionWorker:
 def serving(
     worker: Any,
     config: GrpcConfig | None = None,
-    find_object: FindObject = no_object,
+    objects: ObjectStore | None = None,
     check_ready: Callable[[], None] | None = None,
 ) -> Iterator[GrpcFront]:
     """Starts a front and waits until it serves. `check_ready`: that of the worker, unless another one is given."""
-    front = GrpcFront(config or GrpcConfig(), worker, check_ready or worker.check_ready, find_object)
+    services = CallServices(submit_to(worker), objects)
+    front = GrpcFront(config or GrpcConfig(), worker, check_ready or worker.check_ready, services)
     front.start()
     try:
         await_state(front, WorkerState.READY)

@@ -39,10 +39,7 @@ def worker() -> FunctionWorker:
 
 @pytest.fixture(scope="module")
 def front(worker: FunctionWorker, store: ObjectStore) -> Iterator[GrpcFront]:
-    def find(object_id: str, caller: str) -> memoryview:
-        return store.get(object_id, time.monotonic(), caller).content.view()
-
-    with serving(worker, GrpcConfig(keys=KEYS), find) as front:
+    with serving(worker, GrpcConfig(keys=KEYS), store) as front:
         yield front
 
 

@@ -27,6 +27,7 @@ from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire.calls import Ask, WireRequest, WireTensor
 from corosrv.workers.wire.frame import encode
+from corosrv.workers.worker.parent.asks import CallServices
 from tests.dialects.kserve.grpc.client import Stub, in_thread, infer_request, status, talk
 from tests.dialects.kserve.grpc.conftest import await_state, make_worker, serving
 from tests.support.descriptors import n_descriptors
@@ -150,7 +151,7 @@ def test_a_port_that_is_taken_is_said_and_not_tried_again(own_worker: FunctionWo
     with contextlib.closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        front = GrpcFront(GrpcConfig(port=taken.getsockname()[1]), own_worker, own_worker.check_ready)
+        front = GrpcFront(GrpcConfig(port=taken.getsockname()[1]), own_worker, own_worker.check_ready, CallServices())
         front.start()
         await_state(front, WorkerState.SETUP_FAILED)
 
@@ -238,7 +239,7 @@ def test_a_process_that_sends_nonsense_is_killed_and_what_it_asked_for_cancelled
     own_worker: FunctionWorker, nonsense: bytes
 ) -> None:
     command = (sys.executable, "-c", HOSTILE.format(nonsense=nonsense))
-    front = GrpcFront(GrpcConfig(command=command), own_worker, own_worker.check_ready)
+    front = GrpcFront(GrpcConfig(command=command), own_worker, own_worker.check_ready, CallServices())
     front.start()
 
     wait_until(lambda: front.n_restarts == 1)
@@ -305,4 +306,4 @@ def test_a_server_without_the_extra_says_so(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
 
     with pytest.raises(SettingsError, match=r"corosrv\[grpc\]"):
-        GrpcFront(GrpcConfig(), own_worker, own_worker.check_ready)
+        GrpcFront(GrpcConfig(), own_worker, own_worker.check_ready, CallServices())

@@ -15,7 +15,7 @@ from corosrv.contracts.jobs.infer import (
     ModelTarget,
     Target,
 )
-from corosrv.dialects.kserve.several import SeveralWorkers
+from corosrv.serving.parts import SeveralWorkers
 
 
 class Named(InferWorker):
