@@ -55,6 +55,19 @@ def test_models_are_listed_before_they_are_loaded_and_answer_to_their_names(star
     assert 'corosrv_model_state{model="two",state="ready"} 1.0' in text
 
 
+def test_properties_neither_keep_a_model_loaded_nor_load_it(start: Servers) -> None:
+    server = start.start(model="synthetic:", model_idle_s=1)
+    awake = server.get("/props")[1]
+
+    eventually(lambda: server.get("/props")[1]["is_sleeping"])
+
+    assert server.get("/props")[1] == awake | {"is_sleeping": True}
+    assert list(standing(server).values()) == [{"value": "unloaded"}]
+    with server.connect() as connection:
+        assert connection.post(chat("Hi", max_tokens=1)).status == 200
+    assert server.get("/props")[1] == awake
+
+
 def test_a_name_of_nobody_is_404(start: Servers) -> None:
     server = start.start(model=TWO)
     with server.connect() as connection:
