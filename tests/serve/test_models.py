@@ -68,6 +68,24 @@ def test_properties_neither_keep_a_model_loaded_nor_load_it(start: Servers) -> N
     assert server.get("/props")[1] == awake
 
 
+def test_llama_servers_counters_outlast_a_model_that_is_unloaded(start: Servers) -> None:
+    def n_generated() -> float:
+        return float(re.findall(r"^llamacpp:tokens_predicted_total (\S+)$", server.get("/metrics")[1], re.MULTILINE)[0])
+
+    server = start.start(model=TWO)
+    for n_tokens in (3, 7):  # the second of which are those of another load
+        with server.connect() as connection:
+            assert connection.post(chat("Hi", model="two", max_tokens=4)).status == 200
+        eventually(lambda least=n_tokens: n_generated() > least)
+        assert post(server, "/models/unload", "two")[0] == 200
+        eventually(lambda: standing(server)["two"] == {"value": "unloaded"})
+        assert n_generated() == n_tokens + 1
+
+    assert post(server, "/models/unload", "one")[0] == 200
+    eventually(lambda: standing(server)["one"] == {"value": "unloaded"})
+    assert n_generated() == 8
+
+
 def test_a_name_of_nobody_is_404(start: Servers) -> None:
     server = start.start(model=TWO)
     with server.connect() as connection:
