@@ -306,6 +306,7 @@ _SHORT = {
     "page": ("--webui", "--ui"),
     "embeddings": ("--embedding",),
     "hf_token": ("-hft",),
+    "model_idle_s": ("--sleep-idle-seconds",),
     "batch": ("-ub", "--ubatch-size", "-b", "--batch-size"),
 }
 

@@ -266,7 +266,10 @@ def test_a_low_limit_of_descriptors_is_said(served, monkeypatch):
 def test_a_command_line_of_llama_server_is_understood(served, monkeypatch, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("one\n\ntwo\n")
-    line = "-m synthetic: -a tiny -c 4096 -np 4 -t 2 -ngl 0 -fa on -ctk q8_0 -ctv q8_0 -b 2048 -ub 512 -n 64"
+    line = (
+        "-m synthetic: -a tiny -c 4096 -np 4 -t 2 -ngl 0 -fa on -ctk q8_0 -ctv q8_0 -b 2048 -ub 512 -n 64"
+        " --sleep-idle-seconds 60"
+    )
 
     result = run("serve", *line.split(), "--api-key-file", str(keys), "--api-key", "three")
 
@@ -275,7 +278,7 @@ def test_a_command_line_of_llama_server_is_understood(served, monkeypatch, tmp_p
     (model,) = loaded.models
     assert (model.names, model.ctx, model.slots, model.threads, model.batch) == (("tiny",), 4096, 4, 2, 512)
     assert (model.gpu_layers, model.flash_attn, model.cache_type_k, model.cache_type_v) == ("0", "on", "q8_0", "q8_0")
-    assert loaded.server.n_predict == 64
+    assert (loaded.server.n_predict, loaded.server.model_idle_s) == (64, 60)
     assert loaded.server.keys == ("three", "one", "two")
 
 

@@ -148,7 +148,7 @@ def test_more_images_than_the_context_holds_are_refused_before_one_is_encoded(se
 def test_the_model_says_that_it_takes_images(server):
     listed = server.get("/v1/models")[1]
 
-    assert "images" in listed["models"][0]["capabilities"]
+    assert {"images", "multimodal"} <= set(listed["models"][0]["capabilities"])
     assert "images" in listed["data"][0]["capabilities"]
     assert listed["data"][0]["architecture"] == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
     assert listed["data"][0]["meta"]["row_width"] == N_EMBD

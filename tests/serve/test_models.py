@@ -55,6 +55,37 @@ def test_models_are_listed_before_they_are_loaded_and_answer_to_their_names(star
     assert 'corosrv_model_state{model="two",state="ready"} 1.0' in text
 
 
+def test_properties_neither_keep_a_model_loaded_nor_load_it(start: Servers) -> None:
+    server = start.start(model="synthetic:", model_idle_s=1)
+    awake = server.get("/props")[1]
+
+    eventually(lambda: server.get("/props")[1]["is_sleeping"])
+
+    assert server.get("/props")[1] == awake | {"is_sleeping": True}
+    assert list(standing(server).values()) == [{"value": "unloaded"}]
+    with server.connect() as connection:
+        assert connection.post(chat("Hi", max_tokens=1)).status == 200
+    assert server.get("/props")[1] == awake
+
+
+def test_llama_servers_counters_outlast_a_model_that_is_unloaded(start: Servers) -> None:
+    def n_generated() -> float:
+        return float(re.findall(r"^llamacpp:tokens_predicted_total (\S+)$", server.get("/metrics")[1], re.MULTILINE)[0])
+
+    server = start.start(model=TWO)
+    for n_tokens in (3, 7):  # the second of which are those of another load
+        with server.connect() as connection:
+            assert connection.post(chat("Hi", model="two", max_tokens=4)).status == 200
+        eventually(lambda least=n_tokens: n_generated() > least)
+        assert post(server, "/models/unload", "two")[0] == 200
+        eventually(lambda: standing(server)["two"] == {"value": "unloaded"})
+        assert n_generated() == n_tokens + 1
+
+    assert post(server, "/models/unload", "one")[0] == 200
+    eventually(lambda: standing(server)["one"] == {"value": "unloaded"})
+    assert n_generated() == 8
+
+
 def test_a_name_of_nobody_is_404(start: Servers) -> None:
     server = start.start(model=TWO)
     with server.connect() as connection:

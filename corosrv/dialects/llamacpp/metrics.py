@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -39,20 +40,44 @@ def with_token_counter(text: bytes) -> bytes:
 
 
 class LlamaCollector(OfEngines):
-    """Reads the decode loops' counters when it is asked; keeps none of its own."""
+    """Reads the decode loops' counters when it is asked, and keeps what it last read of models that are unloaded.
+
+    So a sum over the models never falls, which Prometheus would take for a restart of the server.
+    """
 
     def __init__(self, worker: HasModelStats) -> None:
         self._worker = worker
+        self._read: dict[str, dict[str, float]] = {}  # counters by model, as of the last scrape
+        self._ended = dict.fromkeys(_COUNTERS, 0.0)  # of loads that are over
+        self._longest = 0
+        self._lock = threading.Lock()
 
     def collect(self) -> Iterable[Metric]:
-        loops = list(self._worker.model_stats().values())
-        if not loops:
-            return
-        for name, (text, value) in _COUNTERS.items():
-            yield CounterMetricFamily(_PREFIX + name, text, sum(map(value, loops)))
+        stats = self._worker.model_stats()
+        loops = list(stats.values())
+        with self._lock:
+            if not loops and not self._read and not any(self._ended.values()):
+                return
+            totals = self._totals(stats)
+            self._longest = max([self._longest, *(loop.longest_task for loop in loops)])
+        for name, (text, _) in _COUNTERS.items():
+            yield CounterMetricFamily(_PREFIX + name, text, totals[name])
         for name, (text, value) in _GAUGES.items():
             yield GaugeMetricFamily(_PREFIX + name, text, sum(map(value, loops)))
         yield from _ratios(loops)
+        yield GaugeMetricFamily(_MOST_TOKENS, "Most tokens of one task, its prompt included", self._longest)
+
+    def _totals(self, stats: Mapping[str, DecodeStats]) -> dict[str, float]:
+        read = {model: {name: value(loop) for name, (_, value) in _COUNTERS.items()} for model, loop in stats.items()}
+        for model, before in self._read.items():
+            now = read.get(model)
+            if now is None or any(
+                now[name] < value for name, value in before.items()
+            ):  # unloaded since, or loaded anew
+                for name, value in before.items():
+                    self._ended[name] += value
+        self._read = read
+        return {name: ended + sum(counted[name] for counted in read.values()) for name, ended in self._ended.items()}
 
 
 def _ratios(loops: list[DecodeStats]) -> Iterable[Metric]:
@@ -75,5 +100,3 @@ def _ratios(loops: list[DecodeStats]) -> Iterable[Metric]:
         "Slots in use in a step, on average",
         ratio(lambda stats: stats.slot_steps, lambda stats: stats.steps),
     )
-    longest = max(stats.longest_task for stats in loops)
-    yield GaugeMetricFamily(_MOST_TOKENS, "Most tokens of one task, its prompt included", longest)

@@ -96,7 +96,8 @@ def _describe_as_ollama(card: ModelCard) -> dict[str, Any]:
         "type": "model",
         "description": "",
         "tags": list(card.tags),
-        "capabilities": sorted(card.capabilities),
+        # llama-server's word for images stands there as well.
+        "capabilities": sorted(card.capabilities | ({"multimodal"} if "images" in card.capabilities else set())),
         "parameters": "",
         "details": {
             "parent_model": card.parent,
