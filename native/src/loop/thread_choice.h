@@ -10,8 +10,8 @@ namespace corosrv {
 // one whose processor another program uses holds all of them up.
 //
 // A trial computes steps in turn with the number in use and with another one, and takes the faster. While all threads
-// are in use, and no step takes longer than it should, trials become rare, and one in which fewer threads are clearly
-// slower ends after four steps.
+// are in use, and no step takes longer than it should, trials become rare, and one in which the other number is clearly
+// slower ends after one step or four.
 class ThreadChoice {
  public:
   // `most`: threads that the operator allows.
@@ -33,19 +33,21 @@ class ThreadChoice {
 
  private:
   static constexpr int32_t kFirstWait = 8;  // steps between two trials
-  static constexpr int32_t kMostWait = 4096;
-  static constexpr int32_t kMostWaitBelow = 256;  // where more threads may be faster by now, and were as fast
   static constexpr int32_t kLeastWait = 32;
-  static constexpr int32_t kNear = 8;
-  static constexpr int32_t kTrial = 16;        // steps of a trial
-  static constexpr double kClearly = 1.25;     // times as slow: four steps are enough
-  static constexpr double kFaster = 0.92;      // of the time in use: worth a change
-  static constexpr double kSlow = 1.3;         // times what was expected, in the mean: look at once
+  static constexpr int32_t kMostWait = 4096;
+  static constexpr int32_t kMostWaitBelow =
+      64;                                   // where more threads may be faster by now; the longer, the slower they were
+  static constexpr int32_t kNear = 8;       // the first trial leaves out one thread of so many
+  static constexpr int32_t kTrial = 16;     // steps of a trial
+  static constexpr double kTooSlow = 2;     // times as slow: one step is enough
+  static constexpr double kClearly = 1.25;  // times as slow: four are
+  static constexpr double kFaster = 0.92;   // of the time in use: worth a change
+  static constexpr double kSlow = 1.3;      // times what was expected, in the mean: look at once
   static constexpr double kRecent = 1.0 / 16;  // the weight of one step in that mean
   static constexpr double kMostTimes = 8;      // what one step counts for, at most
 
-  // In use, tried, tried, in use: what changes from step to step falls on both alike.
-  bool is_tried_now() const { return n_tried_ >= 0 && (n_tried_ % 4 == 1 || n_tried_ % 4 == 2); }
+  // Tried, in use, in use, tried: what changes from step to step falls on both alike.
+  bool is_tried_now() const { return n_tried_ >= 0 && (n_tried_ % 4 == 0 || n_tried_ % 4 == 3); }
 
   int32_t fewer() const { return std::max(1, used_ - std::max(1, used_ / reach_)); }
   int32_t more() const { return std::min(most_, used_ + std::max(1, used_ / reach_)); }
@@ -62,14 +64,16 @@ class ThreadChoice {
 
   void compare(double part) {
     (is_tried_now() ? tried_parts_ : used_parts_) += part;
-    if (++n_tried_ % 4 != 0) return;
-    if (tried_parts_ > kClearly * used_parts_) return end(false);
-    if (n_tried_ == kTrial) end(tried_parts_ < kFaster * used_parts_);
+    ++n_tried_;
+    if (n_tried_ == 1 && part > kTooSlow * mean_) return end(false, part / mean_);
+    if (n_tried_ % 4 != 0) return;
+    const double slower = used_parts_ > 0 ? tried_parts_ / used_parts_ : 1;
+    if (slower > kClearly || n_tried_ == kTrial) end(slower < kFaster, slower);
   }
 
   // After a change the next trial goes the same way, and soon; else it goes the other way or further, and later each
   // time.
-  void end(bool is_faster) {
+  void end(bool is_faster, double slower) {
     if (is_faster) {
       goes_down_ = tried_ < used_;
       used_ = tried_;
@@ -77,8 +81,8 @@ class ThreadChoice {
     } else {
       goes_down_ = !goes_down_;
       if (goes_down_ || used_ == most_) reach_ = reach_ > 2 ? reach_ / 2 : kNear;
-      const double slower = std::clamp(tried_parts_ / used_parts_, 1.0, kMostTimes);  // each trial costs that much
-      wait_ = std::min(2 * wait_, used_ < most_ ? static_cast<int32_t>(slower * kMostWaitBelow) : kMostWait);
+      const double most = used_ < most_ ? std::clamp(slower, 1.0, kMostTimes) * kMostWaitBelow : kMostWait;
+      wait_ = std::min(2 * wait_, static_cast<int32_t>(most));
     }
     n_tried_ = -1;
     n_waited_ = 0;
