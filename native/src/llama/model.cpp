@@ -38,6 +38,20 @@ std::string template_of(const llama_model* model, const char* name) {
   return text == nullptr ? "" : text;
 }
 
+// Returns the file's keys for how to draw, a line for each.
+std::string sampling_of(const llama_model* model) {
+  const std::string prefix = "general.sampling.";
+  std::string lines;
+  for (int32_t i = 0; i < llama_model_meta_count(model); ++i) {
+    char key[64] = {};
+    llama_model_meta_key_by_index(model, i, key, sizeof key);
+    const std::string name = key;
+    if (name.compare(0, prefix.size(), prefix) != 0) continue;
+    lines += name.substr(prefix.size()) + "=" + metadata(model, name) + "\n";
+  }
+  return lines;
+}
+
 // Returns the model's pooling; the mean if the file names none, or one that makes no single vector.
 Pooling own_pooling(const llama_model* model) {
   const int type = std::atoi(metadata(model, metadata(model, "general.architecture") + ".pooling_type").c_str());
@@ -208,6 +222,7 @@ ModelInfo describe(const llama_model* model, int32_t context) {
   info.add_sep = llama_vocab_get_add_sep(vocab);
   info.sep = llama_vocab_sep(vocab);
   info.rerank_template = template_of(model, "rerank");
+  info.sampling = sampling_of(model);
   info.fim_prefix = llama_vocab_fim_pre(vocab);
   info.fim_suffix = llama_vocab_fim_suf(vocab);
   info.fim_middle = llama_vocab_fim_mid(vocab);
