@@ -194,9 +194,9 @@ class LanguageModels:
         with self._records_lock:
             return self._records.begin(terms.caller, terms.idempotency_key, digest_of(job), monotonic())
 
-    def _begin(self, call: InferJob, request: TextRequest, listed: ModelCard) -> tuple[Reader[Chunk], JobRecord]:
+    def _begin(self, call: InferJob, request: TextRequest, listed_card: ModelCard) -> tuple[Reader[Chunk], JobRecord]:
         model = self._worker.card(request.job.model)
-        if model.defaults != listed.defaults:  # it was not loaded when the call was checked
+        if model.defaults != listed_card.defaults:  # it was not loaded when the call was checked
             request = text_request(call, model)
         return submit(self._worker, self._with_images(request, model), self._logs_json)
 
