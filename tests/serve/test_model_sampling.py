@@ -1,4 +1,4 @@
-"""Answers whose requests do not say how they are drawn: as the operator said for the model, for all, or as its file says."""
+"""Answers whose requests leave open how they are drawn: what the operator or the model file says holds."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ IN_FILE = {
     "general.sampling.penalty_repeat": 1.5,
     "general.sampling.min_p": 7.5,  # out of range
     "general.sampling.mirostat": 2,  # not offered
+    "general.sampling.sequence": "top_k;\n" + "é" * 100,  # neither
 }
 PROMPT = "Once upon a time"
 

@@ -48,7 +48,7 @@ class ModelCard:
     slots: int = 0  # sequences decoded at once
     row_width: int = 0  # numbers of an embedding row (Rows.width); 0: prompts hold none
     max_rows: int = 0  # of one prompt
-    defaults: Defaults = Defaults()  # for what a request does not say
+    defaults: Defaults = field(default_factory=Defaults)  # for what a request does not say
     # The most that a grammar may have; see the settings of the same names.
     grammar_bytes: int = 65_536
     grammar_rules: int = 2_000

@@ -347,10 +347,13 @@ def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) 
 
 
 _DRAWN = ("temp", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
-# These settings by their names behind `general.sampling.` in a model's file.
-_IN_FILES = {
-    "temp": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repeat_penalty",
-}  # fmt: skip
+_KEYS_IN_FILES = {  # and the settings in whose place they are
+    "general.sampling.temp": "temp",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repeat_penalty",
+}
 
 
 def _defaults(settings: ModelSettings, info: ModelInfo) -> Defaults:
@@ -373,11 +376,11 @@ def _sampling_of_file(model: str, lines: str) -> dict[str, Any]:
     for line in lines.splitlines():
         key, _, text = line.partition("=")
         try:
-            if (name := _IN_FILES.get(key)) is None:
+            if (name := _KEYS_IN_FILES.get(key)) is None:
                 raise SettingsError("there is no such setting")
             values[name] = parse_sampling(name, text)
         except SettingsError as error:
-            log.warning("model %s: %.40r of its file's general.sampling.%s is ignored: %s", model, text, key, error)
+            log.warning("model %s: %.40r of its file's %s is ignored: %s", model, text, key, error)
     return values
 
 

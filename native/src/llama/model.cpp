@@ -38,16 +38,13 @@ std::string template_of(const llama_model* model, const char* name) {
   return text == nullptr ? "" : text;
 }
 
-// Returns the file's keys for how to draw, a line for each.
+// Returns the file's keys of how to draw, a line for each.
 std::string sampling_of(const llama_model* model) {
-  const std::string prefix = "general.sampling.";
   std::string lines;
-  for (int32_t i = 0; i < llama_model_meta_count(model); ++i) {
-    char key[64] = {};
-    llama_model_meta_key_by_index(model, i, key, sizeof key);
-    const std::string name = key;
-    if (name.compare(0, prefix.size(), prefix) != 0) continue;
-    lines += name.substr(prefix.size()) + "=" + metadata(model, name) + "\n";
+  for (int key = LLAMA_MODEL_META_KEY_SAMPLING_SEQUENCE; key <= LLAMA_MODEL_META_KEY_SAMPLING_MIROSTAT_ETA; ++key) {
+    const std::string name = llama_model_meta_key_str(static_cast<llama_model_meta_key>(key));
+    const std::string value = metadata(model, name);
+    if (!value.empty()) lines += name + "=" + value + "\n";
   }
   return lines;
 }
