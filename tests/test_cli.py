@@ -278,7 +278,7 @@ def test_a_command_line_of_llama_server_is_understood(served, monkeypatch, tmp_p
     (model,) = loaded.models
     assert (model.names, model.ctx, model.slots, model.threads, model.batch) == (("tiny",), 4096, 4, 2, 512)
     assert (model.gpu_layers, model.flash_attn, model.cache_type_k, model.cache_type_v) == ("0", "on", "q8_0", "q8_0")
-    assert (loaded.server.n_predict, loaded.server.model_idle_s) == (64, 60)
+    assert (model.n_predict, loaded.server.model_idle_s) == (64, 60)
     assert loaded.server.keys == ("three", "one", "two")
 
 
@@ -297,8 +297,8 @@ def test_answers_are_drawn_as_the_command_says_where_a_request_does_not(served):
 
     assert run("serve", *line.split()).exit_code == 0
 
-    server = corosrv.contracts.settings.load().server
-    assert (server.temp, server.top_k, server.top_p, server.min_p, server.presence_penalty) == (0.6, 20, 0.9, 0, 1.5)
+    (model,) = corosrv.contracts.settings.load().models
+    assert (model.temp, model.top_k, model.top_p, model.min_p, model.presence_penalty) == (0.6, 20, 0.9, 0, 1.5)
 
 
 @pytest.mark.parametrize("flags", ["-kvu", "--kv-unified", "--kv-unified 1", "--no-kv-unified", "-no-kvu"])

@@ -20,7 +20,6 @@ from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, ServerSettings, Settings
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.exchange import Limits, RequestFlow
-from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.generation.forks import ForkTable
 from corosrv.dialects.kserve.language import LanguageModels
 from corosrv.dialects.llamacpp import loading
@@ -262,7 +261,6 @@ class ModelPart(Part):
         settings, context = self._settings, self._context
         return RequestFlow(
             worker=self.pool,
-            defaults=self._defaults(),
             limits=Limits(
                 bodies=context.bodies,
                 max_body_bytes=settings.max_body_bytes,
@@ -278,27 +276,11 @@ class ModelPart(Part):
             forks=ForkTable(settings.n_shares),
         )
 
-    def _defaults(self) -> Defaults:
-        settings = self._settings
-        return Defaults(
-            max_tokens=None if settings.n_predict == -1 else settings.n_predict,
-            temperature=settings.temp,
-            seed=None if settings.seed == -1 else settings.seed,
-            more={
-                "top_k": max(settings.top_k, 0),  # -1 keeps all, as in requests
-                "top_p": settings.top_p,
-                "min_p": settings.min_p,
-                "repeat_penalty": settings.repeat_penalty,
-                "presence_penalty": settings.presence_penalty,
-                "frequency_penalty": settings.frequency_penalty,
-            },
-        )
-
     def language_models(self) -> LanguageModels:
         """Makes what answers inference calls for the models that generate text."""
         settings = self._settings
         records = CallRecords(settings.idempotency_bytes, settings.idempotency_s, settings.n_shares)
-        return LanguageModels(self.pool, self._defaults(), settings.log_format == "json", records, self._images)
+        return LanguageModels(self.pool, settings.log_format == "json", records, self._images)
 
 
 def _vision(settings: Settings) -> VisionModels | None:

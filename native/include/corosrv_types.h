@@ -181,6 +181,7 @@ typedef struct corosrv_model_info {
   int32_t fim_repository;      /* stands before a repository's name, */
   int32_t fim_file;            /* and before a file's */
   const char* rerank_template; /* of a query and a document; "" when the model carries none */
+  const char* sampling;        /* lines of KEY=VALUE, of the file's general.sampling keys; "" when it has none */
   int32_t n_adapters;          /* LoRA adapters that were loaded */
   int32_t row_width;           /* numbers of an embedding row in a prompt; 0: the model takes none */
   int32_t shared_cells;        /* tokens that all slots hold together, at most; 0: each has room for a whole context */

@@ -25,16 +25,16 @@ PARSE = '''"""Shouts, the way in: bodies to calls."""
 
 from __future__ import annotations
 
-from corosrv.contracts.jobs import Text
+from corosrv.contracts.jobs import ModelCard, Text
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.shout.answers import ShoutAnswer
 from corosrv.dialects.shout.schema import ShoutBody
 
 
-def call(body: ShoutBody, defaults: fields.Defaults) -> Call:
+def call(body: ShoutBody, card: ModelCard) -> Call:
     """Makes the call. Raises Refused, which names the parameter."""
-    return Call(fields.job(body, (Text(body.text),), defaults), bool(body.stream), ShoutAnswer())
+    return Call(fields.job(body, (Text(body.text),), card.defaults), bool(body.stream), ShoutAnswer())
 '''
 ANSWERS = '''"""Shouts, the way out: chunks to answers and events."""
 
@@ -120,7 +120,8 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     @flow.once
     @api_docs.shout
     def shout() -> Response:
-        return flow.answer(parse.call(flow.receive(schema.decoder), flow.defaults))
+        body = flow.receive(schema.decoder)
+        return flow.answer(parse.call(body, flow.worker.card(body.model)))
 
     register_errors(routes, answer_types.body)
     return routes

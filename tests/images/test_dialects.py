@@ -13,7 +13,6 @@ from corosrv.contracts.jobs import Image, MultimodalText, Text
 from corosrv.contracts.settings import ImageSettings
 from corosrv.dialects.anthropic import parse as anthropic_parse
 from corosrv.dialects.anthropic import schema as anthropic_schema
-from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.generation.prompts import prompts
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
@@ -31,7 +30,6 @@ from tests.images.pictures import BLUE, CARD, base64, data_url, plain
 from tests.support.answers import empty_response
 from tests.support.vocabularies import ByteVocabulary
 
-DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
 RED_FILE, BLUE_FILE = plain(), plain("GIF", (3, 5), BLUE)
 RED_URL, BLUE_URL = data_url(RED_FILE), data_url(BLUE_FILE, "image/gif")
@@ -52,19 +50,19 @@ def messages(call: Any) -> tuple[dict[str, Any], ...]:
 def chat(*sent: Any, takes: bool = True) -> tuple[dict[str, Any], ...]:
     raw = json.dumps({"messages": sent}).encode()
     fields = body_reader.decode(REQUEST, raw, chat_schema.decoder)
-    return messages(chat_parse.call(fields, DEFAULTS, CARD, ByteVocabulary, images(takes)))
+    return messages(chat_parse.call(fields, CARD, ByteVocabulary, images(takes)))
 
 
 def respond(*sent: Any, takes: bool = True, shelf: Shelf | None = None, **more: Any) -> tuple[dict[str, Any], ...]:
     fields = body_reader.decode(REQUEST, json.dumps({"input": sent, **more}).encode(), response_schema.decoder)
     shelf = shelf or ResponseStore(0).shelf("")
-    return messages(response_parse.call(fields, DEFAULTS, CARD, shelf, ByteVocabulary, images(takes)))
+    return messages(response_parse.call(fields, CARD, shelf, ByteVocabulary, images(takes)))
 
 
 def anthropic(*sent: Any, takes: bool = True, **more: Any) -> tuple[dict[str, Any], ...]:
     raw = json.dumps({"max_tokens": 9, "messages": sent, **more}).encode()
     fields = body_reader.decode(REQUEST, raw, anthropic_schema.decoder)
-    return messages(anthropic_parse.call(fields, DEFAULTS, CARD, "req_1", images(takes)))
+    return messages(anthropic_parse.call(fields, CARD, "req_1", images(takes)))
 
 
 def image_url(url: Any) -> dict[str, Any]:

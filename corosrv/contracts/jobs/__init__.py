@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from corosrv.contracts.jobs.job import (
         SAMPLERS,
         AnyJob,
+        Defaults,
         EmbedJob,
         Image,
         Job,
@@ -52,6 +53,7 @@ __all__ = [
     "AnyJob",
     "Candidate",
     "Chunk",
+    "Defaults",
     "EmbedJob",
     "Finish",
     "HasAdapters",
@@ -88,6 +90,7 @@ _HOMES = {
     "AnyJob": "job",
     "Candidate": "reader",
     "Chunk": "reader",
+    "Defaults": "job",
     "EmbedJob": "job",
     "Finish": "reader",
     "HasAdapters": "worker",

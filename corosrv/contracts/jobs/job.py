@@ -87,6 +87,20 @@ class Sampling:
     post_sampling_probs: bool = False  # of the distribution that was drawn from, not of the model's own
 
 
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Values for fields that a request leaves out."""
+
+    max_tokens: int | None = None
+    temperature: float = 0.8
+    seed: int | None = None
+    more: Mapping[str, float] = field(default_factory=dict)  # of Sampling, by its names
+
+    def sampling(self) -> Sampling:
+        """Returns how an answer is drawn whose request says nothing of it."""
+        return Sampling(temperature=self.temperature, seed=self.seed, **self.more)  # type: ignore[arg-type]
+
+
 FLOAT_BYTES = 4  # of a number in a row: rows are of little-endian float32
 POSITION_BYTES = 16  # of a row's position: four of little-endian int32
 

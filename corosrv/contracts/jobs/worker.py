@@ -16,7 +16,7 @@ import msgspec
 
 from corosrv.base.errors import Refused
 from corosrv.base.processor import Turns
-from corosrv.contracts.jobs.job import AnyJob, Messages, Prompt, Sampling
+from corosrv.contracts.jobs.job import AnyJob, Defaults, Messages, Prompt, Sampling
 from corosrv.contracts.jobs.reader import Chunk, Reader
 from corosrv.formats.callformats.description import BARE, AnswerFormat, CallFormat
 from corosrv.formats.callformats.known import HERMES
@@ -48,6 +48,7 @@ class ModelCard:
     slots: int = 0  # sequences decoded at once
     row_width: int = 0  # numbers of an embedding row (Rows.width); 0: prompts hold none
     max_rows: int = 0  # of one prompt
+    defaults: Defaults = field(default_factory=Defaults)  # for what a request does not say
     # The most that a grammar may have; see the settings of the same names.
     grammar_bytes: int = 65_536
     grammar_rules: int = 2_000

@@ -23,7 +23,7 @@ from corosrv.contracts.settings.loading import (
     unknown_variables,
     with_nearest,
 )
-from corosrv.contracts.settings.model import ModelSettings
+from corosrv.contracts.settings.model import ModelSettings, SamplingSettings, parse_sampling
 from corosrv.contracts.settings.model_list import HubSettings
 from corosrv.contracts.settings.server import ImageSettings, OperatorSettings, ServerSettings
 
@@ -42,6 +42,7 @@ __all__ = [
     "OperatorSettings",
     "PeerSettings",
     "PredictionSettings",
+    "SamplingSettings",
     "ServerSettings",
     "Settings",
     "UpstreamSettings",
@@ -52,6 +53,7 @@ __all__ = [
     "load",
     "load_hub",
     "load_predictor",
+    "parse_sampling",
     "read_keys",
     "remove_key",
     "signature_of",

@@ -194,28 +194,7 @@ class LimitSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingSettings:
-    """Length of an answer, and how it is drawn, where a request does not say it."""
-
-    n_predict: int = setting(
-        -1,
-        "tokens of an answer if the request sets no limit; -1: until the context is full",
-        check=or_else(-1, at_least(1)),
-    )
-    temp: float = setting(0.8, "temperature if the request sets none", check=between(0, 100))
-    top_k: int = setting(40, "top_k if the request sets none; 0: all tokens", check=between(-1, 2**31 - 1))
-    top_p: float = setting(0.95, "top_p if the request sets none; 1: off", check=between(0, 1))
-    min_p: float = setting(0.05, "min_p if the request sets none; 0: off", check=between(0, 1))
-    repeat_penalty: float = setting(
-        1.0, "repeat_penalty if the request sets none; 1: off", check=between(0.001, 1_000_000)
-    )
-    presence_penalty: float = setting(0.0, "presence_penalty if the request sets none; 0: off", check=between(-2, 2))
-    frequency_penalty: float = setting(0.0, "frequency_penalty if the request sets none; 0: off", check=between(-2, 2))
-    seed: int = setting(-1, "seed if the request sets none; -1: random", check=between(-1, 2**32 - 1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings(AccessSettings, LimitSettings, EndpointSettings, SamplingSettings):
+class ServerSettings(AccessSettings, LimitSettings, EndpointSettings):
     """Settings of a whole server, whatever it serves."""
 
     model_bytes: int = setting(

@@ -186,21 +186,20 @@ _CHOICES = {"auto": CallMode.AUTO, "any": CallMode.REQUIRED, "tool": CallMode.RE
 
 def call(
     body: schema.PromptBody,
-    defaults: fields.Defaults,
     card: ModelCard,
     request_id: str,
     images: ImageIntake | None = None,
 ) -> Call:
     """Checks a request and makes its job and its answer; waits for images. Raises Refused, naming the parameter."""
-    job, parser = prepare(_conversation(body, defaults, images), card)
+    job, parser = prepare(_conversation(body, card, images), card)
     stream = bool(body.stream)
     # A stream begins with the number of the prompt's tokens, which the first progress chunk has.
     answer = MessageAnswer(card, parser, request_id, omits_thoughts=_omits_thoughts(body.thinking))
     return Call(replace(job, tells_progress=stream), stream, answer, body.priority)
 
 
-def _conversation(body: schema.PromptBody, defaults: fields.Defaults, images: ImageIntake | None) -> Conversation:
-    job = fields.job(body, (_prompt(body, images),), defaults)
+def _conversation(body: schema.PromptBody, card: ModelCard, images: ImageIntake | None) -> Conversation:
+    job = fields.job(body, (_prompt(body, images),), card.defaults)
     choice = body.tool_choice
     return Conversation(
         replace(job, stop=job.stop + fields.stops(body.stop_sequences, "stop_sequences")),

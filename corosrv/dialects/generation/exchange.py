@@ -25,7 +25,6 @@ from corosrv.base.errors import (
 )
 from corosrv.contracts.jobs import AnyJob, Chunk, Finish, Reader, Worker
 from corosrv.dialects.generation.call import Answer, Call
-from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.generation.forks import ForkableAnswer, ForkFields, ForkTable
 from corosrv.dialects.generation.job_log import JobRecord, submit
 from corosrv.images.reader import ImageReader
@@ -150,7 +149,6 @@ class RequestFlow:
     """Takes the requests of every dialect and answers them; its worker does the work."""
 
     worker: Worker
-    defaults: Defaults
     limits: Limits
     stats: HttpStats
     answers: KeyedAnswers

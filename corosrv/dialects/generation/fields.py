@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.base.processor import Turns
-from corosrv.contracts.jobs import SAMPLERS, Job, ModelCard, Prompt, Sampling
+from corosrv.contracts.jobs import SAMPLERS, Defaults, Job, ModelCard, Prompt, Sampling
 from corosrv.formats.bodies import check_text
 from corosrv.formats.structured import Effort, SchemaLimits, grammar_of
 
@@ -184,20 +184,6 @@ _SAME = (
 )  # fmt: skip
 _same_values = attrgetter(*_SAME)
 _NO_VALUES = (None,) * len(_SAME)
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """Values that the operator chose for fields that a request leaves out."""
-
-    max_tokens: int | None
-    temperature: float
-    seed: int | None
-    more: Mapping[str, float] = field(default_factory=dict)  # of Sampling, by its names
-
-    def sampling(self) -> Sampling:
-        """Returns how an answer is drawn whose request says nothing of it."""
-        return Sampling(temperature=self.temperature, seed=self.seed, **self.more)  # type: ignore[arg-type]
 
 
 def job(

@@ -15,7 +15,7 @@ from corosrv.base.errors import InvalidTensor, NotFound, NotSupported, Refused, 
 from corosrv.contracts.jobs import Chunk, Job, ModelCard, Reader, Text, Worker
 from corosrv.contracts.jobs.infer import HandlerCard, InferJob, InferReader, ModelStanding, ModelTarget, Target
 from corosrv.contracts.settings import ImageSettings
-from corosrv.dialects.generation.fields import Defaults, GenerationFields, job
+from corosrv.dialects.generation.fields import GenerationFields, job
 from corosrv.dialects.generation.job_log import JobRecord, submit
 from corosrv.dialects.generation.prompts import with_images
 from corosrv.dialects.kserve.language_reader import OUTPUTS, LanguageReader
@@ -63,16 +63,16 @@ class TextRequest:
         return replace(self.job, prompts=(with_images(self.text, self.media, images, IMAGE_INPUT.name),))
 
 
-def text_request(call: InferJob, model: str, defaults: Defaults) -> TextRequest:
+def text_request(call: InferJob, model: ModelCard) -> TextRequest:
     """Checks a call's inputs and parameters, but for its images. Raises Refused, which names the parameter."""
     text = _text(call.request.inputs)
     members = dict(call.request.parameters)
     excludes_input = members.pop(_EXCLUDE_INPUT, True)
     if not isinstance(excludes_input, bool):
         raise Refused(f"{_EXCLUDE_INPUT} must be true or false", _EXCLUDE_INPUT)
-    made = job(_fields(members), (Text(text),), defaults)
+    made = job(_fields(members), (Text(text),), model.defaults)
     # A stream says how many tokens its prompt has from the first answer on.
-    made = replace(made, model=model, stream=call.stream, tells_progress=call.stream, terms=call.terms)
+    made = replace(made, model=model.id, stream=call.stream, tells_progress=call.stream, terms=call.terms)
     return TextRequest(made, "" if excludes_input else text, text, _media(call.request.inputs))
 
 
@@ -135,17 +135,15 @@ class LanguageModels:
     def __init__(
         self,
         worker: Worker,
-        defaults: Defaults,
         logs_json: bool = False,
         records: CallRecords | None = None,
         images: ImageReader | None = None,
     ) -> None:
-        """`defaults`: for what a call does not say; `logs_json`: the form of each job's line of log.
+        """`logs_json`: the form of each job's line of log; `records`: of calls with idempotency keys.
 
-        `records`: of calls with idempotency keys. `images`: reads those of calls.
+        `images`: reads those of calls.
         """
         self._worker = worker
-        self._defaults = defaults
         self._logs_json = logs_json
         self._images = images or ImageReader(ImageSettings())
         self._records = CallRecords() if records is None else records
@@ -181,14 +179,14 @@ class LanguageModels:
         """
         card, model = self._find(job.target)
         check_answerable(card, job.request, job.stream)
-        request = text_request(job, model.id, self._defaults)
+        request = text_request(job, model)
         keeper = None
         if job.terms.idempotency_key and self._records.is_on:
             begun = self._begin_keyed(job)
             if isinstance(begun, CallAnswer):
                 return HandlerReader.of_answer(begun)
             keeper = AnswerKeeper(begun, card, self._records_lock)
-        return LanguageReader(job, card, request.prefix, lambda: self._begin(request), keeper)
+        return LanguageReader(job, card, request.prefix, lambda: self._begin(job, request, model), keeper)
 
     def _begin_keyed(self, job: InferJob) -> CallAnswer | CallClaim:
         """Returns the answer that is known already, or the claim of a call that has to run."""
@@ -196,8 +194,10 @@ class LanguageModels:
         with self._records_lock:
             return self._records.begin(terms.caller, terms.idempotency_key, digest_of(job), monotonic())
 
-    def _begin(self, request: TextRequest) -> tuple[Reader[Chunk], JobRecord]:
+    def _begin(self, call: InferJob, request: TextRequest, listed_card: ModelCard) -> tuple[Reader[Chunk], JobRecord]:
         model = self._worker.card(request.job.model)
+        if model.defaults != listed_card.defaults:  # it was not loaded when the call was checked
+            request = text_request(call, model)
         return submit(self._worker, self._with_images(request, model), self._logs_json)
 
     def _with_images(self, request: TextRequest, model: ModelCard) -> Job:

@@ -17,7 +17,7 @@ from corosrv.base import __version__
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Job, ModelCard, Vocabulary
 from corosrv.dialects.generation import settings
-from corosrv.dialects.generation.fields import Defaults, ModelName
+from corosrv.dialects.generation.fields import ModelName
 from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.openapi import NEEDS_MODEL, READS, operation
@@ -35,9 +35,9 @@ class Switches:
     slot_save_bytes: int = 0
 
 
-def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switches: Switches) -> dict[str, Any]:
+def describe(card: ModelCard, vocabulary: Vocabulary, switches: Switches) -> dict[str, Any]:
     """Makes the answer of GET /props. Tells no keys and no folders."""
-    job = Job((), max_tokens=defaults.max_tokens, sampling=defaults.sampling())
+    job = Job((), max_tokens=card.defaults.max_tokens, sampling=card.defaults.sampling())
     return {
         "default_generation_settings": {
             "params": settings.of_job(job, True, vocabulary) | {"timings_per_token": False},

@@ -23,37 +23,35 @@ _INFILL_PARAMS = ("input_prefix", "input_suffix", "prompt", "input_extra")
 
 def completion(
     body: schema.NativeCompletionBody,
-    defaults: fields.Defaults,
     card: ModelCard,
     vocabulary: Vocabulary,
     images: ImageIntake | None = None,
 ) -> Call:
     """Checks a completion; waits for its images. Raises Refused, which names the parameter."""
     inputs = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary, images)
-    return _call(body, inputs, is_several(body.prompt), defaults, card, vocabulary)
+    return _call(body, inputs, is_several(body.prompt), card, vocabulary)
 
 
-def filling(body: schema.InfillBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary) -> Call:
+def filling(body: schema.InfillBody, card: ModelCard, vocabulary: Vocabulary) -> Call:
     """Checks an infill. Raises NotOffered when the model has no tokens for it, and Refused."""
     if vocabulary.infill is None:
         raise NotOffered("this model has no tokens for infilling")
     extra_files = tuple((file.filename, file.text) for file in body.input_extra or ())
     hole = infill.Hole(body.input_prefix, body.input_suffix, body.prompt or "", extra_files)
     prompt = infill.prompt(hole, vocabulary.infill, vocabulary, _INFILL_PARAMS)
-    return _call(body, (prompt,), False, defaults, card, vocabulary)
+    return _call(body, (prompt,), False, card, vocabulary)
 
 
 def _call(
     body: schema.NativeFields,
     inputs: Sequence[Prompt],
     is_list: bool,
-    defaults: fields.Defaults,
     card: ModelCard,
     vocabulary: Vocabulary,
 ) -> Call:
     # Read here, because the answer shows what became of them.
     read = tuple(_read(prompt, i, len(inputs), vocabulary) for i, prompt in enumerate(inputs))
-    job = with_budget(_job(body, read, defaults, card), body, card, vocabulary)
+    job = with_budget(_job(body, read, card), body, card, vocabulary)
     form = NativeForm.for_job(
         job, card, vocabulary, bool(body.stream), bool(body.return_tokens), timings=bool(body.timings_per_token)
     )
@@ -73,7 +71,7 @@ def _read(prompt: Prompt, number: int, n_prompts: int, vocabulary: Vocabulary) -
     return Tokens(tuple(vocabulary.encode(prompt, number, n_prompts)))
 
 
-def _job(body: schema.NativeFields, inputs: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard) -> Job:
+def _job(body: schema.NativeFields, inputs: tuple[Prompt, ...], card: ModelCard) -> Job:
     if body.n is not None and body.n_cmpl is not None and body.n != body.n_cmpl:
         raise Refused("n and n_cmpl say different things", "n_cmpl")
     n_probs = body.n_probs or 0
@@ -87,7 +85,7 @@ def _job(body: schema.NativeFields, inputs: tuple[Prompt, ...], defaults: fields
     job = fields.job(
         body,
         inputs,
-        defaults,
+        card.defaults,
         n=n,
         least_tokens=0,
         n_probs=n_probs if has_tokens else -1,

@@ -97,14 +97,14 @@ def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
     def complete() -> Response:
         body = flow.receive(schema.completion_decoder)
         card, vocabulary = _model(flow, body.model)
-        return flow.answer(parse.completion(body, flow.defaults, card, vocabulary, flow.images.intake(card)))
+        return flow.answer(parse.completion(body, card, vocabulary, flow.images.intake(card)))
 
     @routes.post("/infill")
     @flow.once
     @api_docs.infill
     def infill() -> Response:
         body = flow.receive(schema.infill_decoder)
-        return flow.answer(parse.filling(body, flow.defaults, *_model(flow, body.model)))
+        return flow.answer(parse.filling(body, *_model(flow, body.model)))
 
 
 def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
@@ -125,7 +125,7 @@ def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
     def apply_template() -> Response:
         body = flow.receive(chat_schema.decoder)
         card, vocabulary = _model(flow, body.model)
-        job = chat_parse.call(body, flow.defaults, card, lambda: vocabulary, flow.images.intake(card)).job
+        job = chat_parse.call(body, card, lambda: vocabulary, flow.images.intake(card)).job
         assert isinstance(job, Job)
         prompt = job.prompts[0]
         assert isinstance(prompt, Messages)
@@ -147,7 +147,7 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
             if listed == described:
                 return json_response(shown)
         card, vocabulary = _model(flow, name)
-        shown = loading.describe(card, vocabulary, flow.defaults, switches)
+        shown = loading.describe(card, vocabulary, switches)
         told[card.id] = card, shown
         return json_response(shown)
 

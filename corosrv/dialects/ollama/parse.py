@@ -52,7 +52,7 @@ class AskedModel:
         return Refused(f'"{self.name}" does not support {ability}', param, "unsupported_content")
 
 
-def chat(body: schema.OllamaChatBody, defaults: fields.Defaults, model: AskedModel, stopwatch: Stopwatch) -> Call:
+def chat(body: schema.OllamaChatBody, model: AskedModel, stopwatch: Stopwatch) -> Call:
     """Checks a chat. Waits for images, and while a long conversation is counted. Raises Refused."""
     history = turns(body.messages or (), model.images)
     tools = _tools(body, model)
@@ -64,7 +64,7 @@ def chat(body: schema.OllamaChatBody, defaults: fields.Defaults, model: AskedMod
         return Messages(history, tools, not is_begun, continue_final=is_begun, template_arguments=arguments)
 
     options = schema.sampling_options(body)
-    job = _job(body, options, prompt(history), defaults, model)
+    job = _job(body, options, prompt(history), model)
     if body.truncate is not False and _may_be_long(history, tools, model.card):
         room = ContextRoom(model.card.meta.get("n_ctx", 0), job.max_tokens, model.find_vocabulary().count)
         kept_turns = newest_turns(history, lambda turns: room.holds(prompt(turns)))
@@ -73,17 +73,17 @@ def chat(body: schema.OllamaChatBody, defaults: fields.Defaults, model: AskedMod
     return _call(body, job, OllamaChatAnswer(model.name, parser, stopwatch, bool(body.logprobs)))
 
 
-def text(body: schema.OllamaGenerateBody, defaults: fields.Defaults, model: AskedModel, stopwatch: Stopwatch) -> Call:
+def text(body: schema.OllamaGenerateBody, model: AskedModel, stopwatch: Stopwatch) -> Call:
     """Checks a text to be generated; waits for images. Raises Refused, which names the parameter."""
     check_text_fields(body)
     options = schema.sampling_options(body)
     if body.raw or body.suffix or "chat" not in model.card.capabilities:
-        return _raw_text(body, options, defaults, model, stopwatch)
+        return _raw_text(body, options, model, stopwatch)
     content = _with_images(body.prompt or "", body.images, "", model.images)
     said: list[Turn] = [] if not body.system else [{"role": "system", "content": check_text(body.system, "system")}]
     said.append({"role": "user", "content": content})
     prompt = Messages(tuple(said), param="prompt", template_arguments=_template_arguments(body.think))
-    job, parser = _prepared(body, _job(body, options, prompt, defaults, model), model)
+    job, parser = _prepared(body, _job(body, options, prompt, model), model)
     return _call(body, job, OllamaTextAnswer(model.name, parser, stopwatch, bool(body.logprobs)))
 
 
@@ -102,10 +102,11 @@ def _job(
     body: schema.AnsweredBody,
     options: schema.SamplingOptions,
     prompt: Prompt,
-    defaults: fields.Defaults,
     model: AskedModel,
 ) -> Job:
-    job = fields.job(schema.generation_fields(body, options, model.card.id), (prompt,), defaults, n_probs=body.n_probs)
+    job = fields.job(
+        schema.generation_fields(body, options, model.card.id), (prompt,), model.card.defaults, n_probs=body.n_probs
+    )
     return replace(job, stop=fields.stops(options.stop, "options.stop"))
 
 
@@ -237,14 +238,13 @@ def check_text_fields(body: schema.OllamaGenerateBody) -> None:
 def _raw_text(
     body: schema.OllamaGenerateBody,
     options: schema.SamplingOptions,
-    defaults: fields.Defaults,
     model: AskedModel,
     stopwatch: Stopwatch,
 ) -> Call:
     """Makes the call for a prompt that no template writes."""
     if body.think:
         raise model.lacks("thinking", "think")
-    job = _job(body, options, _raw_prompt(body, model), defaults, model)
+    job = _job(body, options, _raw_prompt(body, model), model)
     if (form := schema.answer_format(body.format)) is not None:
         value = _ANY_OBJECT if form.schema is None else form.schema
         job = fields.with_schema(job, value, model.card, form.param)

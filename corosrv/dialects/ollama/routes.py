@@ -154,7 +154,7 @@ class OllamaRoutes:
         if parse.is_empty(body):
             return self._load(body, seconds)
         asked, stopwatch = self._ask(body)
-        call = translate(body, self._flow.defaults, asked, stopwatch)
+        call = translate(body, asked, stopwatch)
         self._keep(asked.card.parent or asked.card.id, seconds)
         return self._flow.answer(call)
 

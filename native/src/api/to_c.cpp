@@ -179,6 +179,7 @@ corosrv_model_info to_c(const ModelInfo& from, int32_t n_vocab) {
   info.fim_repository = from.fim_repository;
   info.fim_file = from.fim_file;
   info.rerank_template = from.rerank_template.c_str();
+  info.sampling = from.sampling.c_str();
   info.n_adapters = from.n_adapters;
   info.row_width = from.row_width;
   info.shared_cells = from.shared_cells;

@@ -38,6 +38,17 @@ std::string template_of(const llama_model* model, const char* name) {
   return text == nullptr ? "" : text;
 }
 
+// Returns the file's keys of how to draw, a line for each.
+std::string sampling_of(const llama_model* model) {
+  std::string lines;
+  for (int key = LLAMA_MODEL_META_KEY_SAMPLING_SEQUENCE; key <= LLAMA_MODEL_META_KEY_SAMPLING_MIROSTAT_ETA; ++key) {
+    const std::string name = llama_model_meta_key_str(static_cast<llama_model_meta_key>(key));
+    const std::string value = metadata(model, name);
+    if (!value.empty()) lines += name + "=" + value + "\n";
+  }
+  return lines;
+}
+
 // Returns the model's pooling; the mean if the file names none, or one that makes no single vector.
 Pooling own_pooling(const llama_model* model) {
   const int type = std::atoi(metadata(model, metadata(model, "general.architecture") + ".pooling_type").c_str());
@@ -208,6 +219,7 @@ ModelInfo describe(const llama_model* model, int32_t context) {
   info.add_sep = llama_vocab_get_add_sep(vocab);
   info.sep = llama_vocab_sep(vocab);
   info.rerank_template = template_of(model, "rerank");
+  info.sampling = sampling_of(model);
   info.fim_prefix = llama_vocab_fim_pre(vocab);
   info.fim_suffix = llama_vocab_fim_suf(vocab);
   info.fim_middle = llama_vocab_fim_mid(vocab);

@@ -63,6 +63,7 @@ struct ModelInfo {
   bool add_sep = false;
   Token sep = -1;
   std::string rerank_template;
+  std::string sampling;  // the file's keys of how to draw: lines of KEY=VALUE
   // What marks the parts of a text with a gap.
   Token fim_prefix = -1;
   Token fim_suffix = -1;

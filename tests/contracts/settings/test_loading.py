@@ -248,9 +248,9 @@ def test_a_setting_is_of_one_part_alone():
 
 
 def test_every_part_reads_the_same_sources(file):
-    path = file('temp = 0.1\nslots = 3\npredictor = "p.py:P"\n')
+    path = file('drain_s = 0.1\nslots = 3\npredictor = "p.py:P"\n')
     chosen = settings.load({**SYNTHETIC, "result_ttl": 5.0}, {"COROSRV_CTX": "64"}, path)
 
-    assert (chosen.server.temp, chosen.models[0].slots, chosen.models[0].ctx) == (0.1, 3, 64)
+    assert (chosen.server.drain_s, chosen.models[0].slots, chosen.models[0].ctx) == (0.1, 3, 64)
     assert chosen.predictor is not None
     assert chosen.predictor.result_ttl == 5.0

@@ -72,8 +72,9 @@ def test_a_model_of_a_list_may_have_any_setting_of_a_model():
     ("values", "words"),
     [
         ({"model": "a=a.gguf?slot=2"}, "COROSRV_MODEL: a: slot=2 is not a setting of one model; those are: alias, "),
-        ({"model": "a=a.gguf?temp=2"}, "COROSRV_MODEL: a: temp=2 is not a setting of one model"),
+        ({"model": "a=a.gguf?metrics=0"}, "COROSRV_MODEL: a: metrics=0 is not a setting of one model"),
         ({"model": "a=a.gguf?slots=many"}, "COROSRV_MODEL: a: slots must be of type int"),
+        ({"model": "a=a.gguf?temp=101"}, "COROSRV_MODEL: a: COROSRV_TEMP must be from 0 to 100"),
         ({"model": "a=a.gguf?slots=257"}, "COROSRV_MODEL: a: COROSRV_SLOTS must be from 1 to 256"),
         ({"model": "a=,b=b.gguf"}, "COROSRV_MODEL: a needs a path"),
         ({"model": "a=a.gguf,a=b.gguf"}, "COROSRV_MODEL: the name 'a' stands for two models"),

@@ -12,12 +12,10 @@ from corosrv.contracts.jobs import Job, Messages, ModelCard
 from corosrv.dialects.anthropic import parse, schema
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
 from corosrv.dialects.chat.parser import TextParser
-from corosrv.dialects.generation.fields import Defaults
 from corosrv.formats.bodies import convert
 from corosrv.web.http import body_reader
 from tests.support.processor_time import least_seconds
 
-DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
 CARD = ModelCard("tiny", created=1, capabilities=frozenset({"tools"}))
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
@@ -56,7 +54,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
     def ask(*messages: Any, **fields: Any) -> Conversation:
         raw = json.dumps({"max_tokens": 9, "messages": list(messages) or [user("Hi")], **fields}).encode()
         sent = body_reader.decode(REQUEST, raw, schema.decoder)
-        parse.call(sent, DEFAULTS, CARD, "req_1")
+        parse.call(sent, CARD, "req_1")
         return seen[-1]
 
     return ask
@@ -269,7 +267,7 @@ def test_a_tool_that_cannot_be_offered_is_refused_with_its_place(tool, param):
     sent = {"max_tokens": 9, "messages": [user("Hi")], "tools": [tool], "tool_choice": {"type": "any"}}
 
     with pytest.raises(Refused) as refused:
-        parse.call(convert(sent, schema.MessageBody, ""), DEFAULTS, CARD, "req_1")
+        parse.call(convert(sent, schema.MessageBody, ""), CARD, "req_1")
 
     assert refused.value.param == param
 

@@ -35,7 +35,6 @@ from corosrv.contracts.jobs.infer import (
     InferRequest,
     ModelTarget,
 )
-from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.kserve.language import LanguageModels
 from corosrv.formats.tensors import Tensor, check_inputs
 from corosrv.models.engine import Engine
@@ -46,11 +45,17 @@ from tests.support.engines import packaged_model
 from tests.support.waiting import eventually, wait_until
 
 TIMEOUT = 30.0
-DEFAULTS = Defaults(max_tokens=16, temperature=0.8, seed=None)
 
 
 def open_pool(**chosen: Any) -> ModelPool:
-    values = {"model": "synthetic:?tokens_per_s=0", "model_alias": "poet,bard", "ctx": 512, "slots": 1, **chosen}
+    values = {
+        "model": "synthetic:?tokens_per_s=0",
+        "model_alias": "poet,bard",
+        "ctx": 512,
+        "slots": 1,
+        "n_predict": 16,
+        **chosen,
+    }
     gevent.get_hub()  # so that the pool's keeper is a greenlet, as in a server
     pool = ModelPool(settings.load(values, environ={}), Engine)
     pool.start()
@@ -74,7 +79,7 @@ def slow() -> Iterator[ModelPool]:
 
 @pytest.fixture
 def models(pool: ModelPool) -> LanguageModels:
-    return LanguageModels(pool, DEFAULTS)
+    return LanguageModels(pool)
 
 
 def call(text: str | bytes = "Hello", stream: bool = False, terms: Terms | None = None, **parameters: Any) -> InferJob:
@@ -136,7 +141,7 @@ def test_a_unary_call_answers_once_with_the_text_of_the_same_job(pool: ModelPool
 
 
 def test_a_stream_gives_the_same_text_in_pieces_and_says_at_the_last_why_it_ended(slow: ModelPool):
-    models = LanguageModels(slow, DEFAULTS)
+    models = LanguageModels(slow)
     (whole,) = answers_of(read(models.submit(call(seed=3))))
 
     *pieces, last = answers_of(read(models.submit(call(stream=True, seed=3))))
@@ -234,7 +239,7 @@ def test_a_prompt_beyond_the_context_ends_the_call_with_its_error(models: Langua
 
 
 def test_a_cancelled_call_ends_as_cancelled_and_frees_its_slot(slow: ModelPool):
-    reader = LanguageModels(slow, DEFAULTS).submit(call(stream=True, max_tokens=-1))
+    reader = LanguageModels(slow).submit(call(stream=True, max_tokens=-1))
     reader.take(TIMEOUT)
 
     reader.cancel()
@@ -255,7 +260,7 @@ def test_a_call_that_is_cancelled_before_it_is_read_is_never_queued(pool: ModelP
 
 
 def test_a_closed_reader_gives_nothing_more_and_its_job_ends(slow: ModelPool):
-    reader = LanguageModels(slow, DEFAULTS).submit(call(stream=True, max_tokens=-1))
+    reader = LanguageModels(slow).submit(call(stream=True, max_tokens=-1))
     reader.take(TIMEOUT)
 
     reader.close()
@@ -268,7 +273,7 @@ def test_a_closed_reader_gives_nothing_more_and_its_job_ends(slow: ModelPool):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_ends_a_call_in_the_queue_and_later_with_504(slow: ModelPool, stream: bool):
-    models = LanguageModels(slow, DEFAULTS)
+    models = LanguageModels(slow)
     with models.submit(call(stream=True, max_tokens=-1)) as holder:
         holder.take(TIMEOUT)
         queued = read(models.submit(call(stream=stream, terms=Terms(deadline=time.monotonic() + 0.1))))
@@ -283,7 +288,7 @@ def test_a_deadline_ends_a_call_in_the_queue_and_later_with_504(slow: ModelPool,
 
 
 def test_a_call_waits_in_the_queue_on_its_own_terms(slow: ModelPool):
-    models = LanguageModels(slow, DEFAULTS)
+    models = LanguageModels(slow)
     with models.submit(call(stream=True, max_tokens=-1)) as holder:
         holder.take(TIMEOUT)
         usual = slow.submit(Job((Text("a"),), max_tokens=100))
@@ -299,7 +304,7 @@ def test_a_call_waits_in_the_queue_on_its_own_terms(slow: ModelPool):
 
 def test_a_model_that_is_still_loading_is_said_to_be():
     pool = ModelPool(settings.load({"model": "synthetic:"}, environ={}), Engine)
-    models = LanguageModels(pool, DEFAULTS)
+    models = LanguageModels(pool)
 
     assert models.standings() == ()
     with pytest.raises(Starting):
@@ -309,7 +314,7 @@ def test_a_model_that_is_still_loading_is_said_to_be():
 
 def test_a_file_s_name_that_the_protocol_does_not_allow_becomes_one_that_it_does():
     pool = open_pool(model="a=synthetic:,b=synthetic:", model_alias="")
-    names = [standing.card.name for standing in LanguageModels(pool, DEFAULTS).standings()]
+    names = [standing.card.name for standing in LanguageModels(pool).standings()]
     pool.close()
 
     assert names == ["a", "b"]
@@ -350,7 +355,7 @@ def test_infer_over_rest_answers_as_the_text_completion_of_the_same_job(pool: Mo
 @pytest.mark.model
 def test_a_real_model_streams_what_it_answers_at_once_and_what_a_job_of_another_dialect_gives():
     pool = open_pool(model=packaged_model(), threads=1)
-    models = LanguageModels(pool, DEFAULTS)
+    models = LanguageModels(pool)
     prompt = "Once upon a time"
     with pool.submit(Job((Text(prompt),), max_tokens=16, sampling=Sampling(temperature=0.8, seed=11))) as reader:
         expected = "".join(chunk.text for chunk in reader)
@@ -390,7 +395,7 @@ def test_while_a_text_is_generated_its_key_is_in_use(models: LanguageModels) -> 
 
 
 def test_the_records_that_a_server_bounds_are_those_that_count(pool: ModelPool) -> None:
-    models = LanguageModels(pool, DEFAULTS, records=CallRecords(max_bytes=0))
+    models = LanguageModels(pool, records=CallRecords(max_bytes=0))
     terms = Terms(idempotency_key="off")
     read(models.submit(call(terms=terms, seed=1)))
 

@@ -11,14 +11,12 @@ from werkzeug.test import EnvironBuilder
 from corosrv.base.errors import NotOffered, NotSupported, Refused
 from corosrv.contracts.jobs import Candidate, Chunk, Finish, Job, ModelCard, TokenInfo, Tokens
 from corosrv.dialects.generation.call import Call
-from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.llamacpp import parse, schema
 from corosrv.web.http import body_reader
 from tests.support.answers import complete_json
 from tests.support.vocabularies import BOS, INFILL, MIDDLE, PREFIX, SUFFIX, ByteVocabulary
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
-DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 CARD = ModelCard("tiny", created=1, meta={"n_ctx": 100})
 TERMINAL = {"prompt_tokens": 2, "cached_tokens": 1, "prompt_ms": 10.0, "decode_ms": 40.0, "slot": 3}
 
@@ -26,7 +24,7 @@ TERMINAL = {"prompt_tokens": 2, "cached_tokens": 1, "prompt_ms": 10.0, "decode_m
 def make(making: Any, schema_decoder: Any, sent: dict[str, Any], vocabulary: ByteVocabulary) -> Call:
     raw = json.dumps(sent).encode()
     fields = body_reader.decode(REQUEST, raw, schema_decoder)
-    return making(fields, DEFAULTS, CARD, vocabulary)
+    return making(fields, CARD, vocabulary)
 
 
 def call(vocabulary: ByteVocabulary | None = None, **sent: Any) -> Call:

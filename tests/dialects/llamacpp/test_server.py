@@ -1,6 +1,7 @@
 """What llama-server tells of itself: tokens, slots, files of slots, and properties."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,7 @@ import msgspec
 import pytest
 
 from corosrv.base.errors import NotFound, Refused
-from corosrv.contracts.jobs import ModelCard, Sampling, SlotFile, SlotState
-from corosrv.dialects.generation.fields import Defaults
+from corosrv.contracts.jobs import Defaults, ModelCard, Sampling, SlotFile, SlotState
 from corosrv.dialects.llamacpp import loading, routes, schema, slots
 from corosrv.dialects.llamacpp.loading import Switches
 from corosrv.dialects.llamacpp.schema import DetokenizeBody, TokenizeBody
@@ -253,7 +253,7 @@ def test_properties_tell_what_the_server_is_and_does():
     switches = Switches(slots=True, props=False, metrics=True, slot_save_path="/secret")
 
     defaults = Defaults(max_tokens=9, temperature=0.5, seed=3, more={"top_k": 20})
-    shown = loading.describe(CARD, ByteVocabulary(), defaults, switches)
+    shown = loading.describe(replace(CARD, defaults=defaults), ByteVocabulary(), switches)
 
     settings = shown["default_generation_settings"]
     assert settings["n_ctx"] == 100

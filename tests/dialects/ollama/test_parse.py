@@ -13,7 +13,6 @@ from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Image, Job, Messages, ModelCard, MultimodalText, Text, Tokens
-from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.ollama import embedding, parse, schema
 from corosrv.dialects.ollama.answers import Stopwatch
 from corosrv.dialects.ollama.parse import AskedModel
@@ -22,7 +21,6 @@ from corosrv.web.http import body_reader
 from tests.support.vocabularies import INFILL, MIDDLE, ByteVocabulary
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
-DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 CARD = ModelCard("tiny", created=1, meta={"n_ctx": 1000}, capabilities=frozenset({"completion", "chat", "tools"}))
 THINKER = ModelCard(
     "tiny", 1, capabilities=CARD.capabilities, answer_format=AnswerFormat(thought_tags=("<think>", "</think>"))
@@ -57,14 +55,14 @@ def decode(decoder: Any, sent: dict[str, Any]) -> Any:
 
 def chat(*messages: dict[str, Any], model: AskedModel | None = None, **sent: Any) -> Job:
     body = decode(schema.chat_decoder, {"messages": list(messages) or [user("Hi")], **sent})
-    job = parse.chat(body, DEFAULTS, model or model_of(), Stopwatch()).job
+    job = parse.chat(body, model or model_of(), Stopwatch()).job
     assert isinstance(job, Job)
     return job
 
 
 def text(model: AskedModel | None = None, **sent: Any) -> Job:
     body = decode(schema.generate_decoder, {"prompt": "Hi", **sent})
-    job = parse.text(body, DEFAULTS, model or model_of(), Stopwatch()).job
+    job = parse.text(body, model or model_of(), Stopwatch()).job
     assert isinstance(job, Job)
     return job
 
@@ -90,9 +88,9 @@ def test_messages_become_turns():
 
 def test_a_stream_is_the_default():
     body = decode(schema.chat_decoder, {"messages": [user("Hi")]})
-    assert parse.chat(body, DEFAULTS, model_of(), Stopwatch()).stream
+    assert parse.chat(body, model_of(), Stopwatch()).stream
     body = decode(schema.chat_decoder, {"messages": [user("Hi")], "stream": False})
-    assert not parse.chat(body, DEFAULTS, model_of(), Stopwatch()).stream
+    assert not parse.chat(body, model_of(), Stopwatch()).stream
 
 
 def test_a_last_message_of_the_assistant_is_continued():

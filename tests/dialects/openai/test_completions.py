@@ -10,21 +10,19 @@ from werkzeug.test import EnvironBuilder
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Candidate, Chunk, Finish, Job, ModelCard, TokenInfo, Tokens
 from corosrv.dialects.generation.call import Answer, Call
-from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.openai.completions import parse
 from corosrv.web.http import body_reader
 from tests.support.answers import complete_json
 from tests.support.vocabularies import INFILL, MIDDLE, PREFIX, SUFFIX, ByteVocabulary
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
-DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 CARD = ModelCard("tiny", created=1)
 
 
 def call(vocabulary: ByteVocabulary | None = None, **sent: Any) -> Call:
     raw = json.dumps({"prompt": "Hi", **sent}).encode()
     fields = body_reader.decode(REQUEST, raw, parse.decoder)
-    return parse.call(fields, DEFAULTS, CARD, lambda: vocabulary or ByteVocabulary())
+    return parse.call(fields, CARD, lambda: vocabulary or ByteVocabulary())
 
 
 def job(**sent: Any) -> Job:

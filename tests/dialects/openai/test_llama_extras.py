@@ -10,7 +10,6 @@ from werkzeug.test import EnvironBuilder
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Chunk, Finish, Job, ModelCard, TokenInfo
 from corosrv.dialects.generation.call import Call
-from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
@@ -19,7 +18,6 @@ from tests.support.answers import complete_json
 from tests.support.vocabularies import ByteVocabulary
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
-DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 CARD = ModelCard("tiny", created=1, meta={"n_ctx": 100}, capabilities=frozenset(("completion", "chat")))
 SO_FAR = {"prompt_tokens": 9, "cached_tokens": 1, "prompt_ms": 10.0, "decode_ms": 20.0}
 READING = [Chunk(0, "", 0, read_tokens=n, prompt_tokens=9, cached_tokens=1, prompt_ms=5.0 * n) for n in (1, 5, 9)]
@@ -36,7 +34,7 @@ def text(**sent: Any) -> Call:
 def made(making: Any, schema: Any, sent: dict[str, Any]) -> Call:
     raw = json.dumps(sent).encode()
     fields = body_reader.decode(REQUEST, raw, schema.decoder)
-    call: Call = making(fields, DEFAULTS, CARD, ByteVocabulary)
+    call: Call = making(fields, CARD, ByteVocabulary)
     return call
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import NotSupported, Refused
-from corosrv.contracts.jobs import Job, Messages, ModelCard, Sampling, Text, ThoughtBudget, Tokens
-from corosrv.dialects.generation.fields import EVERYWHERE, Defaults
+from corosrv.contracts.jobs import Defaults, Job, Messages, ModelCard, Sampling, Text, ThoughtBudget, Tokens
+from corosrv.dialects.generation.fields import EVERYWHERE
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.completions import parse as completion_parse
@@ -22,7 +22,6 @@ from corosrv.formats.callformats.description import AnswerFormat
 from corosrv.web.http import body_reader
 from tests.support.vocabularies import ByteVocabulary
 
-DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -38,20 +37,27 @@ class Asked(NamedTuple):
     include_usage: bool
 
 
-def parse(make, schema, sent: Any, defaults: Defaults, card: ModelCard = CARD) -> Asked:
+def parse(make, schema, sent: Any, card: ModelCard = CARD) -> Asked:
     """From the body's bytes to the call, as the routes do it."""
     raw = json.dumps(sent).encode()
     fields = body_reader.decode(REQUEST, raw, schema.decoder)
-    made = make(fields, defaults, card, ByteVocabulary)
+    made = make(fields, card, ByteVocabulary)
     return Asked(made.job, made.stream, includes_usage(fields))
 
 
-def chat(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
-    return parse(chat_parse.call, chat_schema, {"messages": HELLO, **sent}, defaults)
+def chat(defaults: Defaults = CARD.defaults, **sent: Any) -> Asked:
+    return parse(
+        chat_parse.call, chat_schema, {"messages": HELLO, **sent}, dataclasses.replace(CARD, defaults=defaults)
+    )
 
 
-def completion(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
-    return parse(completion_parse.call, completion_parse, {"prompt": "Hello", **sent}, defaults)
+def completion(defaults: Defaults = CARD.defaults, **sent: Any) -> Asked:
+    return parse(
+        completion_parse.call,
+        completion_parse,
+        {"prompt": "Hello", **sent},
+        dataclasses.replace(CARD, defaults=defaults),
+    )
 
 
 @pytest.fixture(params=[chat, completion])
@@ -402,7 +408,7 @@ def test_a_message_with_calls_is_no_beginning_of_an_answer():
 
 def test_messages_are_required():
     with pytest.raises(Refused, match="messages is required") as refused:
-        parse(chat_parse.call, chat_schema, {"model": "x"}, DEFAULTS)
+        parse(chat_parse.call, chat_schema, {"model": "x"})
 
     assert (refused.value.param, refused.value.code) == ("messages", "missing_required_parameter")
 
@@ -448,7 +454,7 @@ CONTINUED = [*HELLO, message("assistant", "Well")]
 def test_an_echo_is_asked_for(fields, echo):
     decoded = chat_schema.decoder.decode(json.dumps({"messages": CONTINUED, **fields}))
 
-    assert chat_parse.conversation(decoded, DEFAULTS, CARD).echo is echo
+    assert chat_parse.conversation(decoded, CARD).echo is echo
 
 
 @pytest.mark.parametrize(
@@ -490,7 +496,7 @@ def test_thoughts_without_a_text_go_on_as_thoughts(messages, member, is_thought)
     card = dataclasses.replace(CARD, answer_format=AnswerFormat(("<think>", "</think>")))
     decoded = chat_schema.decoder.decode(json.dumps({"messages": messages, "continue_final_message": member}))
 
-    (rendered,) = chat_parse.conversation(decoded, DEFAULTS, card).job.prompts
+    (rendered,) = chat_parse.conversation(decoded, card).job.prompts
 
     assert (rendered.continue_final, rendered.continue_thoughts) == (member is not False, is_thought)
 
@@ -767,7 +773,7 @@ def test_a_budget_of_thoughts_has_the_names_of_other_servers(name):
     card = dataclasses.replace(CARD, answer_format=AnswerFormat(("<think>", "</think>")))
 
     def thoughts(**sent: Any) -> ThoughtBudget | None:
-        return parse(chat_parse.call, chat_schema, {"messages": HELLO, **sent}, DEFAULTS, card).job.sampling.thoughts
+        return parse(chat_parse.call, chat_schema, {"messages": HELLO, **sent}, card).job.sampling.thoughts
 
     assert thoughts(**{name: 7, "reasoning_budget_message": "So."}) == ThoughtBudget(7, "</think>", "<think>", "So.")
     assert thoughts(**{name: -1}) is None
@@ -811,7 +817,7 @@ MESSAGES = st.lists(
 def outcome(make, schema, sent: Any) -> Asked | Refused:
     """What became of a body; anything else that is raised fails the test."""
     try:
-        return parse(make, schema, sent, DEFAULTS)
+        return parse(make, schema, sent)
     except Refused as refused:
         return refused
 

@@ -30,7 +30,6 @@ from corosrv.images.intake import ImageIntake
 
 def call(
     body: schema.ChatBody,
-    defaults: fields.Defaults,
     card: ModelCard,
     find_vocabulary: Callable[[], Vocabulary],
     images: ImageIntake | None = None,
@@ -49,7 +48,7 @@ def call(
         check_fork(body.fork, body, _OF_PROMPT)
     if body.fork is not None and forked is not None:
         point = forked.point(body.fork, find_vocabulary())
-    job, parser = prepare(conversation(body, defaults, card, images, point), card, "" if point is None else point.text)
+    job, parser = prepare(conversation(body, card, images, point), card, "" if point is None else point.text)
     opening = opening_of(job, card) if body.forkable else None
     if point is not None:
         job = point.branch(job)
@@ -74,7 +73,6 @@ def call(
 
 def conversation(
     body: schema.ChatBody,
-    defaults: fields.Defaults,
     card: ModelCard,
     images: ImageIntake | None = None,
     point: ForkPoint | None = None,
@@ -86,7 +84,7 @@ def conversation(
     job = fields.job(
         body,
         (prompt(body, images) if point is None else _opening(body, point),),
-        defaults,
+        card.defaults,
         n=body.n or 1,
         n_probs=n_probs,
         post_sampling_probs=bool(body.post_sampling_probs),

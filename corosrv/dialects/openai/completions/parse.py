@@ -64,7 +64,6 @@ decoder = fields.decoder(CompletionBody, UNSUPPORTED)
 
 def call(
     body: CompletionBody,
-    defaults: fields.Defaults,
     card: ModelCard,
     find_vocabulary: Callable[[], Vocabulary],
     images: ImageIntake | None = None,
@@ -86,7 +85,7 @@ def call(
         checked_prompts = _prompts(body, vocabulary, images, embeds or EmbedsReader(False, lambda: card))
     else:
         checked_prompts = (Tokens(point.prompt),)
-    job = _job(body, _with_suffix(body, checked_prompts, vocabulary), defaults, card)
+    job = _job(body, _with_suffix(body, checked_prompts, vocabulary), card)
     job = with_budget(job, body, card, vocabulary)
     if point is not None:
         job = point.branch(job)
@@ -129,12 +128,12 @@ def _prompts(
     return prompts(body.prompt, "prompt", MAX_PROMPTS, vocabulary, images)
 
 
-def _job(body: CompletionBody, checked_prompts: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard) -> Job:
+def _job(body: CompletionBody, checked_prompts: tuple[Prompt, ...], card: ModelCard) -> Job:
     n_tried = _n_tried(body)
     job = fields.job(
         body,
         checked_prompts,
-        defaults,
+        card.defaults,
         n=n_tried,
         least_tokens=0,
         n_probs=_n_probs(body, n_tried),

@@ -44,7 +44,6 @@ _NO_ACCESS = McpAccess((), 0.0)
 
 def call(
     body: schema.ResponseBody,
-    defaults: fields.Defaults,
     card: ModelCard,
     shelf: Shelf,
     find_vocabulary: Callable[[], Vocabulary],
@@ -73,7 +72,7 @@ def call(
             turns = newest_turns(
                 turns, lambda turns: room.holds(translate(turns, functions, policy, True)[0].prompts[0])
             )
-        return prepare(_conversation(body, turns, functions, policy, defaults, card), card)
+        return prepare(_conversation(body, turns, functions, policy, card), card)
 
     policy = _tool_choice(body.tool_choice, tools.toolboxes)
     # What MCP servers have is not known yet: the request is checked without it.
@@ -153,7 +152,6 @@ def _conversation(
     turns: tuple[Turn, ...],
     functions: tuple[Tool, ...],
     policy: CallPolicy,
-    defaults: fields.Defaults,
     card: ModelCard,
 ) -> Conversation:
     instructions: tuple[Turn, ...] = ()
@@ -166,7 +164,9 @@ def _conversation(
         param="input",
         template_arguments={} if effort is None else {"reasoning_effort": effort},
     )
-    job = fields.job(body, (prompt,), defaults, n_probs=_n_probs(body) if body.include or body.top_logprobs else -1)
+    job = fields.job(
+        body, (prompt,), card.defaults, n_probs=_n_probs(body) if body.include or body.top_logprobs else -1
+    )
     if body.max_output_tokens is not None:
         job = replace(job, max_tokens=body.max_output_tokens)
     job, form = with_grammar(job, _format(body), card)

@@ -108,7 +108,7 @@ def blueprint(
         card = flow.worker.card(body.model)
         find_vocabulary = partial(flow.worker.vocabulary, body.model)
         images = flow.images.intake(card, keeps_files=body.store is not False)
-        return parse.call(body, flow.defaults, card, shelf(), find_vocabulary, images, access)
+        return parse.call(body, card, shelf(), find_vocabulary, images, access)
 
     def shelf() -> Shelf:
         return store.shelf(caller())

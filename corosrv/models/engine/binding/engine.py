@@ -127,7 +127,7 @@ _STATES = {
     lib.COROSRV_STOPPED: "stopped",
 }
 _POOLING_NAMES = {number: name for name, number in POOLINGS.items()}
-_INFO_TEXTS = ("ftype", "description", "chat_template", "rerank_template")
+_INFO_TEXTS = ("ftype", "description", "chat_template", "rerank_template", "sampling")
 
 
 class NativeEngine(TokenCalls):

@@ -120,6 +120,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     fim_repository: int
     fim_file: int
     rerank_template: str
+    sampling: str  # lines of KEY=VALUE
     n_adapters: int
     row_width: int
     shared_cells: int

@@ -15,6 +15,7 @@ import os
 import struct
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import gevent
@@ -24,7 +25,7 @@ import corosrv
 from corosrv.base import json_log
 from corosrv.base.errors import ModelFailed
 from corosrv.base.run_dir import path_in
-from corosrv.contracts.settings import ModelSettings
+from corosrv.contracts.settings import ModelSettings, SamplingSettings
 from corosrv.models.engine.binding import FINGERPRINT
 from corosrv.models.engine.process.messages import PROTOCOL
 from corosrv.workers.worker.parent.process import Process
@@ -39,10 +40,13 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
 
 def digest_of(settings: ModelSettings) -> str:
-    """Hashes all that makes an engine what it is: settings, the model's file, this code and its libllama."""
+    """Hashes all that makes an engine what it is: settings, the model's file, this code and its libllama.
+
+    Not what requests get that do not say it: that is the front's own.
+    """
     digest = hashlib.blake2b(digest_size=12)
     parts = [
-        msgspec.msgpack.encode(settings),
+        msgspec.msgpack.encode(replace(settings, **vars(SamplingSettings()))),
         FINGERPRINT.encode(),
         corosrv.__version__.encode(),
         str(PROTOCOL).encode(),

@@ -11,14 +11,12 @@ from corosrv.base.errors import CorosrvError, NotFound, NotSupported, Refused
 from corosrv.contracts.jobs import Chunk, Finish, Job, Messages, ModelCard
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
 from corosrv.dialects.chat.parser import TextParser
-from corosrv.dialects.generation.fields import Defaults
 from corosrv.dialects.openai.responses import items, parse, schema
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf, Stored
 from corosrv.web.http import body_reader
 from tests.support.answers import as_json, complete_json, empty_response
 from tests.support.vocabularies import ByteVocabulary
 
-DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
 CARD = ModelCard("tiny", created=1, capabilities=frozenset({"tools"}))
 LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
@@ -50,7 +48,7 @@ def call(sent: dict[str, Any], shelf: Shelf | None = None) -> Any:
     """From the body's bytes to the call, as the routes do it."""
     raw = json.dumps(sent).encode()
     fields = body_reader.decode(REQUEST, raw, schema.decoder)
-    return parse.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(""), ByteVocabulary)
+    return parse.call(fields, CARD, shelf or ResponseStore(0).shelf(""), ByteVocabulary)
 
 
 def turns(conversation: Conversation) -> list[dict[str, Any]]:

@@ -69,6 +69,13 @@ def test_other_settings_are_another_engine(open_front: OpenFront) -> None:
     assert pid_of(open_front()) != pid_of(open_front(slots=2))
 
 
+def test_fronts_with_other_defaults_for_requests_share_an_engine(open_front: OpenFront) -> None:
+    first, second = open_front(temp=0.25), open_front(top_k=3)
+
+    assert pid_of(first) == pid_of(second)
+    assert (first.card(None).defaults.temperature, second.card(None).defaults.more["top_k"]) == (0.25, 3)
+
+
 def test_answers_are_those_of_an_engine_in_this_process(open_front: OpenFront, engine: Engine) -> None:
     front = open_front()
     jobs = [
