@@ -289,6 +289,7 @@ class ModelPart(Part):
                 "top_p": settings.top_p,
                 "min_p": settings.min_p,
                 "repeat_penalty": settings.repeat_penalty,
+                "repeat_last_n": settings.repeat_last_n,
                 "presence_penalty": settings.presence_penalty,
                 "frequency_penalty": settings.frequency_penalty,
             },

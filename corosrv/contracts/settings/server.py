@@ -209,6 +209,11 @@ class SamplingSettings:
     repeat_penalty: float = setting(
         1.0, "repeat_penalty if the request sets none; 1: off", check=between(0.001, 1_000_000)
     )
+    repeat_last_n: int = setting(
+        64,
+        "repeat_last_n if the request sets none, tokens that the penalties look back on; 0: none, -1: the context",
+        check=between(-1, 2**31 - 1),
+    )
     presence_penalty: float = setting(0.0, "presence_penalty if the request sets none; 0: off", check=between(-2, 2))
     frequency_penalty: float = setting(0.0, "frequency_penalty if the request sets none; 0: off", check=between(-2, 2))
     seed: int = setting(-1, "seed if the request sets none; -1: random", check=between(-1, 2**32 - 1))
