@@ -345,7 +345,7 @@ def test_a_flag_of_llama_server_that_is_not_built_is_refused_with_what_to_do(ser
     assert words in result.stderr
 
 
-@pytest.mark.parametrize("line", ["--slots -np 4", "-np 4 --slots", "--slots 4 --slots --port 0"])
+@pytest.mark.parametrize("line", ["--slots -np 4", "-np 4 --slots", "--slots 4 --slots --cors-origins localhost"])
 def test_slots_without_a_number_switches_the_endpoint_on_as_in_llama_server(served, monkeypatch, line):
     monkeypatch.setenv("COROSRV_SLOTS_ENDPOINT", "0")
 

@@ -74,16 +74,18 @@ def test_a_model_is_called_as_on_a_hub_in_every_dialect(start: Servers) -> None:
 
 
 def test_properties_neither_keep_a_model_loaded_nor_load_it(start: Servers) -> None:
-    server = start.start(model="synthetic:", model_idle_s=1)
-    awake = server.get("/props")[1]
+    server = start.start(model="synthetic:", model_idle_s=1, repeat_last_n=99)
+    eventually(lambda: list(standing(server).values()) == [{"value": "unloaded"}])  # before anybody asks for them
 
-    eventually(lambda: server.get("/props")[1]["is_sleeping"])
+    asleep = server.get("/props")[1]
 
-    assert server.get("/props")[1] == awake | {"is_sleeping": True}
+    assert asleep["is_sleeping"] is True
+    assert (asleep["total_slots"], asleep["eos_token"] != "", asleep["chat_template"] != "") == (32, True, True)
+    assert asleep["default_generation_settings"]["params"]["repeat_last_n"] == 99
     assert list(standing(server).values()) == [{"value": "unloaded"}]
     with server.connect() as connection:
         assert connection.post(chat("Hi", max_tokens=1)).status == 200
-    assert server.get("/props")[1] == awake
+    assert server.get("/props")[1] == asleep | {"is_sleeping": False}
 
 
 def test_llama_servers_counters_outlast_a_model_that_is_unloaded(start: Servers) -> None:

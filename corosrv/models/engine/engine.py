@@ -23,7 +23,6 @@ from corosrv.models.engine.probe import Verdict, verdict
 from corosrv.models.engine.reader import Reader
 from corosrv.models.engine.slots import SlotKeeper, TaskNotes
 from corosrv.models.engine.tasks import Adapters, TaskMaker, TaskPlacer, owner_of
-from corosrv.models.engine.traits import Traits
 from corosrv.models.engine.vocabulary import EngineVocabulary
 from corosrv.models.loadable import LoadProgress
 from corosrv.models.recording import RecordFile, RecordingHead, record_into
@@ -185,7 +184,7 @@ class Engine(EngineLife):
         vocabulary = EngineVocabulary(
             native, info, settings.template, settings.reasoning != "off", has_safe_template=settings.is_synthetic
         )
-        card = model_card(settings, info, vocabulary.traits)
+        card = model_card(settings, info, vocabulary)
         return _LoadedParts(
             native,
             info,
@@ -310,8 +309,9 @@ class Engine(EngineLife):
             self._recording.close()
 
 
-def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) -> ModelCard:
-    """Makes the card. `traits`: of the chat template; None where there is none."""
+def model_card(settings: ModelSettings, info: ModelInfo, vocabulary: EngineVocabulary) -> ModelCard:
+    """Makes the card of a loaded model."""
+    traits = vocabulary.traits
     # Other kernels round otherwise: the same seed may then give another text.
     kernels = "k" if info.own_kernels else ""
     built_with = "synthetic" if settings.is_synthetic else FINGERPRINT[:10]
@@ -324,6 +324,10 @@ def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) 
         fingerprint=f"b{built_with}{kernels}",
         capabilities=_capabilities(info, traits is not None),
         file=settings.file,
+        bos=vocabulary.bos,
+        eos=vocabulary.eos,
+        chat_template=vocabulary.chat_template,
+        template_abilities=vocabulary.template_abilities,
         slots=settings.slots,
         row_width=info.row_width,
         max_rows=info.context - 1 if info.row_width else 0,  # a token of the answer has to fit as well

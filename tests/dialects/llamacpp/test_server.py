@@ -1,6 +1,7 @@
 """What llama-server tells of itself: tokens, slots, files of slots, and properties."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,8 @@ def test_properties_tell_what_the_server_is_and_does():
     switches = Switches(slots=True, props=False, metrics=True, slot_save_path="/secret")
 
     defaults = Defaults(max_tokens=9, temperature=0.5, seed=3, more={"top_k": 20})
-    shown = loading.describe(CARD, ByteVocabulary(), defaults, switches)
+    card = replace(CARD, bos="<s>", eos="</s>", template_abilities=frozenset({"system"}))
+    shown = loading.describe(card, defaults, switches)
 
     settings = shown["default_generation_settings"]
     assert settings["n_ctx"] == 100
