@@ -245,11 +245,13 @@ def _llama_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     option = functools.partial(click.option, cls=SectionOption, section="llama-server")
     for line, words in _REFUSED.items():
-        with_settings = option(*_flags(line), callback=_refusing(words), hidden=True, **_told(line))(with_settings)
-    for line, words in _UNUSED.items():
-        with_settings = option(*_flags(line), callback=_noting(words), help=f"changes nothing: {words}", **_told(line))(
+        with_settings = option(*_flags(line), callback=_refusing(words), hidden=True, **_option_kind(line))(
             with_settings
         )
+    for line, words in _UNUSED.items():
+        with_settings = option(
+            *_flags(line), callback=_noting(words), help=f"changes nothing: {words}", **_option_kind(line)
+        )(with_settings)
     with_settings = option(*_ALWAYS, is_flag=True, expose_value=False, help="change nothing: always so")(with_settings)
     for name, (line, kind, words, _) in _WRITTEN_OTHERWISE.items():
         metavar = line.split()[-1]
@@ -261,7 +263,7 @@ def _flags(line: str) -> list[str]:
     return [word for word in line.split() if word.startswith("-")]
 
 
-def _told(line: str) -> dict[str, Any]:
+def _option_kind(line: str) -> dict[str, Any]:
     """Returns how an option is made that only says something; `line`: its flags, and behind them its value if any."""
     last = line.split()[-1]
     kind = {"is_flag": True} if last.startswith("-") else {"metavar": last}
