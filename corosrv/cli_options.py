@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import Field
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, NoReturn
 
 import click
 
+from corosrv.base import __version__
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.settings import PARTS, ModelSettings, model_list, sources
 
@@ -38,8 +40,8 @@ COMMON = (
 
 TITLES = {
     "": "Options",
-    "switching off": "Flags that switch a setting off",
-    "always": "Flags of llama-server's for what is always so here",
+    "standing": "Flags that stand for a setting's value",
+    "llama-server": "Flags of llama-server's that have other names here, or change nothing",
     "hub": "Models of a hub",
     "slot": "Slots, memory and steps",
     "encoder": "Images, of one model",
@@ -89,6 +91,8 @@ class SectionedHelp(click.Command):
             at = args.index("--")
             context.meta[PASSED_ON] = args[at + 1 :]
             args = args[:at]
+        if any(option.name == "slots_endpoint" for option in self.params):
+            args = _with_slots_endpoint(args)
         return super().parse_args(context, args)
 
     @functools.cached_property
@@ -117,6 +121,19 @@ class SectionedHelp(click.Command):
         for title, members in [("", plain), *sections.items()]:
             with formatter.section(TITLES.get(title, title.capitalize())):
                 formatter.write_dl([record for option in members if (record := option.get_help_record(context))])
+
+
+def _with_slots_endpoint(args: list[str]) -> list[str]:
+    """Writes --slots-endpoint for a --slots without a number, which is llama-server's switch for GET /slots."""
+    followers = [*args[1:], "--"]
+    return [
+        "--slots-endpoint" if arg == "--slots" and _is_flag(follower) else arg
+        for arg, follower in zip(args, followers, strict=False)
+    ]
+
+
+def _is_flag(arg: str) -> bool:
+    return arg.startswith("-") and not arg[1:].isdecimal()
 
 
 class SectionedGroup(SectionedHelp, click.Group):
@@ -192,35 +209,112 @@ def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[...
             type=click.Path(path_type=Path),
             help="TOML or JSON file with settings by these names",
         )
-        return config(_negations(_hub_options(_without_effect(command))) if ModelSettings in parts else command)
+        return config(_standing(_hub_options(_llama_server_options(command))) if ModelSettings in parts else command)
 
     return decorate
 
 
-def _negations(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds flags without a value that switch settings off."""
+def _standing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds flags without a value that stand for a value of a setting."""
 
     @functools.wraps(command)
     def with_settings(*arguments: Any, **more: Any) -> Any:
-        for flag, name in _NEGATIONS.items():
+        for flag, (name, value) in _STANDING.items():
             if more.pop(flag):
-                more[name] = False
+                more[name] = value
         return command(*arguments, **more)
 
-    for flag, name in _NEGATIONS.items():
-        words = f"the same as --{name.replace('_', '-')} 0"
+    for flag, (name, value) in _STANDING.items():
+        words = f"the same as --{name.replace('_', '-')} {int(value) if isinstance(value, bool) else value}"
         flags = ["--" + flag.replace("_", "-"), *_SHORT.get(flag, ())]
-        with_settings = click.option(
-            *flags, flag, cls=SectionOption, section="switching off", is_flag=True, help=words
-        )(with_settings)
+        with_settings = click.option(*flags, flag, cls=SectionOption, section="standing", is_flag=True, help=words)(
+            with_settings
+        )
     return with_settings
 
 
-def _without_effect(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds llama-server's flags for what is always so here."""
-    return click.option(
-        *_ALWAYS, cls=SectionOption, section="always", is_flag=True, expose_value=False, help="change nothing"
-    )(command)
+def _llama_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds llama-server's flags that are written otherwise here, change nothing, or are refused with what to do."""
+
+    @functools.wraps(command)
+    def with_settings(*arguments: Any, **more: Any) -> Any:
+        for name, (_, _, _, settings_of) in _WRITTEN_OTHERWISE.items():
+            if (value := more.pop(name)) is not None:
+                more |= settings_of(value)
+        return command(*arguments, **more)
+
+    option = functools.partial(click.option, cls=SectionOption, section="llama-server")
+    for line, words in _REFUSED.items():
+        with_settings = option(*_flags(line), callback=_refusing(words), hidden=True, **_option_kind(line))(
+            with_settings
+        )
+    for line, words in _UNUSED.items():
+        with_settings = option(
+            *_flags(line), callback=_noting(words), help=f"changes nothing: {words}", **_option_kind(line)
+        )(with_settings)
+    with_settings = option(*_ALWAYS, is_flag=True, expose_value=False, help="change nothing: always so")(with_settings)
+    for name, (line, kind, words, _) in _WRITTEN_OTHERWISE.items():
+        metavar = line.split()[-1]
+        with_settings = option(*_flags(line), name, type=kind, metavar=metavar, help=words)(with_settings)
+    return with_settings
+
+
+def _flags(line: str) -> list[str]:
+    return [word for word in line.split() if word.startswith("-")]
+
+
+def _option_kind(line: str) -> dict[str, Any]:
+    """Returns how an option is made that only says something; `line`: its flags, and behind them its value if any."""
+    last = line.split()[-1]
+    kind = {"is_flag": True} if last.startswith("-") else {"metavar": last}
+    return {"expose_value": False, **kind}
+
+
+def _refusing(words: str) -> Callable[..., None]:
+    def callback(context: click.Context, option: click.Parameter, value: object) -> None:
+        if value and not context.resilient_parsing:
+            fail(f"{max(option.opts, key=len)} is not taken here: {words}")
+
+    return callback
+
+
+def _noting(words: str) -> Callable[..., None]:
+    def callback(context: click.Context, option: click.Parameter, value: object) -> None:
+        if value and not context.resilient_parsing:
+            click.echo(f"corosrv: {max(option.opts, key=len)} changes nothing here: {words}", err=True)
+
+    return callback
+
+
+def _cache_bytes(mib: int) -> dict[str, Any]:
+    if mib < 0:
+        fail("--cache-ram -1: the cache has a bound here: write how many MiB, or leave it out")
+    return {"cache_bytes": mib << 20}
+
+
+def _time_limits(seconds: float) -> dict[str, Any]:
+    return {"body_timeout_s": seconds, "write_timeout_s": seconds}
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Reads arguments of the chat template. One is a setting here, the others are for requests to say."""
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        fail(f"--chat-template-kwargs must be a JSON object: {error}")
+    match arguments:
+        case {"enable_thinking": bool(is_on), **others} if not others:
+            return {"reasoning": "on" if is_on else "off"}
+    fail(
+        "--chat-template-kwargs takes enable_thinking alone, true or false, as --reasoning on or off does: "
+        "requests send others, in chat_template_kwargs"
+    )
+
+
+def _fitted(text: str) -> dict[str, Any]:
+    if text == "off":
+        fail("--fit off is not taken here: only slots and context that are not set are fitted: set --slots and --ctx")
+    return {}
 
 
 def _hub_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,11 +381,15 @@ _SHORT = {
     "peers": ("--peer",),
     "model": ("-m",),
     "model_alias": ("-a", "--alias"),
+    "mmproj": ("-mm",),
+    "reasoning": ("-rea",),
     "ctx": ("-c", "--ctx-size"),
     "slots": ("-np", "--parallel"),
     "threads": ("-t",),
     "n_predict": ("-n", "--predict"),
     "api_keys": ("--api-key",),
+    "temp": ("--temperature",),
+    "seed": ("-s",),
     "gpu_layers": ("-ngl", "--n-gpu-layers"),
     "device": ("-dev",),
     "split_mode": ("-sm",),
@@ -303,6 +401,7 @@ _SHORT = {
     "kv_unified": ("-kvu",),
     "no_kv_unified": ("-no-kvu",),
     "no_webui": ("--no-ui",),
+    "verbose": ("-v", "--log-verbose"),
     "page": ("--webui", "--ui"),
     "embeddings": ("--embedding",),
     "hf_token": ("-hft",),
@@ -311,18 +410,52 @@ _SHORT = {
 }
 
 
-# Flags that switch a setting off.
-_NEGATIONS = {
-    "no_mmproj": "mmproj_auto",
-    "no_context_shift": "context_shift",
-    "no_kv_unified": "kv_unified",
-    "no_mmap": "mmap",
-    "no_slots": "slots_endpoint",
-    "no_webui": "page",
+# Flags that stand for a value of a setting.
+_STANDING: dict[str, tuple[str, Any]] = {
+    "no_mmproj": ("mmproj_auto", False),
+    "no_context_shift": ("context_shift", False),
+    "no_kv_unified": ("kv_unified", False),
+    "no_mmap": ("mmap", False),
+    "no_slots": ("slots_endpoint", False),
+    "no_webui": ("page", False),
+    "verbose": ("log_level", "debug"),
 }
 
 # llama-server's flags for what is always so here.
-_ALWAYS = ("--jinja", "--cont-batching", "-cb", "--reranking", "--rerank", "--cache-prompt")
+_ALWAYS = (
+    "--jinja", "--cont-batching", "-cb", "--reranking", "--rerank", "--cache-prompt", "--warmup", "--swa-full",
+    "--models-autoload",
+)  # fmt: skip
+
+# Flags of llama-server's with the value behind them: its type, the help, and what makes settings of it.
+_WRITTEN_OTHERWISE: dict[str, tuple[str, Any, str, Callable[[Any], dict[str, Any]]]] = {
+    "cache_ram": ("-cram --cache-ram MIB", click.IntRange(-1), "the same as --cache-bytes, in MiB", _cache_bytes),
+    "timeout": (
+        "-to --timeout SECONDS", click.FloatRange(1), "the same as --body-timeout-s and --write-timeout-s", _time_limits
+    ),
+    "chat_template_kwargs": (
+        "--chat-template-kwargs JSON", str, "enable_thinking alone, which is --reasoning on or off", _reasoning
+    ),
+    "fit": ("-fit --fit on", click.Choice(["on", "off"]), "changes nothing: what is not set is always fitted", _fitted),
+}  # fmt: skip
+
+# Those that decide nothing, each with the reason.
+_UNUSED = {
+    "--no-warmup": "a model computes one token before it is ready",
+    "-tb --threads-batch N": "--threads also compute prompts",
+    "--threads-http N": "one thread answers all requests",
+    "--cache-reuse N": "prompts share what they begin with alike, and no more",
+}
+
+# Those that ask for what is not done, each with what to use instead.
+_REFUSED = {
+    "--no-jinja": "chat templates are always run as Jinja; --chat-template chatml takes one of llama.cpp's by its name",
+    "--models-dir PATH": "name each file with --model NAME=PATH, which may be given several times",
+    "--models-preset PATH": "name each file with --model 'NAME=PATH?ctx=8192', which may be given several times",
+    "--models-max N": "--model-bytes says how many bytes all loaded models may take",
+    "--no-models-autoload": "a model is loaded when a request names it; leave out those that shall not be",
+    "--ignore-eos": "requests send ignore_eos themselves",
+}
 
 # What a flag without a value says.
 _ALONE = {"flash_attn": "on", "access_log": "1"}
@@ -340,6 +473,16 @@ def _joined(join: Callable[[Sequence[str]], str]) -> Callable[..., str | None]:
         return join(texts) if texts else None
 
     return callback
+
+
+def _list_devices(context: click.Context, option: click.Parameter, is_asked: bool) -> None:
+    if not is_asked or context.resilient_parsing:
+        return
+    from corosrv.models.engine import libllama
+
+    for device in libllama.devices():
+        click.echo(f"{device.name}: {device.description}, {device.free >> 20} MiB free")
+    context.exit()
 
 
 def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -396,6 +539,17 @@ def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="its key in PEM, unless the certificate's file holds it as well",
         ),
         setting_options(*PARTS),
+        click.version_option(__version__, prog_name="corosrv", cls=SectionOption, section="listening"),
+        click.option(
+            "--list-devices",
+            cls=SectionOption,
+            section="placement",
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_list_devices,
+            help="Show the devices for --device and exit.",
+        ),
     )
     for option in reversed(options):
         command = option(command)

@@ -65,7 +65,7 @@ def test_help_shows_few_options_and_help_all_every_one_once(command):
 def test_help_all_says_what_is_decided_where():
     sections = re.findall(r"^(\S.*):$", run("serve", "--help-all").output, re.MULTILINE)
 
-    assert sections[:4] == ["Options", "Listening", "Flags that switch a setting off", "Models of a hub"]
+    assert sections[:4] == ["Options", "Listening", "Flags that stand for a setting's value", "Models of a hub"]
     assert {"Model", "Slots, memory and steps", "Who may call", "Predictor", "Upstreams", "Peers"} < set(sections)
 
 
@@ -283,13 +283,85 @@ def test_a_command_line_of_llama_server_is_understood(served, monkeypatch, tmp_p
 
 
 def test_flags_of_llama_server_switch_settings_off_and_say_what_is_always_so(served):
-    line = "-m synthetic: --jinja -cb --embedding --reranking --cache-prompt --no-mmap --no-slots --no-webui"
+    always = "--jinja -cb --embedding --reranking --cache-prompt --warmup --swa-full --models-autoload"
 
-    result = run("serve", *line.split())
+    result = run("serve", *f"-m synthetic: {always} --no-mmap --no-slots --no-webui".split())
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    loaded = corosrv.contracts.settings.load()
+    assert (loaded.models[0].mmap, loaded.server.slots_endpoint, loaded.server.page) == (False, False, False)
+
+
+def test_flags_of_llama_server_are_translated_to_settings(served):
+    line = "-m synthetic: -v -to 600 -cram 256 --fit on --repeat-last-n 128 --chat-template-kwargs"
+
+    result = run("serve", *line.split(), '{"enable_thinking": false}')
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    loaded = corosrv.contracts.settings.load()
+    (model,), server = loaded.models, loaded.server
+    assert (model.cache_bytes, model.reasoning) == (256 << 20, "off")
+    assert (server.log_level, server.body_timeout_s, server.write_timeout_s) == ("debug", 600, 600)
+    assert model.repeat_last_n == 128
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--no-warmup", "computes one token"),
+        ("-tb 4", "--threads-batch changes nothing here: --threads"),
+        ("--threads-http 4", "one thread"),
+        ("--cache-reuse 256", "begin with alike"),
+    ],
+)
+def test_a_flag_of_llama_server_that_changes_nothing_is_told(served, flags, words):
+    result = run("serve", "-m", "synthetic:", *flags.split())
+
+    assert (result.exit_code, len(served)) == (0, 1)
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--no-jinja", "--chat-template chatml"),
+        ("--models-dir folder", "--model NAME=PATH"),
+        ("--models-preset file.ini", "--model 'NAME=PATH?ctx=8192'"),
+        ("--models-max 4", "--model-bytes"),
+        ("--no-models-autoload", "when a request names it"),
+        ("--ignore-eos", "requests send ignore_eos"),
+        ("--fit off", "--slots and --ctx"),
+        ("--cache-ram -1", "how many MiB"),
+        ('--chat-template-kwargs {"other":1}', "--reasoning on or off"),
+        ("--chat-template-kwargs thinking", "JSON object"),
+    ],
+)
+def test_a_flag_of_llama_server_that_is_not_built_is_refused_with_what_to_do(served, flags, words):
+    result = run("serve", "-m", "synthetic:", *flags.split())
+
+    assert (result.exit_code, served) == (1, [])
+    assert result.stderr.startswith(f"corosrv: {flags.split()[0]}")
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("line", ["--slots -np 4", "-np 4 --slots", "--slots 4 --slots --cors-origins localhost"])
+def test_slots_without_a_number_switches_the_endpoint_on_as_in_llama_server(served, monkeypatch, line):
+    monkeypatch.setenv("COROSRV_SLOTS_ENDPOINT", "0")
+
+    result = run("serve", "-m", "synthetic:", *line.split())
 
     assert result.exit_code == 0, result.output
     loaded = corosrv.contracts.settings.load()
-    assert (loaded.models[0].mmap, loaded.server.slots_endpoint, loaded.server.page) == (False, False, False)
+    assert (loaded.models[0].slots, loaded.server.slots_endpoint) == (4, True)
+
+
+def test_serve_shows_version_and_devices_and_starts_nothing(served):
+    version, devices = run("serve", "--version"), run("serve", "--list-devices")
+
+    assert version.output == f"corosrv, version {corosrv.__version__}\n"
+    assert re.search(r"^CPU: .+, \d+ MiB free$", devices.output, re.MULTILINE)
+    assert (version.exit_code, devices.exit_code, served) == (0, 0, [])
 
 
 def test_answers_are_drawn_as_the_command_says_where_a_request_does_not(served):

@@ -17,6 +17,7 @@ IN_FILE = {
     "general.sampling.top_k": 1,
     "general.sampling.top_p": 0.5,
     "general.sampling.penalty_repeat": 1.5,
+    "general.sampling.penalty_last_n": 32,
     "general.sampling.min_p": 7.5,  # out of range
     "general.sampling.mirostat": 2,  # not offered
     "general.sampling.sequence": "top_k;\n" + "é" * 100,  # neither
@@ -48,7 +49,14 @@ def drawn(server: Server, model: str) -> dict[str, Any]:
 
 def test_a_call_of_v2_that_loads_its_model_gets_the_model_s_own(connection: Connection) -> None:
     answer = connection.post({"text_input": PROMPT, "parameters": {"ignore_eos": True}}, "/v2/models/late/generate")
-    greedy = {"model": "plain", "temperature": 0, "max_tokens": 7, "repeat_penalty": 1.5, "ignore_eos": True}
+    greedy = {
+        "model": "plain",
+        "temperature": 0,
+        "max_tokens": 7,
+        "repeat_penalty": 1.5,
+        "repeat_last_n": 32,
+        "ignore_eos": True,
+    }
 
     assert answer.status == 200, answer.body
     assert answer.json["num_output_tokens"] == 7
@@ -57,9 +65,9 @@ def test_a_call_of_v2_that_loads_its_model_gets_the_model_s_own(connection: Conn
 
 
 def test_a_model_has_what_its_file_says_where_the_operator_says_nothing(server: Server) -> None:
-    chosen = {"temperature": 0.25, "top_k": 1, "top_p": 0.75, "repeat_penalty": 1.5, "min_p": 0.05, "mirostat": 0}
+    chosen = {"temperature": 0.25, "top_k": 1, "top_p": 0.75, "repeat_penalty": 1.5, "repeat_last_n": 32}
 
-    assert drawn(server, "plain").items() >= {**chosen, "n_predict": -1}.items()
+    assert drawn(server, "plain").items() >= {**chosen, "min_p": 0.05, "mirostat": 0, "n_predict": -1}.items()
 
 
 def test_what_stands_behind_a_path_goes_over_all_else(server: Server) -> None:

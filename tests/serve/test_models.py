@@ -55,17 +55,37 @@ def test_models_are_listed_before_they_are_loaded_and_answer_to_their_names(star
     assert 'corosrv_model_state{model="two",state="ready"} 1.0' in text
 
 
+def test_a_model_is_called_as_on_a_hub_in_every_dialect(start: Servers) -> None:
+    name = "owner/small"
+    server = start.start(model=f"{name}=synthetic:?tokens_per_s=200,other=synthetic:")
+    asked = {
+        "/v1/chat/completions": chat("Hi", model=name, max_tokens=2),
+        "/api/generate": {"model": name, "prompt": "Hi", "stream": False, "options": {"num_predict": 2}},
+        "/v2/models/owner-small/generate": {"text_input": "Hi", "parameters": {"max_tokens": 2}},  # as /v2/models says
+    }
+
+    with server.connect() as connection:
+        answers = {path: connection.post(body, path) for path, body in asked.items()}
+
+    assert {path: answer.status for path, answer in answers.items()} == dict.fromkeys(asked, 200)
+    assert server.get(f"/v1/models/{name}")[1]["id"] == name
+    assert "owner-small" in server.get("/v2/models")[1]["models"]
+    assert server.get(f"/props?model={name}")[1]["model_alias"] == name
+
+
 def test_properties_neither_keep_a_model_loaded_nor_load_it(start: Servers) -> None:
-    server = start.start(model="synthetic:", model_idle_s=1)
-    awake = server.get("/props")[1]
+    server = start.start(model="synthetic:", model_idle_s=1, repeat_last_n=99)
+    eventually(lambda: list(standing(server).values()) == [{"value": "unloaded"}])  # before anybody asks for them
 
-    eventually(lambda: server.get("/props")[1]["is_sleeping"])
+    asleep = server.get("/props")[1]
 
-    assert server.get("/props")[1] == awake | {"is_sleeping": True}
+    assert asleep["is_sleeping"] is True
+    assert (asleep["total_slots"], asleep["eos_token"] != "", asleep["chat_template"] != "") == (32, True, True)
+    assert asleep["default_generation_settings"]["params"]["repeat_last_n"] == 99
     assert list(standing(server).values()) == [{"value": "unloaded"}]
     with server.connect() as connection:
         assert connection.post(chat("Hi", max_tokens=1)).status == 200
-    assert server.get("/props")[1] == awake
+    assert server.get("/props")[1] == asleep | {"is_sleeping": False}
 
 
 def test_llama_servers_counters_outlast_a_model_that_is_unloaded(start: Servers) -> None:

@@ -23,11 +23,7 @@ class ByteVocabulary:
     """
 
     size = 263
-    bos = "<s>"
-    eos = "</s>"
     end_tokens: tuple[int, ...] = (EOS,)
-    chat_template = "{{ messages }}"
-    template_abilities = frozenset(("system",))
 
     def __init__(self, infill: InfillTokens | None = None, adds_bos: bool = False, longest: int = 1000) -> None:
         self.infill = infill

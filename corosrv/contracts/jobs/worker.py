@@ -45,7 +45,11 @@ class ModelCard:
     )
     progress: dict[str, int] = field(default_factory=dict)  # of a download: bytes, total
     file: str = ""  # that it was loaded from, without its folders
-    slots: int = 0  # sequences decoded at once
+    bos: str = ""  # the token that begins a text, spelled out; "" where the model has none
+    eos: str = ""
+    chat_template: str = ""  # "" where there is none
+    template_abilities: frozenset[str] = frozenset()  # of the template itself: system, tools, calls, results, reasoning
+    slots: int = 0  # sequences decoded at once; 0 until the model is loaded for the first time
     row_width: int = 0  # numbers of an embedding row (Rows.width); 0: prompts hold none
     max_rows: int = 0  # of one prompt
     defaults: Defaults = field(default_factory=Defaults)  # for what a request does not say
@@ -98,15 +102,8 @@ class Vocabulary(Protocol):
     """Texts, tokens and templates of one model. Long texts wait while they are read."""
 
     size: int
-    bos: str  # the token that begins a text, spelled out; "" where the model has none
-    eos: str
     end_tokens: tuple[int, ...]  # those that end an answer
-    chat_template: str  # "" where there is none
     infill: InfillTokens | None
-
-    @property
-    def template_abilities(self) -> frozenset[str]:
-        """Abilities of the chat template itself: system, tools, calls, results, reasoning."""
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool, param: str = "content") -> list[int]:
         """Raises PromptTooLong, which names `param`, for a text that no context could hold."""

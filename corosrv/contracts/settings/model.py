@@ -211,6 +211,12 @@ class SamplingSettings:
         "repeat_penalty if the request sets none; 1: off; unset: the model file's, else 1",
         check=none_or(between(0.001, 1_000_000)),
     )
+    repeat_last_n: int | None = setting(
+        None,
+        "repeat_last_n if the request sets none, tokens that the penalties look back on; 0: none, -1: the context; "
+        "unset: the model file's, else 64",
+        check=none_or(between(-1, 2**31 - 1)),
+    )
     presence_penalty: float = setting(0.0, "presence_penalty if the request sets none; 0: off", check=between(-2, 2))
     frequency_penalty: float = setting(0.0, "frequency_penalty if the request sets none; 0: off", check=between(-2, 2))
     seed: int = setting(-1, "seed if the request sets none; -1: random", check=between(-1, 2**32 - 1))

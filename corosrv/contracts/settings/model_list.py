@@ -1,8 +1,8 @@
 """Reads the lists of models (COROSRV_MODEL) and of LoRA adapters (COROSRV_LORA), and names of models on a hub.
 
-COROSRV_MODEL is `PATH`, or `NAME=PATH?OPTION=VALUE&OPTION=VALUE,NAME=PATH`. A path that reads like a name and an equals
-sign is written with `./` before it. A name on a Hugging Face hub is `hf:OWNER/REPO[@REVISION][:QUANTISATION |
-/FILE.gguf]`; `HubSettings` say how it is downloaded.
+COROSRV_MODEL is `PATH`, or `NAME=PATH?OPTION=VALUE&OPTION=VALUE,NAME=PATH`. A name may have slashes, as owner/repo. A
+path that reads like a name and an equals sign is written with `./` before it. A name on a Hugging Face hub is
+`hf:OWNER/REPO[@REVISION][:QUANTISATION | /FILE.gguf]`; `HubSettings` say how it is downloaded.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class HubSettings:
 SYNTHETIC = "synthetic:"
 PACKAGED = "smollm2"  # a name of the packaged model, as of the extra that installs it
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]*"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]*(?:/[A-Za-z0-9._:@+-]+)*"
 _NAMED = re.compile(rf"(?!{SYNTHETIC}|{HUB})({_NAME})=(.*)", re.DOTALL)
 _BETWEEN = re.compile(rf",(?=\s*{_NAME}=)")
 

@@ -43,6 +43,11 @@ def of_sampling(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:
 
 def of_job(job: Job, stream: bool, vocabulary: Vocabulary) -> dict[str, Any]:
     """Returns every setting of a job as llama-server writes it. May wait as `tokenize` does."""
+    return without_biases(job, stream) | {"logit_bias": _biases(job.sampling, vocabulary)}
+
+
+def without_biases(job: Job, stream: bool) -> dict[str, Any]:
+    """Returns the settings of a job with no biases among them, for which its model has to be loaded."""
     sampling = job.sampling
     return {
         **of_sampling(sampling, job.max_tokens),
@@ -51,7 +56,7 @@ def of_job(job: Job, stream: bool, vocabulary: Vocabulary) -> dict[str, Any]:
         "n_keep": job.n_keep,
         "n_discard": job.n_discard,
         "stream": stream,
-        "logit_bias": _biases(sampling, vocabulary),
+        "logit_bias": [],
         "grammar": sampling.grammar,
         "grammar_lazy": bool(sampling.grammar_triggers),
         "grammar_triggers": list(sampling.grammar_triggers),

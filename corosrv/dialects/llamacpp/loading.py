@@ -15,7 +15,7 @@ from flask import Blueprint, Response, request
 
 from corosrv.base import __version__
 from corosrv.base.errors import Refused
-from corosrv.contracts.jobs import Job, ModelCard, Vocabulary
+from corosrv.contracts.jobs import Job, ModelCard
 from corosrv.dialects.generation import settings
 from corosrv.dialects.generation.fields import ModelName
 from corosrv.web.http import body_reader
@@ -35,12 +35,12 @@ class Switches:
     slot_save_bytes: int = 0
 
 
-def describe(card: ModelCard, vocabulary: Vocabulary, switches: Switches) -> dict[str, Any]:
-    """Makes the answer of GET /props. Tells no keys and no folders."""
+def describe(card: ModelCard, switches: Switches) -> dict[str, Any]:
+    """Makes the answer of GET /props for a model that is loaded, or was. Tells no keys and no folders."""
     job = Job((), max_tokens=card.defaults.max_tokens, sampling=card.defaults.sampling())
     return {
         "default_generation_settings": {
-            "params": settings.of_job(job, True, vocabulary) | {"timings_per_token": False},
+            "params": settings.without_biases(job, True) | {"timings_per_token": False},
             "n_ctx": card.meta.get("n_ctx", 0),
         },
         "total_slots": card.slots,
@@ -49,15 +49,15 @@ def describe(card: ModelCard, vocabulary: Vocabulary, switches: Switches) -> dic
         "model_path": card.file,
         "model_ftype": card.meta.get("ftype", ""),
         "modalities": {"vision": "images" in card.capabilities, "audio": False, "video": False},
-        "chat_template": vocabulary.chat_template,
-        "chat_template_caps": _template_caps(vocabulary.template_abilities),
-        "bos_token": vocabulary.bos,
-        "eos_token": vocabulary.eos,
+        "chat_template": card.chat_template,
+        "chat_template_caps": _template_caps(card.template_abilities),
+        "bos_token": card.bos,
+        "eos_token": card.eos,
         "build_info": f"corosrv {__version__} {card.fingerprint}",
         "endpoint_slots": switches.slots,
         "endpoint_props": switches.props,
         "endpoint_metrics": switches.metrics,
-        "is_sleeping": False,
+        "is_sleeping": card.status == "unloaded",
         "ui": False,
         "ui_settings": {},
         "cors_proxy_enabled": False,

@@ -133,23 +133,14 @@ def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
 
 
 def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> None:
-    told: dict[str, tuple[ModelCard, dict[str, Any]]] = {}  # each model's properties, and the card that they are of
-
     @routes.get("/props")
     @api_docs.get_props
     def get_props() -> Response:
         name = _model_name()
-        listed = next((card for card in worker.models() if name in (None, card.id, *card.aliases)), None)
-        if listed is not None and listed.id in told:  # so that whoever asks again and again uses, and loads, no model
-            described, shown = told[listed.id]
-            if listed.status == "unloaded":
-                return json_response(shown | {"is_sleeping": True})
-            if listed == described:
-                return json_response(shown)
-        card, vocabulary = _model(flow, name)
-        shown = loading.describe(card, vocabulary, switches)
-        told[card.id] = card, shown
-        return json_response(shown)
+        card = next((card for card in worker.models() if name in (None, card.id, *card.aliases)), None)
+        if card is None or not card.slots:  # its properties are known from its first load on, and need no other
+            card = worker.card(name)
+        return json_response(loading.describe(card, switches))
 
     @routes.post("/props")
     @api_docs.set_props

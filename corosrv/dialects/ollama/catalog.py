@@ -132,13 +132,12 @@ class OllamaCatalog:
         return RunningList(shown)
 
     def show(self, card: ModelCard) -> ShownModel:
-        """Describes one model; of one that is not loaded, no more than its file's head says."""
-        is_loaded = card.status == "loaded"
+        """Describes one model; of one that was never loaded, no more than its file's head says."""
         return ShownModel(
             license="",
             modelfile=f"# made by {card.id}'s operator: it is served as it is",
             parameters="",
-            template=self._pool.vocabulary(card.id).chat_template if is_loaded else "",
+            template=card.chat_template,
             details=self._details(card),
             model_info=self._info(card),
             capabilities=capabilities(card),

@@ -127,15 +127,8 @@ class VisionVocabulary:
         self._vocabulary = vocabulary
         self._images = images
         self.size: int = vocabulary.size
-        self.bos: str = vocabulary.bos
-        self.eos: str = vocabulary.eos
         self.end_tokens: tuple[int, ...] = vocabulary.end_tokens
-        self.chat_template: str = vocabulary.chat_template
         self.infill: InfillTokens | None = vocabulary.infill
-
-    @property
-    def template_abilities(self) -> frozenset[str]:
-        return self._vocabulary.template_abilities
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool, param: str = "content") -> list[int]:
         return self._vocabulary.tokenize(text, add_special, parse_special, param)

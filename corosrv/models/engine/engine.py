@@ -24,7 +24,6 @@ from corosrv.models.engine.probe import Verdict, verdict
 from corosrv.models.engine.reader import Reader
 from corosrv.models.engine.slots import SlotKeeper, TaskNotes
 from corosrv.models.engine.tasks import Adapters, TaskMaker, TaskPlacer, owner_of
-from corosrv.models.engine.traits import Traits
 from corosrv.models.engine.vocabulary import EngineVocabulary
 from corosrv.models.loadable import LoadProgress
 from corosrv.models.recording import RecordFile, RecordingHead, record_into
@@ -186,7 +185,7 @@ class Engine(EngineLife):
         vocabulary = EngineVocabulary(
             native, info, settings.template, settings.reasoning != "off", has_safe_template=settings.is_synthetic
         )
-        card = model_card(settings, info, vocabulary.traits)
+        card = model_card(settings, info, vocabulary)
         return _LoadedParts(
             native,
             info,
@@ -311,8 +310,9 @@ class Engine(EngineLife):
             self._recording.close()
 
 
-def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) -> ModelCard:
-    """Makes the card. `traits`: of the chat template; None where there is none."""
+def model_card(settings: ModelSettings, info: ModelInfo, vocabulary: EngineVocabulary) -> ModelCard:
+    """Makes the card of a loaded model."""
+    traits = vocabulary.traits
     # Other kernels round otherwise: the same seed may then give another text.
     kernels = "k" if info.own_kernels else ""
     built_with = "synthetic" if settings.is_synthetic else FINGERPRINT[:10]
@@ -325,6 +325,10 @@ def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) 
         fingerprint=f"b{built_with}{kernels}",
         capabilities=_capabilities(info, traits is not None),
         file=settings.file,
+        bos=vocabulary.bos,
+        eos=vocabulary.eos,
+        chat_template=vocabulary.chat_template,
+        template_abilities=vocabulary.template_abilities,
         slots=settings.slots,
         row_width=info.row_width,
         max_rows=info.context - 1 if info.row_width else 0,  # a token of the answer has to fit as well
@@ -346,13 +350,16 @@ def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) 
     )
 
 
-_DRAWN = ("temp", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+_DRAWN = (
+    "temp", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"
+)  # fmt: skip
 _KEYS_IN_FILES = {  # and the settings in whose place they are
     "general.sampling.temp": "temp",
     "general.sampling.top_k": "top_k",
     "general.sampling.top_p": "top_p",
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repeat_penalty",
+    "general.sampling.penalty_last_n": "repeat_last_n",
 }
 
 

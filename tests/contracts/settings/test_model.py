@@ -61,6 +61,15 @@ def test_models_of_a_list_share_what_is_not_their_own():
     assert a.labels == b.labels == ("t",)
 
 
+def test_a_name_may_have_slashes_as_on_a_hub():
+    a, b = models_of({"model": "owner/a=folder/a.gguf,owner/b:Q4=./c=d.gguf"})
+    (path,) = models_of({"model": "./owner/a=b.gguf"})
+
+    assert (a.names, a.model) == (("owner/a",), "folder/a.gguf")
+    assert (b.names, b.model) == (("owner/b:Q4",), "./c=d.gguf")
+    assert path.model == "./owner/a=b.gguf"
+
+
 def test_a_model_of_a_list_may_have_any_setting_of_a_model():
     a, b = models_of({"model": "a=a.gguf?lora=x.gguf:0.5&reasoning_format=none,b=b.gguf"})
 

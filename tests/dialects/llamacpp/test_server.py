@@ -253,7 +253,8 @@ def test_properties_tell_what_the_server_is_and_does():
     switches = Switches(slots=True, props=False, metrics=True, slot_save_path="/secret")
 
     defaults = Defaults(max_tokens=9, temperature=0.5, seed=3, more={"top_k": 20})
-    shown = loading.describe(replace(CARD, defaults=defaults), ByteVocabulary(), switches)
+    card = replace(CARD, defaults=defaults, bos="<s>", eos="</s>", template_abilities=frozenset({"system"}))
+    shown = loading.describe(card, switches)
 
     settings = shown["default_generation_settings"]
     assert settings["n_ctx"] == 100

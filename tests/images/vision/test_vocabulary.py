@@ -13,8 +13,7 @@ from tests.images.vision.encoders import image
 class LetterVocabulary:
     """Has a token for each letter."""
 
-    size, bos, eos, end_tokens, chat_template, infill = 256, "<s>", "</s>", (2,), "{{ messages }}", None
-    template_abilities = frozenset({"tools"})
+    size, end_tokens, infill = 256, (2,), None
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool, param: str) -> list[int]:
         return [*text.encode(), add_special, parse_special, len(param)]
@@ -53,9 +52,7 @@ def vocabulary(images) -> VisionVocabulary:
 def test_texts_are_read_as_without_images(vocabulary):
     assert vocabulary.tokenize("ab", True, False, "prompt") == [97, 98, True, False, 6]
     assert vocabulary.piece(97) == b"a"
-    assert (vocabulary.size, vocabulary.bos, vocabulary.eos) == (256, "<s>", "</s>")
-    assert (vocabulary.end_tokens, vocabulary.chat_template, vocabulary.infill) == ((2,), "{{ messages }}", None)
-    assert vocabulary.template_abilities == {"tools"}
+    assert (vocabulary.size, vocabulary.end_tokens, vocabulary.infill) == (256, (2,), None)
 
 
 def test_rows_in_a_row_are_shown_as_one_marker_among_the_tokens(vocabulary):

@@ -113,7 +113,7 @@ class RemoteEngine(EngineLife):
                 settings.context_shift,
                 settings.speculation > 0,
             )
-            self._card = replace(model_card(settings, loaded.info, self._vocabulary.traits), created=loaded.created)
+            self._card = replace(model_card(settings, loaded.info, self._vocabulary), created=loaded.created)
         except errors.CorosrvError as error:
             self._failure = str(error)
             raise errors.ModelFailed(self._failure) from error
