@@ -49,7 +49,7 @@ IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 CONFIG = "corosrv config --model path/to/model.gguf --slots 16"
 # Followed elsewhere in tests: of listening, of the access log and traces, of Prometheus' files, of replays, of batches,
-# of workers that join, of Ray.
+# of workers that join, of Ray, of models with sampling of their own.
 # `make dist` tries the wheel of a release itself.
 ELSEWHERE = [
     "corosrv serve --certfile certificate.pem --keyfile key.pem",
@@ -73,6 +73,7 @@ ELSEWHERE = [
     "corosrv replay /var/lib/corosrv/engine.rec.crashed-4711 --steps --until 1204",
     "corosrv serve --files-path /var/lib/corosrv/files",
     "corosrv batch requests.jsonl answers.jsonl --model path/to/model.gguf",
+    "corosrv serve --top-p 0.9 --model 'exact=big.gguf?temp=0' --model 'free=small.gguf?temp=1&top_k=100&seed=3'",
 ]
 KEYS = [
     "corosrv keys add alice --file keys.toml --requests-per-minute 60 --tokens-per-day 200000",

@@ -44,7 +44,13 @@ COROSRV_KERNEL inline Floats load_floats(const float* from) { return _mm512_load
 COROSRV_KERNEL inline void store(float* to, Floats a) { _mm512_storeu_ps(to, a); }
 COROSRV_KERNEL inline float largest_of(Floats a) { return _mm512_reduce_max_ps(a); }
 COROSRV_KERNEL inline float sum_of(Floats a) { return _mm512_reduce_add_ps(a); }
-COROSRV_KERNEL inline int32_t sum_of(Ints a) { return _mm512_reduce_add_epi32(a); }
+// Wraps, as what numbers become that are none: GCC's _mm512_reduce_add_epi32 adds as C++ does, where that is undefined.
+COROSRV_KERNEL inline int32_t sum_of(Ints a) {
+  const __m256i eight = _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
 
 COROSRV_KERNEL inline Floats load_halves(const uint8_t* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));

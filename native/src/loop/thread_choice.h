@@ -32,17 +32,18 @@ class ThreadChoice {
   }
 
  private:
-  static constexpr int32_t kFirstWait = 8;  // steps between two trials
+  // Steps between two trials. While fewer threads are in use, times how much slower more of them were.
+  static constexpr int32_t kFirstWait = 8;
   static constexpr int32_t kLeastWait = 32;
   static constexpr int32_t kMostWait = 4096;
-  static constexpr int32_t kMostWaitBelow =
-      64;                                   // where more threads may be faster by now; the longer, the slower they were
-  static constexpr int32_t kNear = 8;       // the first trial leaves out one thread of so many
-  static constexpr int32_t kTrial = 16;     // steps of a trial
-  static constexpr double kTooSlow = 2;     // times as slow: one step is enough
-  static constexpr double kClearly = 1.25;  // times as slow: four are
-  static constexpr double kFaster = 0.92;   // of the time in use: worth a change
-  static constexpr double kSlow = 1.3;      // times what was expected, in the mean: look at once
+  static constexpr int32_t kMostWaitBelow = 64;
+
+  static constexpr int32_t kNear = 8;          // the first trial leaves out one thread of so many
+  static constexpr int32_t kTrial = 16;        // steps of a trial
+  static constexpr double kTooSlow = 2;        // times as slow: one step is enough
+  static constexpr double kClearly = 1.25;     // times as slow: four are
+  static constexpr double kFaster = 0.92;      // of the time in use: worth a change
+  static constexpr double kSlow = 1.3;         // times what was expected, in the mean: look at once
   static constexpr double kRecent = 1.0 / 16;  // the weight of one step in that mean
   static constexpr double kMostTimes = 8;      // what one step counts for, at most
 

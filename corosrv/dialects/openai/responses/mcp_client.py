@@ -163,6 +163,7 @@ class McpSession:
         self._task: asyncio.Task[None] | None = None
         self._asks: list[McpAsk] = []
         self._fault = ""  # of the transport, which says more than what the package makes of it
+        self._ended_by = McpFault("the session with the MCP server has ended")
         self.is_over = False
         loop.call(self._begin)
 
@@ -202,7 +203,7 @@ class McpSession:
 
     def _put(self, ask: McpAsk) -> None:
         if self._task is None or self._queue is None or self._task.done():
-            ask.settle(McpFault("the session with the MCP server has ended"))
+            ask.settle(self._ended_by)
             return
         self._asks.append(ask)
         self._queue.put_nowait(ask)
@@ -218,15 +219,14 @@ class McpSession:
             asyncio.get_running_loop().call_later(_CLOSE_S, self._cancel)  # where it cleans up for too long
 
     async def _serve(self, queue: asyncio.Queue[McpAsk | None]) -> None:
-        fault = McpFault("the session with the MCP server has ended")
         try:
             await self._talk(queue)
         except Exception as error:  # whatever the package or the server came up with
-            fault = self._fault_of(error)
+            self._ended_by = self._fault_of(error)
         finally:
             self.is_over = True
             for ask in self._asks:
-                ask.settle(fault)
+                ask.settle(self._ended_by)
 
     async def _talk(self, queue: asyncio.Queue[McpAsk | None]) -> None:
         import httpx2

@@ -11,8 +11,10 @@ from corosrv.base.errors import NotOffered, Refused, SettingsError
 from corosrv.contracts import settings
 from corosrv.contracts.settings import McpServer
 from corosrv.dialects.openai.responses import mcp_items, schema
+from corosrv.dialects.openai.responses.mcp_client import McpFault, McpLoop, McpSession
 from corosrv.dialects.openai.responses.mcp_items import McpAccess, McpToolbox, bind
 from corosrv.dialects.openai.responses.schema import McpListedTool
+from tests.support.waiting import eventually
 
 URL = "https://mcp.example.com/a"
 READS = McpListedTool("reads", {}, None, {"readOnlyHint": True})
@@ -126,3 +128,14 @@ def test_secrets_are_in_no_answer_and_in_no_text_of_an_object() -> None:
     assert box.headers == {"x-key": "s3cret", "authorization": "Bearer s3cret"}
     assert "s3cret" not in repr(box)
     assert "s3cret" not in str(msgspec.to_builtins(mcp_items.redact(given)))
+
+
+def test_who_asks_after_a_session_has_failed_hears_why() -> None:
+    session = McpSession(McpLoop(), "http://127.0.0.1:1/mcp", {}, 20)
+    eventually(lambda: session.is_over, 20, "nobody is there")
+
+    ask = session.list_tools()
+
+    with pytest.raises(McpFault, match="cannot be reached"):
+        ask.wait(20)
+    ask.close()
