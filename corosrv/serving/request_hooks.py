@@ -55,7 +55,7 @@ class RequestHooks:
         self._may_have_copies = may_have_copies
 
     def begin(self) -> None:
-        """Lets a request in, or raises why it may not pass."""
+        """Checks a request. Raises why it may not pass."""
         if (visit := current(request).environ.pop(VISIT, None)) is not None:
             self._take_over(visit)
         if not self._has_started:

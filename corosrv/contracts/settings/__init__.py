@@ -23,8 +23,9 @@ from corosrv.contracts.settings.loading import (
     unknown_variables,
     with_nearest,
 )
-from corosrv.contracts.settings.model import ModelSettings, SamplingSettings, parse_sampling
+from corosrv.contracts.settings.model import ModelSettings
 from corosrv.contracts.settings.model_list import HubSettings
+from corosrv.contracts.settings.sampling import SamplingSettings, parse_sampling
 from corosrv.contracts.settings.server import ImageSettings, OperatorSettings, ServerSettings
 
 __all__ = [

@@ -5,6 +5,7 @@ Their texts end where a given word begins, so `texts_without` makes rules for te
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Any
 
@@ -61,7 +62,7 @@ def unquoted(rules: Rules, name: str) -> Rules | None:
 _MOST_DEPTH = 8  # of elements in each other
 
 
-class ArgumentRules:
+class ArgumentRules(ABC):
     """The grammar's rules for the arguments of one tool in a notation whose objects and lists may be in each other."""
 
     def __init__(self, source: SchemaSource, stop: str) -> None:
@@ -79,9 +80,9 @@ class ArgumentRules:
         self._bodies[start] = self._arguments(named, required)
         return Rules(start, self._bodies)
 
+    @abstractmethod
     def _arguments(self, properties: list[tuple[str, Any]], required: Collection[str]) -> str:
         """Returns all arguments."""
-        raise NotImplementedError
 
     def _rule(self, name: str, body: str) -> str:
         self._n_named += 1

@@ -70,12 +70,10 @@ class LlamaCollector(OfEngines):
     def _totals(self, stats: Mapping[str, DecodeStats]) -> dict[str, float]:
         read = {model: {name: value(loop) for name, (_, value) in _COUNTERS.items()} for model, loop in stats.items()}
         for model, before in self._read.items():
-            now = read.get(model)
-            if now is None or any(
-                now[name] < value for name, value in before.items()
-            ):  # unloaded since, or loaded anew
-                for name, value in before.items():
-                    self._ended[name] += value
+            now = read.get(model, {})
+            is_over = any(now.get(name, 0) < value for name, value in before.items())  # unloaded, or loaded anew
+            for name, value in before.items() if is_over else ():
+                self._ended[name] += value
         self._read = read
         return {name: ended + sum(counted[name] for counted in read.values()) for name, ended in self._ended.items()}
 

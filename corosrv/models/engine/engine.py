@@ -12,14 +12,13 @@ from typing import Any
 import msgspec
 
 from corosrv.base import errors, waits
-from corosrv.base.errors import SettingsError
-from corosrv.contracts.jobs import Adapter, AnyJob, Defaults, Job, ModelCard, SlotFile, SlotState, State
+from corosrv.contracts.jobs import Adapter, AnyJob, Job, ModelCard, SlotFile, SlotState, State
 from corosrv.contracts.jobs.worker import DecodeStats
-from corosrv.contracts.settings import ModelSettings, Settings, parse_sampling
+from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Options, Task
 from corosrv.models.engine.libllama import cpu_identity
 from corosrv.models.engine.memory import DescriptorShortage, fit_model
-from corosrv.models.engine.options import native_options, with_verdict
+from corosrv.models.engine.options import native_options, sampling_defaults, with_verdict
 from corosrv.models.engine.probe import Verdict, verdict
 from corosrv.models.engine.reader import Reader
 from corosrv.models.engine.slots import SlotKeeper, TaskNotes
@@ -335,7 +334,7 @@ def model_card(settings: ModelSettings, info: ModelInfo, vocabulary: EngineVocab
         grammar_bytes=settings.grammar_bytes,
         grammar_rules=settings.grammar_rules,
         grammar_repetitions=settings.grammar_repetitions,
-        defaults=_defaults(settings, info),
+        defaults=sampling_defaults(settings, info),
     )
     if traits is None:
         return card
@@ -348,47 +347,6 @@ def model_card(settings: ModelSettings, info: ModelInfo, vocabulary: EngineVocab
         thought_tokens=None if settings.reasoning_budget < 0 else settings.reasoning_budget,
         thought_message=settings.reasoning_budget_message,
     )
-
-
-_DRAWN = (
-    "temp", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"
-)  # fmt: skip
-_KEYS_IN_FILES = {  # and the settings in whose place they are
-    "general.sampling.temp": "temp",
-    "general.sampling.top_k": "top_k",
-    "general.sampling.top_p": "top_p",
-    "general.sampling.min_p": "min_p",
-    "general.sampling.penalty_repeat": "repeat_penalty",
-    "general.sampling.penalty_last_n": "repeat_last_n",
-}
-
-
-def _defaults(settings: ModelSettings, info: ModelInfo) -> Defaults:
-    """Returns what requests get that do not say it: as the operator chose, else as the model's file says."""
-    chosen = _sampling_of_file(settings.names[0], info.sampling)
-    chosen |= {name: value for name in _DRAWN if (value := getattr(settings, name)) is not None}
-    if "top_k" in chosen:
-        chosen["top_k"] = max(chosen["top_k"], 0)  # -1 keeps all, as in requests
-    return Defaults(
-        max_tokens=None if settings.n_predict == -1 else settings.n_predict,
-        temperature=chosen.pop("temp", Defaults().temperature),
-        seed=None if settings.seed == -1 else settings.seed,
-        more=chosen,
-    )
-
-
-def _sampling_of_file(model: str, lines: str) -> dict[str, Any]:
-    """Returns the settings that a file has; logs those that cannot be used."""
-    values: dict[str, Any] = {}
-    for line in lines.splitlines():
-        key, _, text = line.partition("=")
-        try:
-            if (name := _KEYS_IN_FILES.get(key)) is None:
-                raise SettingsError("there is no such setting")
-            values[name] = parse_sampling(name, text)
-        except SettingsError as error:
-            log.warning("model %s: %.40r of its file's %s is ignored: %s", model, text, key, error)
-    return values
 
 
 def _meta(info: ModelInfo) -> dict[str, Any]:

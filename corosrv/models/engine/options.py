@@ -1,21 +1,26 @@
-"""Makes the native engine's options of settings, and refuses what this libllama cannot do.
+"""Makes the native engine's options of settings, and refuses what this libllama cannot do; makes requests' defaults.
 
 The placement on devices, the kernels' verdict, and the sizes are translated to libllama's numbers.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
-from corosrv.base.errors import ModelFailed
-from corosrv.contracts.settings import ModelSettings, sources
+from corosrv.base.errors import ModelFailed, SettingsError
+from corosrv.contracts.jobs import Defaults
+from corosrv.contracts.settings import ModelSettings, parse_sampling, sources
 from corosrv.contracts.settings.placement import SPLIT_MODES
 from corosrv.models.engine import libllama
-from corosrv.models.engine.binding import GrammarLimits, Options, Placement, Synthetic
+from corosrv.models.engine.binding import GrammarLimits, ModelInfo, Options, Placement, Synthetic
 from corosrv.models.engine.libllama import Device, physical_cores
 from corosrv.models.engine.probe import Verdict
+
+log = logging.getLogger("corosrv.engine")
 
 _CACHE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
@@ -113,3 +118,44 @@ def with_verdict(options: Options, verdict: Verdict) -> Options:
     """Returns the options with which the model loads as the verdict allows."""
     kernels = "ggml" if verdict is Verdict.GGML else options.kernels
     return replace(options, safe_load=verdict is Verdict.SAFE, kernels=kernels)
+
+
+_DRAWN = (
+    "temp", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"
+)  # fmt: skip
+_KEYS_IN_FILES = {  # and the settings in whose place they are
+    "general.sampling.temp": "temp",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repeat_penalty",
+    "general.sampling.penalty_last_n": "repeat_last_n",
+}
+
+
+def sampling_defaults(settings: ModelSettings, info: ModelInfo) -> Defaults:
+    """Returns what requests get that do not say it: as the operator chose, else as the model's file says."""
+    chosen = _sampling_of_file(settings.names[0], info.sampling)
+    chosen |= {name: value for name in _DRAWN if (value := getattr(settings, name)) is not None}
+    if "top_k" in chosen:
+        chosen["top_k"] = max(chosen["top_k"], 0)  # -1 keeps all, as in requests
+    return Defaults(
+        max_tokens=None if settings.n_predict == -1 else settings.n_predict,
+        temperature=chosen.pop("temp", Defaults().temperature),
+        seed=None if settings.seed == -1 else settings.seed,
+        more=chosen,
+    )
+
+
+def _sampling_of_file(model: str, lines: str) -> dict[str, Any]:
+    """Returns the settings that a file has; logs those that cannot be used."""
+    values: dict[str, Any] = {}
+    for line in lines.splitlines():
+        key, _, text = line.partition("=")
+        try:
+            if (name := _KEYS_IN_FILES.get(key)) is None:
+                raise SettingsError("there is no such setting")
+            values[name] = parse_sampling(name, text)
+        except SettingsError as error:
+            log.warning("model %s: %.40r of its file's %s is ignored: %s", model, text, key, error)
+    return values
