@@ -10,6 +10,7 @@ each request, as much as a short chat takes in all; those here take a tenth of t
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import random
@@ -118,7 +119,8 @@ def _endpoint() -> str:
 class SpanQueue:
     """Spans on their way to the collector. At most MOST_WAITING wait; more are dropped.
 
-    Its thread begins with the first span, in the process that serves.
+    Its thread begins with the first span, in the process that serves. That span may have ended in a callback of the
+    hub, where nothing may wait, as Thread.start does under gevent: start_new_thread returns at once.
     """
 
     def __init__(self, send: Callable[[bytes], str], resource: Resource) -> None:
@@ -130,7 +132,8 @@ class SpanQueue:
         self._waiting: deque[SpanTrace] = deque()
         self._news = threading.Event()
         self._end = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._is_started = False
+        self._is_over = threading.Event()  # whether the thread has ended
         self._flood = Flood(log, "%d spans were dropped: the collector of traces is too slow, or away")
         self._n_sending = 0
         self._is_failing = False
@@ -148,9 +151,9 @@ class SpanQueue:
             self._flood.count()
             return
         self._waiting.append(span)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="corosrv-traces", daemon=True)
-            self._thread.start()
+        if not self._is_started:
+            self._is_started = True
+            _thread.start_new_thread(self._run, ())
         if not self._news.is_set():
             self._news.set()
 
@@ -162,6 +165,7 @@ class SpanQueue:
             while self._waiting:
                 n = min(len(self._waiting), MOST_SENT)
                 self._send([self._waiting.popleft() for _ in range(n)])
+        self._is_over.set()
 
     def _send(self, spans: Sequence[SpanTrace]) -> None:
         self._n_sending = len(spans)
@@ -191,10 +195,9 @@ class SpanQueue:
         """Sends what waits, if that takes no longer than this. Waits. Twice is harmless."""
         self._end.set()
         self._news.set()
-        if self._thread is None:
+        if not self._is_started:
             return
-        self._thread.join(seconds)
-        if self._thread.is_alive() and (n_lost := len(self._waiting) + self._n_sending):
+        if not self._is_over.wait(seconds) and (n_lost := len(self._waiting) + self._n_sending):
             log.warning("%d spans were dropped at the end: the collector of traces does not answer", n_lost)
             self.n_dropped += len(self._waiting)
             self._waiting.clear()

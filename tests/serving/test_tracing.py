@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import gevent
 import pytest
 
 from corosrv.base.errors import SettingsError
 from corosrv.serving import tracing
 from corosrv.serving.tracing import SpanMaker
+from tests.support.patched import run_patched
 from tests.support.span_collector import GotSpan, spans_of
 from tests.support.waiting import eventually
 
@@ -52,6 +54,34 @@ def test_spans_are_sent_and_counted(taking: Taking) -> None:
     eventually(lambda: maker.queue.n_sent == 1)
     assert "secret" not in str(taking.spans)
     maker.close()
+
+
+def first_span_ends_in_the_hub() -> list[Any]:
+    """Ends a process's first span in a callback of its hub. Returns what that raised and the number of spans sent."""
+    sent: list[bytes] = []
+    raised: list[str] = []
+
+    def send(message: bytes) -> str:
+        sent.append(message)
+        return ""
+
+    maker = SpanMaker(send)
+    span, _ = begin(maker)
+
+    def end() -> None:
+        try:
+            span.end()
+        except BaseException as error:  # the hub would print it and go on
+            raised.append(repr(error))
+
+    gevent.get_hub().loop.run_callback(end)
+    gevent.sleep(0)
+    maker.close()
+    return [raised, len(sent)]
+
+
+def test_the_first_span_may_end_in_a_callback_of_the_hub() -> None:
+    assert run_patched(first_span_ends_in_the_hub) == [[], 1]
 
 
 def test_spans_are_encoded_as_opentelemetry_decodes_them(taking: Taking) -> None:
