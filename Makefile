@@ -33,7 +33,7 @@ run: $(INSTALLED)
 # or is skipped, in its turn and says why.
 test: $(TOOLS) $(CLIENTS)
 	@echo "corosrv: building the native tests under sanitizers (about 6 minutes on 2 cores, the first time)"
-	-@$(MAKE) --silent --keep-going --jobs $(JOBS) -C tests/native thread address oracle fuzz
+	-@$(MAKE) --silent --keep-going --jobs $(JOBS) -C tests/native thread address oracle fuzz world
 	-@$(BIN)/python -m tests.support.llama_templates
 	$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 

@@ -202,7 +202,7 @@ def test_h012_what_is_pipelined_behind_a_stream_is_answered_behind_it(watched: S
 
 def test_h012_a_client_that_sends_thousands_ahead_is_one_among_others(attacked: Server) -> None:
     """Each of its requests is answered in order, and everybody else has a turn in between."""
-    n = 2000
+    n = 5000
     with HealthWatch(attacked) as watch, attacked.connect() as greedy:
         sending = threading.Thread(target=greedy.send, args=(request("GET", "/health") * n,))
         sending.start()
@@ -210,7 +210,7 @@ def test_h012_a_client_that_sends_thousands_ahead_is_one_among_others(attacked: 
         sending.join(10)
 
     assert statuses == {200}
-    assert watch.n_answers > 5
+    assert watch.n_answers > 3
 
 
 def test_h012_garbage_behind_a_stream_does_not_touch_it(watched: Server) -> None:

@@ -7,9 +7,11 @@ command with 1.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib
 import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,11 +22,22 @@ if TYPE_CHECKING:  # it imports the product, which must find the clock and the b
     from tests.simulation.world import Run, World
 
 MINUTES = 5.0  # of virtual time, before the calm
-WORLDS = {"pool": "PoolWorld", "workers": "WorkersWorld", "fronts": "FrontsWorld", "engines": "EnginesWorld"}
+NATIVE = bugs.ROOT / "tests" / "native"
+BUILD_TIMEOUT = 600  # seconds, on a slow machine with nothing built yet
+# "loop" is a program: tests/native/world.
+WORLDS = {
+    "loop": "",
+    "pool": "PoolWorld",
+    "workers": "WorkersWorld",
+    "fronts": "FrontsWorld",
+    "engines": "EnginesWorld",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    if options.world == "loop":
+        return _run_native(options)
     loop.install()
     if options.bug:
         bugs.plant(options.bug)
@@ -56,6 +69,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--often", default="", help="a fate that half of the processes have")
     parser.add_argument("--bug", default="", help="a planted bug (tests/simulation/bugs.py), by its name")
     return parser
+
+
+def _run_native(options: argparse.Namespace) -> int:
+    """Runs the world of the native decode loop, built with the bug that is asked for. Returns its exit status."""
+    target, planted = "build/world/world", ""
+    if options.bug:
+        bug = bugs.BUGS[options.bug]
+        folder = NATIVE / "build" / "bugs" / options.bug.replace(" ", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "planted.cpp").write_text(bug.source())
+        target, planted = f"{folder.relative_to(NATIVE)}/world", bug.module
+    make = ["make", "--silent", "-C", str(NATIVE), f"--jobs={os.cpu_count() or 1}", target, f"PLANTED={planted}"]
+    with open(NATIVE / "Makefile") as one_at_a_time:  # tests may run side by side
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        subprocess.run(make, check=True, timeout=BUILD_TIMEOUT)
+    arguments = (options.seed, options.seeds, 60 * options.hours, options.until)
+    return subprocess.run([NATIVE / target, *map(str, arguments)], check=False).returncode
 
 
 def _run_apart(world_class: type[World], seed: int, minutes: float, until: str, often: str) -> Run:

@@ -20,7 +20,10 @@ ROOT = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """Replaces `old` by `new` in a module; `world` finds it, and the tests begin with a seed that does."""
+    """Replaces `old` by `new` in a module; `world` finds it, and the tests begin with a seed that does.
+
+    A module of the native core is the path of its file without the ending.
+    """
 
     world: str
     module: str
@@ -31,6 +34,8 @@ class Bug:
 
     @property
     def path(self) -> Path:
+        if self.world == "loop":
+            return ROOT / "native" / "src" / f"{self.module}.cpp"
         return ROOT / f"{self.module.replace('.', '/')}.py"
 
     def source(self) -> str:
@@ -304,11 +309,92 @@ BUGS = {
         "                if job.is_over:",
         "                if False:",
     ),
+    "a cancelled job wakes nobody": Bug(
+        "loop", "handover/inbox",
+        "    mail_.has_cancellations = true;\n    is_woken_ = true;",
+        "    mail_.has_cancellations = true;",
+    ),
+    "room in a reader wakes nobody": Bug(
+        "loop", "handover/inbox",
+        "void Inbox::on_room() {\n  {\n    MutexLock lock(mutex_);\n    is_woken_ = true;",
+        "void Inbox::on_room() {\n  {\n    MutexLock lock(mutex_);",
+    ),
+    "tasks that have ended count for ever": Bug(
+        "loop", "handover/inbox",
+        "  in_flight_ -= std::min(in_flight_, owners.size());",
+        "  in_flight_ -= std::min(in_flight_, owners.size() / 2);",
+    ),
+    "a reader is told of its first chunk alone": Bug(
+        "loop", "handover/reader",
+        "  is_due_ = false;\n  event_fd_.signal();",
+        "  event_fd_.signal();",
+    ),
+    "a slot keeps what its last task left": Bug(
+        "loop", "loop/decode_loop",
+        "    memory_.note(*sequence);\n    backend_.forget(sequence->slot(), {});",
+        "    memory_.note(*sequence);",
+    ),
+    "guesses that did not come true stay in their slot": Bug(
+        "loop", "loop/decode_loop",
+        "    if (n_true < n_held) backend_.forget",
+        "    if (n_true + 1 < n_held) backend_.forget",
+    ),
+    "what a failed batch has computed stays in its slots": Bug(
+        "loop", "loop/decode_loop",
+        "  backend_.forget(sequence.slot(), sequence.extent(sequence.n_computed()));",
+        "",
+    ),
+    "a task that fails takes those beside it along": Bug(
+        "loop", "loop/decode_loop",
+        "    compute({items.begin(), half});\n    compute({half, items.end()});",
+        "    for (const auto& item : items) item.sequence->finish(Finish::kError, status.message());",
+    ),
+    "what an owner has computed serves others": Bug(
+        "loop", "loop/prefix_cache",
+        "    if (entry->scope != scope) continue;",
+        "    if (entry->scope.adapters != scope.adapters) continue;",
+    ),
+    "a slot is copied for whoever asks": Bug(
+        "loop", "loop/slot_memory",
+        "  return tokens.empty() || scope.owner != request.owner();",
+        "  return tokens.empty() || scope.owner > 1000 * request.owner() + 1000;",
+    ),
+    "what is parked stays parked": Bug(
+        "loop", "loop/scheduler",
+        "  for (auto next = parked_.end(); next != ready;)",
+        "  for (auto next = parked_.end() - 1; next > ready;)",
+    ),
+    "a slot that somebody waits for stays with a reader that nobody reads": Bug(
+        "loop", "loop/scheduler",
+        "    return sequence->is_paused() && waiting_.has_next({sequence->slot()});",
+        "    return sequence->is_paused() && sequence->slot() < 0;",
+    ),
+    "a vector counts tokens that are read again twice": Bug(
+        "loop", "loop/sequence",
+        "  if (pooler_) pooler_->clear();",
+        "",
+    ),
+    "one deadline is looked for, and no later one": Bug(
+        "loop", "loop/time_limits",
+        "      next_deadline_ = std::min(next_deadline_, std::max(sequence.deadline(), now + kDeadlineInterval));",
+        "",
+    ),
+    "who waits for too long goes on waiting": Bug(
+        "loop", "loop/time_limits",
+        "  next_look_ = now + kLookInterval;\n  has_grace_ = false;",
+        "  next_look_ = now + kLookInterval * 10000;\n  has_grace_ = false;",
+        seed=60,
+    ),
+    "an idle slot keeps its memory": Bug(
+        "loop", "loop/idle_slots",
+        "    if (std::exchange(slot.is_in_use, false)) slot.last_use = now;",
+        "    if (slot.is_in_use) slot.last_use = now;",
+    ),
 }  # fmt: skip
 
 
 def plant(name: str) -> None:
-    """Puts a bug into its module, which must not have been imported."""
+    """Puts a bug into its Python module, which must not have been imported."""
     bug = BUGS[name]
     assert bug.module not in sys.modules, f"{bug.module} was imported before the bug was planted"
     sys.meta_path.insert(0, _Finder(bug))

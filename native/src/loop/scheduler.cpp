@@ -323,14 +323,22 @@ void Scheduler::unpark() {
 }
 
 Sequence* Scheduler::idle_holder() const {
-  if (waiting_.is_empty() || (has_free_slot() && !waits_for_cells())) return nullptr;
-  return paused();
+  if (waiting_.is_empty()) return nullptr;
+  if (!has_free_slot() || waits_for_cells()) return paused();
+  if (waiting_.has_next(free_slots_)) return nullptr;
+  return first_running([this](const auto& sequence) {  // whoever waits does so for a slot that is not free
+    return sequence->is_paused() && waiting_.has_next({sequence->slot()});
+  });
 }
 
 Sequence* Scheduler::paused() const {
-  const auto idle =
-      std::find_if(running_.begin(), running_.end(), [](const auto& sequence) { return sequence->is_paused(); });
-  return idle == running_.end() ? nullptr : idle->get();
+  return first_running([](const auto& sequence) { return sequence->is_paused(); });
+}
+
+template <typename Predicate>
+Sequence* Scheduler::first_running(Predicate is_so) const {
+  const auto found = std::find_if(running_.begin(), running_.end(), is_so);
+  return found == running_.end() ? nullptr : found->get();
 }
 
 Sequence* Scheduler::first_to_give_way() const {

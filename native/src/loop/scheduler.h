@@ -139,6 +139,8 @@ class Scheduler {
 
  private:
   bool has_free_slot() const { return static_cast<int32_t>(running_.size()) < capacity_ && !free_slots_.empty(); }
+  template <typename Predicate>
+  Sequence* first_running(Predicate is_so) const;
   std::unique_ptr<Sequence> next_to_start();
   bool waits_for_cells() const;
   bool may_displace(const Sequence& next, const Sequence& running, Clock::time_point now) const;

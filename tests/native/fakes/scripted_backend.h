@@ -42,7 +42,8 @@ class ScriptedBackend final : public Backend {
   std::function<void(int32_t slot)> on_forget;
   std::function<void()> on_info;
   bool can_save = true;
-  size_t shared_cells = 0;  // tokens of all slots together, at most; 0: any number
+  bool keeps_batches = true;  // batches(), adapters() and names_since() tell of all
+  size_t shared_cells = 0;    // tokens of all slots together, at most; 0: any number
   bool fails_to_load = false, fails_to_save = false;
   std::atomic<int> n_saves{0};
   std::atomic<int> n_wiped{0};
@@ -213,6 +214,7 @@ class ScriptedBackend final : public Backend {
 
   void note(const Rows& rows) {
     std::vector<Token> names;
+    if (!keeps_batches) return;
     for (const Row& row : rows) names.push_back(name(row));
     std::lock_guard<std::mutex> lock(mutex_);
     batches_.push_back(rows);

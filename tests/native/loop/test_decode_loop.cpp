@@ -606,17 +606,19 @@ TEST("what ends because the server does says so in its code") {
   CHECK_EQ(client->answer().code, "server_shutting_down");
 }
 
-TEST("what gets no slot in time ends, and who has one keeps it, also when nothing else wakes the loop") {
-  DecodeLoop::Limits limits{2, 8, 60};
-  limits.queue_s = 0.5;
+TEST("what gets no slot in time ends, and who has one keeps it") {
+  DecodeLoop::Limits limits{1, 8, 60};
+  limits.queue_s = 0.3;
   RunningLoop loop(limits);
+  loop.backend.before_decode = [](const ScriptedBackend&, const ScriptedBackend::Rows&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return Status::ok();
+  };
   loop.start();
-  const auto holding = loop.submit(make_task('h', 1, 100), 8);
-  REQUIRE(eventually([&] { return loop.stats().paused == 1; }));
-  Task task = make_task('w');
-  task.slot = 0;  // of which the one above has not let go
+  const auto holding = loop.submit(make_task('h', 1, 200));
+  REQUIRE(holding->wait());
 
-  const auto waiting = loop.submit(std::move(task));
+  const auto waiting = loop.submit(make_task('w'));
 
   REQUIRE(waiting->finish());
   CHECK_EQ(waiting->answer().code, "queue_timeout");
@@ -626,22 +628,20 @@ TEST("what gets no slot in time ends, and who has one keeps it, also when nothin
 }
 
 TEST("whose deadline passes before it has a slot is never run, also when nothing else wakes the loop") {
-  RunningLoop loop({2, 8, 60});
+  RunningLoop loop({1, 8, 60});
   loop.start();
-  const auto holding = loop.submit(make_task('h', 1, 100), 8);
-  REQUIRE(eventually([&] { return loop.stats().paused == 1; }));
-  Task task = make_task('w');
-  task.slot = 0;  // of which the one above has not let go
-  task.deadline = Clock::now() + std::chrono::milliseconds(100);
+  Task late = make_task('w');
+  late.priority = 9;
+  late.deadline = Clock::now() + std::chrono::milliseconds(200);
+  const auto client = loop.submit({make_task('h', 1, 100), std::move(late)}, 8);  // whom both wait for
 
-  const auto waiting = loop.submit(std::move(task));
+  REQUIRE(eventually([&] { return loop.stats().tasks_error == 1; }));
 
-  REQUIRE(waiting->finish());
-  CHECK_EQ(waiting->answer().code, "queue_timeout");
-  CHECK_EQ(waiting->answer().n_tokens, 0);
-  CHECK_EQ(loop.stats().running, 1);
-  REQUIRE(holding->finish());
-  CHECK_EQ(holding->answer().finish, Finish::kLength);
+  CHECK_EQ(loop.stats().paused, 1);
+  REQUIRE(client->finish());
+  CHECK_EQ(client->answer(1).code, "queue_timeout");
+  CHECK_EQ(client->answer(1).n_tokens, 0);
+  CHECK_EQ(client->answer(0).finish, Finish::kLength);
 }
 
 TEST("whose deadline has passed when it comes is never run") {

@@ -51,6 +51,19 @@ TEST("a slot shows what runs in it, and afterwards what did") {
   CHECK_EQ(loop.slots()[0].task, int64_t{-1});
 }
 
+TEST("a task gets the slot that it wants of a reader that nobody reads, though another slot is free") {
+  RunningLoop loop({2, 64, 60});
+  loop.start();
+  const auto stalled = loop.submit(make_wanting('a', 0, 1, 30), 4);  // bytes: it pauses after some tokens
+  REQUIRE(eventually([&] { return loop.stats().paused == 1; }));
+
+  const auto wanting = loop.submit(make_wanting('b', 0, 2));
+
+  CHECK_EQ(slot_of(*wanting), 0);
+  CHECK(stalled->finish());
+  CHECK_EQ(stalled->text(), said_alone(make_wanting('a', 0, 1, 30)));
+}
+
 TEST("a task that wants a slot waits for it, and holds up nobody") {
   RunningLoop loop({2, 64, 60});
   loop.backend.gate.shut();
