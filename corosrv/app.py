@@ -205,13 +205,11 @@ def check_several(settings: Settings) -> None:
                 f"{name} queue in one process: start gunicorn with one worker (-w 1), or set COROSRV_REDIS_URL, "
                 "through which several share permits, groups and answers under idempotency keys"
             )
-    shares = settings.app is not None or settings.upstream is not None
-    for name, port in (("grpc_port", settings.kserve.grpc_port), ("mgmt_port", settings.operator.mgmt_port)):
-        if port and shares:
-            raise SettingsError(
-                f"COROSRV_{name.upper()} is a port of one process: start gunicorn with one worker (-w 1), or leave "
-                "the port out"
-            )
+    managed = (settings.app, settings.upstream, settings.peer, settings.cluster)
+    if settings.operator.mgmt_port and any(part is not None for part in managed):
+        raise SettingsError(
+            "COROSRV_MGMT_PORT is a port of one process: start gunicorn with one worker (-w 1), or leave the port out"
+        )
     if settings.peer is not None and not settings.peer.replica_id:
         raise SettingsError("COROSRV_REPLICA_ID must be set where several processes are one of several peers")
 
