@@ -39,7 +39,7 @@ class ForkFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ToldAnswer(msgspec.Struct, array_like=True):
-    """What one worker process tells another of a forkable answer, as of now. Tokens are bytes of int32."""
+    """The tokens of a forkable answer, as bytes of int32, and how it began: one worker process tells them another."""
 
     id: str
     model: str
@@ -81,7 +81,7 @@ class ForkableAnswer:
                 generated.pop()  # nothing follows an end
         self.used_at = time.monotonic()
 
-    def told(self) -> bytes:
+    def to_told(self) -> bytes:
         """Returns what another worker process needs to fork it: the tokens that are there now."""
         tokens = self.prompt.tobytes(), self.before.tobytes(), [tokens.tobytes() for tokens in self._generated]
         return msgspec.msgpack.encode(ToldAnswer(self.id, self.card.id, self.lora, self.opening, *tokens))

@@ -162,7 +162,7 @@ def blueprint(flow: RequestFlow, ask_other_workers: AskOthers = no_others) -> Bl
         if FROM_WORKER not in request.environ:
             raise NotFound("worker processes of this server alone ask for this")
         answer = flow.forked(ForkFields(of=id), None, lambda id: [])
-        return Response(answer.told(), mimetype="application/vnd.msgpack")
+        return Response(answer.to_told(), mimetype="application/vnd.msgpack")
 
     @routes.post("/v1/chat/completions")
     @routes.post("/chat/completions", endpoint="chat_short")
