@@ -297,9 +297,11 @@ def test_images_go_to_the_engine_again_that_follows_a_killed_one(start, threads,
     engine, n_before = server.engine, n_given(server)
 
     os.kill(engine.pid, signal.SIGSTOP)  # before it has said anything
-    asked = [threads.submit(post, server, body) for _ in range(4)]
-    eventually(lambda: n_given(server) == n_before + 4, what="four images that are ready for the engine")
-    engine.kill()
+    try:
+        asked = [threads.submit(post, server, body) for _ in range(4)]
+        eventually(lambda: n_given(server) == n_before + 4, what="four images that are ready for the engine")
+    finally:
+        engine.kill()
 
     assert [text_of(events(one.result().body)) for one in asked] == [undisturbed] * 4
     assert re.search(r"its engine is back after .*; [1-4] answers go on", server.log)
