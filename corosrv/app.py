@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from flask import Blueprint, Flask, Response, current_app, request
 from flask.helpers import get_debug_flag
+from gevent import monkey
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.serving import is_running_from_reloader
 
@@ -34,6 +35,7 @@ from corosrv.web.http.worker_watch import NEVER_STARTS
 
 if TYPE_CHECKING:
     from corosrv.web.http.front import Front
+    from corosrv.web.http.siblings import Siblings
 
 log = logging.getLogger("corosrv")
 
@@ -53,7 +55,14 @@ def blueprint(**overrides: Any) -> Blueprint:
     """
     settings = settings_module.load(overrides)
     server = replace(settings.server, allowed_hosts=settings.server.allowed_hosts or "*")
-    mounted = Server(replace(settings, server=server), is_mounted=True)
+    settings = replace(settings, server=server)
+    worker = worker_watch.serving_worker()
+    is_one_of_several = worker is not None and worker.cfg.workers > 1 and not worker.booted
+    if is_one_of_several:
+        settings = _for_several(settings, worker)
+    mounted = Server(settings, is_mounted=True)
+    if is_one_of_several:
+        _know_others(mounted, worker)
     routes = mounted.make_blueprint()
     routes.record_once(lambda state: state.app.extensions.setdefault(_MOUNTED, []).append(mounted))
     return routes
@@ -168,22 +177,11 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
         limits = ClientLimits(server.head_timeout_s, server.body_timeout_s, server.body_rate, server.write_timeout_s)
         worker = front.adopt(limits)
         if worker is not None and worker.cfg.workers > 1:
-            check_several(settings)
-            if server.model_bytes and len(settings.models) > 1:
-                log.warning("COROSRV_MODEL_BYTES is kept by each of the worker processes for models that it has loaded")
-            settings = replace(settings, server=replace(server, engine=server.engine or "process"))
-            worker.share_state(open_run_dir(settings.operator.run_dir or default_path()))
-            if server.api_keys_file and worker.siblings is None:
-                raise SettingsError(
-                    "COROSRV_API_KEYS_FILE: under TLS several worker processes would each count for themselves: end "
-                    "TLS in a proxy, or use one worker process (-w 1)"
-                )
+            settings = _for_several(settings, worker)
         app = create_app(settings)
-        if worker is not None and worker.siblings is not None:
-            worker.siblings.has_limits = app.extensions["corosrv"].accounts.has_limits
         if worker is not None:
+            _know_others(app.extensions["corosrv"], worker)
             app.extensions["corosrv"].context.count_clients = worker.clients.count
-            app.extensions["corosrv"].context.siblings = worker.siblings
             worker.access_log = app.extensions["corosrv"].access_log
             worker.state = lambda: app.extensions["corosrv"].context.state
             _end_with(worker, app.extensions["corosrv"], predictor)
@@ -193,6 +191,38 @@ def make_application(ends_with_bad_code: bool = False) -> Flask:
     except CorosrvError as error:
         print(f"corosrv cannot start: {error}", file=sys.stderr)
         sys.exit(NEVER_STARTS)
+
+
+def _for_several(settings: Settings, worker: Any) -> Settings:
+    """Returns the settings of one of several worker processes of gunicorn's, which pass on requests that need a
+    caller's state if they are Fronts. Raises SettingsError for what several cannot serve."""
+    check_several(settings)
+    server = settings.server
+    if monkey.is_module_patched("socket"):  # otherwise no engine of another process can be waited for
+        server = replace(server, engine=server.engine or "process")
+    if server.model_bytes and len(settings.models) > 1:
+        log.warning("COROSRV_MODEL_BYTES is kept by each of the worker processes for models that it has loaded")
+    if hasattr(worker, "share_state"):
+        worker.share_state(open_run_dir(settings.operator.run_dir or default_path()))
+    else:
+        log.warning(
+            "each worker process has its own stored responses, idempotency keys, resumable streams and groups: "
+            "gunicorn -k corosrv.web.http.front.Front lets them share these"
+        )
+    if server.api_keys_file and getattr(worker, "siblings", None) is None:
+        raise SettingsError(
+            "COROSRV_API_KEYS_FILE: several worker processes would each count for themselves: use one (-w 1), or "
+            "gunicorn -k corosrv.web.http.front.Front, and end TLS in a proxy"
+        )
+    return replace(settings, server=server)
+
+
+def _know_others(server: Server, worker: Any) -> None:
+    """Lets a server ask and tell the other worker processes, if this one is a Front of several."""
+    siblings: Siblings | None = getattr(worker, "siblings", None)
+    if siblings is not None:
+        server.context.siblings = siblings
+        siblings.limiting.append(server.accounts.has_limits)
 
 
 def check_several(settings: Settings) -> None:
@@ -205,13 +235,11 @@ def check_several(settings: Settings) -> None:
                 f"{name} queue in one process: start gunicorn with one worker (-w 1), or set COROSRV_REDIS_URL, "
                 "through which several share permits, groups and answers under idempotency keys"
             )
-    shares = settings.app is not None or settings.upstream is not None
-    for name, port in (("grpc_port", settings.kserve.grpc_port), ("mgmt_port", settings.operator.mgmt_port)):
-        if port and shares:
-            raise SettingsError(
-                f"COROSRV_{name.upper()} is a port of one process: start gunicorn with one worker (-w 1), or leave "
-                "the port out"
-            )
+    managed = (settings.app, settings.upstream, settings.peer, settings.cluster)
+    if settings.operator.mgmt_port and any(part is not None for part in managed):
+        raise SettingsError(
+            "COROSRV_MGMT_PORT is a port of one process: start gunicorn with one worker (-w 1), or leave the port out"
+        )
     if settings.peer is not None and not settings.peer.replica_id:
         raise SettingsError("COROSRV_REPLICA_ID must be set where several processes are one of several peers")
 

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.serve.server import free_port
 from tests.support import projector
 from tests.support.engines import packaged_model
 from tests.support.hub_server import Repo, hub_server
@@ -137,12 +137,6 @@ def wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> None:
             return
         time.sleep(0.1)
     pytest.fail(f"not healthy within {DEADLINE:g} s")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

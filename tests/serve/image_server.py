@@ -38,11 +38,11 @@ class Files:
             folder / "gate",
         )
 
-    def start(self, servers: Servers, **settings: Any) -> Server:
+    def start(self, servers: Servers, *command: str, **settings: Any) -> Server:
         """A server whose encoder has faults: see tests.support.faulty_images."""
         values: dict[str, Any] = {"model": self.model, "mmproj": self.mmproj, "ctx": CONTEXT, "slots": 4, "threads": 1}
         values |= {"encoder_threads": 1, "encoder_nice": 0, **faulty_images.environ(self.gate)}
-        return servers.start(**(values | settings))
+        return servers.start(*command, **(values | settings))
 
 
 def post(server: Server, body: dict[str, Any]) -> Answer:

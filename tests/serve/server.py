@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,12 @@ SERVE = ("corosrv", "serve", "--port", "0")
 DEPLOYED = ("gunicorn", "-c", str(REPOSITORY / "deploy" / "gunicorn.conf.py"), "-b", "127.0.0.1:0", "corosrv.app")
 
 _direct = build_opener(ProxyHandler({}))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class Server:

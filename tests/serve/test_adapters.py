@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from corosrv.formats.tensors import Tensor
-from tests.dialects.kserve.grpc.client import infer_request, talk
+from tests.dialects.kserve.grpc.client import Stub, infer_request, talk
 from tests.serve.server import Server, servers
 from tests.serve.test_forwarded_small_models import RANK
 from tests.serve.test_grpc import grpc_port
@@ -116,6 +117,32 @@ def test_an_adapter_answers_to_its_name_over_grpc(served: Server, connection: Co
 
         output = answer.raw_output_contents[0][4:].decode()  # behind its length
         assert (answer.model_name, output) == (name, ask(connection, "/v2/models/{model}/generate", name))
+
+
+def test_an_adapter_answers_to_its_name_in_streams_of_the_v2_protocol(served: Server, connection: Connection) -> None:
+    text = Tensor("text_input", "BYTES", [1], data=[b"tell me"])
+    body = {"text_input": "tell me", "parameters": GREEDY}
+
+    async def stream(stub: Stub) -> list[tuple[str, str]]:
+        """Asks for all three on one stream."""
+        call = stub.stream()
+        pieces = []
+        for name in ("tiny", "one", "two"):
+            await call.write(infer_request(name, text, id=name, parameters=GREEDY))
+        await call.done_writing()
+        while message := await call.read():
+            answer = message.infer_response
+            pieces.append((answer.model_name, answer.raw_output_contents[0][4:].decode()))
+        return pieces
+
+    over_grpc = talk(grpc_port(served), stream)
+    for name in ("tiny", "one", "two"):
+        plain = ask(connection, "/v2/models/{model}/generate", name)
+        streamed = connection.post(body, f"/v2/models/{name}/generate_stream")
+        events = [json.loads(line[6:]) for line in streamed.body.decode().splitlines() if line.startswith("data: ")]
+        assert "".join(event["text_output"] for event in events) == plain
+        assert {event["model_name"] for event in events} == {name}
+        assert "".join(piece for model, piece in over_grpc if model == name) == plain
 
 
 def test_an_adapter_of_a_model_that_ranks_answers_to_its_name(tmp_path: Path, cache: Any) -> None:

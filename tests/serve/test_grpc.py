@@ -15,7 +15,7 @@ import pytest
 from corosrv.dialects.kserve.grpc import protocol
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import infer_request
-from tests.serve.server import Process, Server, Servers
+from tests.serve.server import SERVE, Process, Server, Servers, free_port
 from tests.support.waiting import eventually
 
 APP = str(Path(__file__).parent.parent.parent / "deploy" / "app" / "basic.py") + ":app"
@@ -35,14 +35,15 @@ def grpc_port(server: Server) -> int:
     return int(eventually(lambda: re.findall(r"gRPC listens on 127\.0\.0\.1, port (\d+)", server.log))[-1])
 
 
-def infer(port: int, metadata: dict[str, str] | None = None) -> Any:
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+def infer(port: int, metadata: dict[str, str] | None = None, sent: Any = ADD) -> Any:
+    """Calls a model on a connection of its own."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
         call = channel.unary_unary(
             f"/{protocol.SERVICE}/ModelInfer",
             request_serializer=protocol.ModelInferRequest.SerializeToString,
             response_deserializer=protocol.ModelInferResponse.FromString,
         )
-        return call(ADD, timeout=20, wait_for_ready=True, metadata=list((metadata or {}).items()))
+        return call(sent, timeout=20, wait_for_ready=True, metadata=list((metadata or {}).items()))
 
 
 def grpc_process(server: Server) -> Process:
@@ -82,3 +83,30 @@ def test_the_grpc_process_ends_with_a_front_that_is_killed_and_follows_the_next_
     eventually(lambda: server.log.count("gRPC listens on") > n_starts, within=40)
     eventually(lambda: server.get("/v2/models/add/ready")[0] == 200, within=40)
     assert infer(grpc_port(server)).model_name == "add"
+
+
+def test_several_worker_processes_listen_on_one_port_and_the_death_of_one_leaves_it_to_the_others(
+    start: Servers, tmp_path: Path
+) -> None:
+    text = Tensor("text_input", "BYTES", [1], data=[b"hi"])
+    asked = infer_request("synthetic", text, parameters={"max_tokens": 1})
+    port = free_port()
+    server = start.start(*SERVE, "-w", "3", model="synthetic:", grpc_port=port, run_dir=tmp_path)
+
+    def serving_grpc() -> set[str]:
+        text = server.get("/metrics")[1]
+        return set(re.findall(r'corosrv_grpc_calls_total\{code="OK",front="(\d+)",method="ModelInfer"\}', text))
+
+    eventually(lambda: server.log.count("gRPC listens on") == 3 and server.log.count("loaded\n") == 3, 60, "three")
+    assert {server.health() for _ in range(12)} == {"ok"}
+    assert {infer(port, sent=asked).model_name for _ in range(24)} == {"synthetic"}
+    eventually(lambda: len(serving_grpc()) == 3, what="calls at each of the three")
+
+    victim = Process(server.workers()[0])
+    (process,) = victim.children_of("corosrv.dialects.kserve.grpc")
+    victim.kill()
+    eventually(lambda: not Process(process).is_alive, what="the end of its gRPC process")
+    assert {infer(port, sent=asked).model_name for _ in range(12)} == {"synthetic"}
+    eventually(lambda: server.log.count("gRPC listens on") == 4, 60, "another one")
+    assert {infer(port, sent=asked).model_name for _ in range(24)} == {"synthetic"}
+    eventually(lambda: len(serving_grpc()) == 3, what="calls at each of the three")

@@ -1,15 +1,17 @@
 """The encoder dies or hangs: texts go on, images are answered, and the next encoder comes."""
 
 import os
+import re
 import signal
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.serve.image_server import Files, chat, png, post
-from tests.serve.server import Server, servers
-from tests.serve.wire import CHAT, Answer, request
+from tests.serve.server import APP, Process, Server, servers
+from tests.serve.wire import CHAT, Answer, events, request, text_of
 from tests.support import projector
 from tests.support.faulty_images import CRASHING, FATAL, SLOW
 from tests.support.waiting import eventually
@@ -31,7 +33,7 @@ def shared(files, tmp_path_factory, cache):
 def start(files, tmp_path, cache):
     """Starts a server of this test's own."""
     with servers(tmp_path, cache) as started:
-        yield lambda **settings: files.start(started, **settings)
+        yield lambda *command, **settings: files.start(started, *command, **settings)
 
 
 @pytest.fixture
@@ -235,3 +237,71 @@ def test_no_process_for_images_outlives_its_server(start):
         b"corosrv.images.decoder",
     }
     eventually(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids), what="the end of both")
+
+
+def encoders_of(server: Server) -> dict[int, list[int]]:
+    """Returns the pids of the encoders of each worker."""
+    return {worker: Process(worker).children_of("corosrv.images.encoder") for worker in server.workers()}
+
+
+def encoding(server: Server, run_dir: Path) -> list[int]:
+    """Returns the pids of the workers whose encoders have an image."""
+    active = re.findall(r'corosrv_transfer_active\{front="(\d+)",.*\} [1-9]', server.get("/metrics")[1])
+    pids = {path.stem.split("-")[2]: int(path.stem.split("-")[3]) for path in run_dir.glob("*.front")}
+    return [pids[front] for front in active]
+
+
+def test_workers_of_one_engine_have_an_encoder_each_and_lose_no_image_with_another_ones(start, gate, tmp_path):
+    server = start(*APP, "-w", "3", run_dir=tmp_path)
+    eventually(lambda: server.log.count("loaded\n") == 3, 60, "three workers")
+
+    texts = {post(server, chat(png())).json["choices"][0]["message"]["content"] for _ in range(12)}
+    assert len(texts) == 1
+    assert [len(encoders) for encoders in encoders_of(server).values()] == [1, 1, 1]
+
+    killed, *_ = encoders_of(server).values()
+    os.kill(killed[0], signal.SIGKILL)
+    assert {post(server, chat(png(seed))).status for seed in range(2, 14)} == {200}
+
+    asked: list[Future[Answer]] = []
+    with ThreadPoolExecutor(64) as threads:
+
+        def two_encode() -> bool:
+            asked.extend(threads.submit(post, server, chat(png(len(asked) + n, SLOW))) for n in range(8))
+            time.sleep(0.2)
+            return len(encoding(server, tmp_path)) >= 2
+
+        eventually(two_encode, what="two workers that encode")
+        victim, *_ = encoding(server, tmp_path)
+        (encoder,) = encoders_of(server)[victim]
+        Process(victim).kill()
+        eventually(lambda: not Process(encoder).is_alive, what="the end of its encoder")
+        gate.touch()
+        ends = [one.result().status if one.exception() is None else 0 for one in asked]
+
+    assert set(ends) == {0, 200}
+    eventually(lambda: server.log.count("model tiny: loaded") == 4, 60, "another worker")
+    assert {post(server, chat(png(seed))).status for seed in range(20, 32)} == {200}
+
+
+def n_given(server: Server) -> float:
+    """Returns how many images were encoded, now or before, for some prompt."""
+    names = ("corosrv_transfer_cached_images_total", "corosrv_transfer_finished_total")
+    return sum(value for name, value in server.metrics().items() if name.startswith(names))
+
+
+def test_images_go_to_the_engine_again_that_follows_a_killed_one(start, threads, tmp_path):
+    server = start(*APP, "-w", "2", run_dir=tmp_path)
+    body = chat(png(), max_tokens=100, ignore_eos=True, stream=True)
+    undisturbed = text_of(events(post(server, body).body))
+    engine, n_before = server.engine, n_given(server)
+
+    os.kill(engine.pid, signal.SIGSTOP)  # before it has said anything
+    try:
+        asked = [threads.submit(post, server, body) for _ in range(4)]
+        eventually(lambda: n_given(server) == n_before + 4, what="four images that are ready for the engine")
+    finally:
+        engine.kill()
+
+    assert [text_of(events(one.result().body)) for one in asked] == [undisturbed] * 4
+    assert re.search(r"its engine is back after .*; [1-4] answers go on", server.log)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from corosrv.contracts.settings import add_key
 from tests.serve.server import GUNICORN, REPOSITORY, Server, Servers
 from tests.serve.wire import chat, events, request, text_of
 from tests.support.waiting import eventually
@@ -201,3 +205,65 @@ def test_flasks_own_server_answers_too(start: Servers) -> None:
     assert refused.error["code"] == "invalid_json"
     server.wait_idle(prefix="/llm")
     assert "Traceback" not in server.log
+
+
+SEVERAL = ("gunicorn", "-w", "3", "--no-control-socket", *EXAMPLE[EXAMPLE.index("-b") :], "-k")
+FRONT = "corosrv.web.http.front.Front"
+
+
+def start_several(start: Servers, tmp_path: Path, worker_class: str, **settings: Any) -> Server:
+    """Three worker processes of the example, all of which have loaded the model."""
+    server = start.start(*SEVERAL, worker_class, run_dir=tmp_path, wait_for=None, **settings)
+
+    def all_are_ready() -> bool:
+        with ThreadPoolExecutor(12) as threads:
+            return set(threads.map(lambda _: server.health("/llm"), range(24))) == {"ok"}
+
+    eventually(all_are_ready, 60, "three workers")
+    return server
+
+
+def engines(folder: Path) -> list[str]:
+    return [path.read_text() for path in folder.glob("*.lock")]
+
+
+def ask(server: Server, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+    """One request on a connection of its own, which any worker may accept."""
+    with server.connect() as connection:
+        return connection.ask(method, path, body, headers or {})
+
+
+def test_worker_processes_of_an_app_share_an_engine_and_the_state_of_callers(start: Servers, tmp_path: Path) -> None:
+    server = start_several(start, tmp_path, FRONT)
+
+    made = [ask(server, "POST", "/llm/v1/responses", {"input": "hi", "max_output_tokens": 1}).json for _ in range(6)]
+    answers = [ask(server, "POST", CHAT, chat(max_tokens=1), {"Idempotency-Key": "one"}).json for _ in range(6)]
+    whole = ask(server, "POST", CHAT, chat(max_tokens=4, forkable=True)).json
+    forks = [ask(server, "POST", CHAT, {"fork": {"of": whole["id"]}, "max_tokens": 1}) for _ in range(6)]
+
+    assert [ask(server, "GET", f"/llm/v1/responses/{one['id']}").status for one in made] == [200] * 6
+    assert len({answer["id"] for answer in answers}) == 1
+    assert [fork.status for fork in forks] == [200] * 6
+    assert len(set(re.findall(rb'corosrv_open_streams{front="(\d+)"}', ask(server, "GET", "/llm/metrics").body))) == 3
+    assert len(engines(tmp_path)) == 1
+    assert {ask(server, "GET", "/ping").status for _ in range(6)} == {200}
+
+
+def test_worker_processes_that_share_no_state_say_so_and_share_an_engine(start: Servers, tmp_path: Path) -> None:
+    server = start_several(start, tmp_path, "gevent")
+
+    assert "each worker process has its own stored responses" in server.log
+    assert len(engines(tmp_path)) == 1
+
+
+def test_worker_processes_that_would_count_a_key_each_for_itself_are_refused(start: Servers, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    key = add_key(str(keys), "one", {"requests_per_minute": 3})
+    refused = start.start(*SEVERAL, "gevent", api_keys_file=keys, wait_for=None)
+    assert refused.wait(60) != 0
+    assert "COROSRV_API_KEYS_FILE: several worker processes would each count for themselves" in refused.log
+
+    server = start_several(start, tmp_path, FRONT, api_keys_file=keys)
+    bearer = {"Authorization": f"Bearer {key}"}
+    statuses = [ask(server, "POST", CHAT, chat(max_tokens=1), bearer).status for _ in range(6)]
+    assert statuses == [200] * 3 + [429] * 3

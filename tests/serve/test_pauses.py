@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,30 @@ def test_a_stream_that_was_not_read_when_the_server_paused_goes_on(start: Server
             pass
 
         assert events(b"".join(slow.body(head)))[-1] == "[DONE]"
+
+
+def test_a_slow_stream_of_one_of_several_worker_processes_goes_on_behind_a_pause(
+    start: Servers, tmp_path: Path
+) -> None:
+    settings = {**LIMITS, "model": "synthetic:?tokens_per_s=0", "reader_bytes": 1024, "run_dir": tmp_path}
+    server = start.start(*deployed()[:-1], "-w", "3", "corosrv.app", **settings)
+    engine, workers = server.engine, server.workers()
+    body = chat(stream=True, max_tokens=2000, logprobs=True, top_logprobs=20)
+    with ExitStack() as stack:
+        slow = [stack.enter_context(server.connect(receive_buffer=4096, timeout=30)) for _ in range(6)]
+        for connection in slow:
+            connection.send(request("POST", CHAT, body))
+        heads = [connection.head() for connection in slow]
+        server.wait_metric("paused", 6)
+
+        with paused(server.pid), paused(engine.pid):
+            pass
+
+        ends = [events(b"".join(connection.body(head)))[-1] for connection, head in zip(slow, heads, strict=True)]
+    assert ends == ["[DONE]"] * 6
+    assert (server.engine.pid, server.workers()) == (engine.pid, workers)
+    with server.connect() as connection:
+        assert connection.post(chat(max_tokens=3)).status == 200
 
 
 def test_a_client_that_sends_nothing_more_is_refused_in_spite_of_a_pause(start: Servers) -> None:

@@ -1,4 +1,4 @@
-"""One gunicorn of several workers, each of them a front with worker processes of its own."""
+"""One gunicorn of several workers, each of them a front with worker processes of its own, and one port for gRPC."""
 
 from __future__ import annotations
 
@@ -8,18 +8,35 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
 from corosrv.app import check_several
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import load
-from tests.serve.server import GUNICORN, Server, servers
+from corosrv.formats.tensors import Tensor
+from tests.dialects.kserve.grpc.client import infer_request
+from tests.serve.server import GUNICORN, SERVE, Process, Server, free_port, servers
+from tests.serve.test_grpc import grpc_port, infer
+from tests.serve.wire import Answer
 from tests.support.redis_server import redis_server
 from tests.support.waiting import eventually
 
 APP = "tests/support/napping_app.py:app"
 N_CALLS = 60
+TOKEN = "12345678" * 4
+PEERS = {"model": "synthetic:", "peers": "http://127.0.0.1:9", "peer_token": TOKEN, "replica_id": "a"}
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A folder whose path leaves room for sockets' names."""
+    with TemporaryDirectory(prefix="corosrv-") as folder:
+        for name in ("a", "b"):
+            (Path(folder) / name).mkdir(mode=0o700)
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +44,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Serv
     """Runs two fronts on one port; each has one worker process."""
     with redis_server() as redis, servers(tmp_path_factory.mktemp("pair"), cache) as started:
         server = started.start(
-            *GUNICORN, "-b", "127.0.0.1:0", "-w", "2", "corosrv.app", worker_app=APP, workers="1", redis_url=redis.url
-        )
-        eventually(lambda: server.log.count("is ready") == 2, 60, "two workers")
+            *GUNICORN, "-b", "127.0.0.1:0", "-w", "2", "corosrv.app",
+            worker_app=APP, workers="1", redis_url=redis.url, grpc_port=free_port(),
+        )  # fmt: skip
+        eventually(lambda: server.log.count("is ready") == 4, 60, "two workers, and two processes of gRPC")
         yield server
 
 
@@ -54,6 +72,14 @@ def test_calls_of_one_port_run_in_the_workers_of_both_fronts(pair: Server):
     assert len(Counter(pid for _, pid in answers)) == 2
 
 
+def test_calls_of_one_port_for_grpc_run_in_the_workers_of_both_fronts(pair: Server):
+    seconds = Tensor("seconds", "FP64", [1], data=[0.0])
+
+    answers = [infer(grpc_port(pair), sent=infer_request("nap", seconds)) for _ in range(16)]
+
+    assert len({answer.raw_output_contents[0] for answer in answers}) == 2
+
+
 @pytest.mark.parametrize(
     "overrides", [{"worker_app": APP}, {"upstream": "http://127.0.0.1:9"}], ids=["application", "upstreams"]
 )
@@ -62,8 +88,78 @@ def test_several_fronts_without_redis_are_refused_in_words(overrides: dict[str, 
         check_several(load(overrides, {}))
 
 
-def test_a_port_of_one_process_is_refused_to_several():
-    shared = {"worker_app": APP, "redis_url": "redis://127.0.0.1:9", "grpc_port": 8001}
+@pytest.mark.parametrize(
+    "overrides",
+    [{"worker_app": APP, "redis_url": "redis://127.0.0.1:9"}, PEERS],
+    ids=["application", "peers"],
+)
+def test_a_port_of_one_process_is_refused_to_several(overrides: dict[str, str]):
+    with pytest.raises(SettingsError, match="COROSRV_MGMT_PORT is a port of one process"):
+        check_several(load(overrides | {"mgmt_port": 8001, "mgmt_token_file": "token"}, {}))
 
-    with pytest.raises(SettingsError, match="COROSRV_GRPC_PORT is a port of one process"):
-        check_several(load(shared, {}))
+
+CHAT = "/v1/chat/completions"
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+
+
+def ask(server: Server, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+    """One request on a connection of its own, which any front may accept."""
+    with server.connect(timeout=60) as connection:
+        return connection.ask(method, path, body, headers or {})
+
+
+def test_fronts_share_the_permits_of_an_engine_behind_other_fronts_and_what_they_keep(
+    tmp_path: Path, short_tmp: Path, cache: Path
+) -> None:
+    with redis_server() as redis, servers(tmp_path, cache) as started:
+        behind = started.start(*SERVE, "-w", "2", run_dir=short_tmp / "b", model="synthetic:?tokens_per_s=50", slots=16)
+        before = started.start(
+            *SERVE, "-w", "3", run_dir=short_tmp / "a", COROSRV_MODEL="", redis_url=redis.url,
+            upstream=f"http://127.0.0.1:{behind.port}?concurrency=4",
+        )  # fmt: skip
+        eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+
+        made = [ask(before, "POST", CHAT, HI, {"Idempotency-Key": "one"}).json["id"] for _ in range(6)]
+        whole = ask(before, "POST", CHAT, HI | {"forkable": True}).json["id"]
+        forks = [ask(before, "POST", CHAT, {"fork": {"of": whole}, "max_tokens": 1}).status for _ in range(6)]
+        assert (len(set(made)), forks) == (1, [200] * 6)
+
+        with ThreadPoolExecutor(12) as clients:
+            grouped = [clients.submit(ask, before, "POST", CHAT, HI | {"max_tokens": 2000}, {"X-Group-Id": "g"})
+                       for _ in range(12)]  # fmt: skip
+            behind.wait_metric("running", 4)
+            n_running = {behind.metric("running") for _ in range(20)}
+            aborted = ask(before, "DELETE", "/v1/groups/g").json
+
+        assert n_running == {4}
+        assert aborted["n_requests"] == 12
+        assert {one.result().error["code"] for one in grouped} == {"group_aborted"}
+        behind.wait_idle()
+        assert [ask(before, "POST", CHAT, HI).status for _ in range(6)] == [200] * 6
+
+
+def test_peers_of_several_fronts_answer_for_each_other_and_one_of_them_may_die(
+    tmp_path: Path, short_tmp: Path, cache: Path
+) -> None:
+    ports = [free_port(), free_port()]
+    with servers(tmp_path, cache) as started:
+        here, there = (
+            started.start(
+                "corosrv", "serve", "--port", str(own), "-w", "2", run_dir=short_tmp / name, strict_model=1,
+                model=f"{name}=synthetic:?tokens_per_s=100", peers=f"http://127.0.0.1:{other}", peer_token=TOKEN,
+            )
+            for name, own, other in (("a", *ports), ("b", *reversed(ports)))
+        )  # fmt: skip
+
+        def statuses() -> set[int]:
+            asked = ((here, "b"), (there, "a")) * 6
+            return {ask(server, "POST", CHAT, HI | {"model": name}).status for server, name in asked}
+
+        eventually(lambda: statuses() == {200}, 60, "each front of both to know its peer")
+        served_by = {ask(here, "POST", CHAT, HI | {"model": "b"}).headers["x-corosrv-served-by"] for _ in range(8)}
+        assert len(served_by) == 1
+
+        victim = Process(there.workers()[0])
+        victim.kill()
+        eventually(lambda: victim.pid not in there.workers(), what="its end")
+        assert statuses() == {200}

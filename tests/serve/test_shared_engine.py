@@ -268,16 +268,6 @@ def test_one_worker_may_have_its_engine_in_a_process_too(start: Servers, run_dir
     assert server.wait() == 0
 
 
-def test_a_group_finds_the_answers_that_it_forks_whichever_process_is_asked(shared: Server) -> None:
-    headers = {"X-Group-Id": "tree"}
-    body = chat(max_tokens=4, forkable=True)
-    ids = [ask(shared, "POST", "/v1/chat/completions", body, headers).json["id"] for _ in range(6)]
-
-    forks = [ask(shared, "POST", "/v1/chat/completions", {"fork": {"of": id}, "max_tokens": 2}, headers) for id in ids]
-
-    assert [fork.status for fork in forks] == [200] * 6
-
-
 def test_worker_processes_end_without_a_trace(start: Servers, run_dir: str) -> None:
     server = start.start(*SERVE, "-w", "2", run_dir=run_dir, model="synthetic:")
     eventually(lambda: server.log.count("model synthetic: loaded") == 2, what="two workers")
@@ -302,6 +292,30 @@ def test_a_key_is_known_to_all_workers_once_it_was_added_and_to_none_once_it_was
         remove_key(keyed.path, name)
 
         assert [keyed.ask(key, "GET", "/v1/models").status for _ in range(6)] == [401] * 6
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_an_answer_is_forked_at_any_worker(keyed: KeyedServer, path: str) -> None:
+    one, two = (add_key(keyed.path, f"forks {number} {path}", {}) for number in range(2))
+    body = {"model": "small", "prompt": "hi", **chat_body()} | {"max_tokens": 4, "temperature": 0, "forkable": True}
+    del body["prompt" if "chat" in path else "messages"]
+    whole = keyed.ask(one, "POST", path, body).json
+    fork = {"fork": {"of": whole["id"], "at": 2}, "max_tokens": 2, "temperature": 0}
+
+    forks = [keyed.ask(one, "POST", path, fork) for _ in range(9)]
+    others = [keyed.ask(two, "POST", path, fork) for _ in range(6)]
+
+    assert [each.status for each in forks] == [200] * 9
+    assert len({text_of(each.json) for each in forks}) == 1
+    assert text_of(whole).endswith(text_of(forks[0].json))
+    assert forks[0].json["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"] + 2
+    assert {each.error["code"] for each in others} == {"answer_not_found"}
+    assert keyed.ask(one, "POST", f"/v1/forkable/{whole['id']}").status == 404
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    (choice,) = answer["choices"]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
 
 
 def test_lines_of_batches_run_where_their_key_has_its_limits_and_its_responses(keyed: KeyedServer) -> None:

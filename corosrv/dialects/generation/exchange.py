@@ -247,12 +247,19 @@ class RequestFlow:
             self.forks.keep(forkable, caller())
         return submit(self.worker, job, self.logs_json, forkable)
 
-    def forked(self, fork: ForkFields, model: str | None) -> ForkableAnswer:
-        """Returns the answer that a request forks; `model`: that it names. Never loads a model.
+    def forked(self, fork: ForkFields, model: str | None, ask_others: Callable[[str], list[bytes]]) -> ForkableAnswer:
+        """Returns the answer that a request forks; `model`: that it names.
 
-        Raises NotFound where there is no such answer, or its model was unloaded since, and Refused for another model.
+        `ask_others`: returns what other worker processes tell of an answer with this id. Waits for them; loads a model
+        only if one of them has it. Raises NotFound where there is no such answer, or its model was unloaded since, and
+        Refused for another model.
         """
-        answer = self.forks.find(fork.of, caller())
+        try:
+            answer = self.forks.find(fork.of, caller())
+        except NotFound:
+            if not (told := ask_others(fork.of)):
+                raise
+            answer = ForkableAnswer.from_told(told[0], self.worker.card)
         card = answer.card
         cards = self.worker.models()
         if not any((other.id, other.created, other.status) == (card.id, card.created, "loaded") for other in cards):

@@ -38,6 +38,18 @@ class ForkFields(msgspec.Struct, forbid_unknown_fields=True):
     choice: Annotated[int, Meta(ge=0, description="Which choice of the answer is forked")] = 0
 
 
+class ToldAnswer(msgspec.Struct, array_like=True):
+    """The tokens of a forkable answer, as bytes of int32, and how it began: one worker process tells them another."""
+
+    id: str
+    model: str
+    lora: tuple[tuple[int, float], ...] | None
+    opening: Messages | None
+    prompt: bytes
+    before: bytes
+    generated: list[bytes]
+
+
 class ForkableAnswer:
     """The tokens of one answer, from the moment that its job is submitted. Belongs to the hub's thread.
 
@@ -68,6 +80,22 @@ class ForkableAnswer:
             if chunk.finish is Finish.STOP and generated and generated[-1] in self._end_tokens:
                 generated.pop()  # nothing follows an end
         self.used_at = time.monotonic()
+
+    def to_told(self) -> bytes:
+        """Returns what another worker process needs to fork it: the tokens that are there now."""
+        tokens = self.prompt.tobytes(), self.before.tobytes(), [tokens.tobytes() for tokens in self._generated]
+        return msgspec.msgpack.encode(ToldAnswer(self.id, self.card.id, self.lora, self.opening, *tokens))
+
+    @classmethod
+    def from_told(cls, data: bytes, find_card: Callable[[str], ModelCard]) -> ForkableAnswer:
+        """Makes the answer that another worker process has told; waits as `find_card` does for its model."""
+        told = msgspec.msgpack.decode(data, type=ToldAnswer)
+        answer = cls(find_card(told.model), (), (), Job((), n=len(told.generated), lora=told.lora), ())
+        answer.id, answer.opening = told.id, told.opening
+        for tokens, content in ((answer.prompt, told.prompt), (answer.before, told.before)):
+            tokens.frombytes(content)
+        answer._generated = [array(_TOKEN, content) for content in told.generated]
+        return answer
 
     @property
     def n_bytes(self) -> int:
@@ -212,9 +240,8 @@ class ForkTable:
         answer = self._shelves.get(caller, OrderedDict()).get(id)
         if answer is None or self._is_over(answer):
             raise NotFound(
-                f"fork.of: no forkable answer '{id[:80]}' is kept in this process: an answer can be forked if its "
-                f'request has "forkable": true, for {LIFETIME / 60:.0f} minutes; with several worker processes, send '
-                "the same X-Group-Id with the request and its forks",
+                f"fork.of: no forkable answer '{id[:80]}' is kept: an answer can be forked if its request has "
+                f'"forkable": true, for {LIFETIME / 60:.0f} minutes',
                 "fork.of",
                 "answer_not_found",
             )

@@ -8,14 +8,15 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, request, url_for
 
-from corosrv.base.errors import ModelNotFound
+from corosrv.base.errors import ModelNotFound, NotFound
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs import ModelCard, Worker
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.embeds import NUMBER_BYTES, EmbedsReader
 from corosrv.dialects.generation.exchange import RequestFlow
+from corosrv.dialects.generation.forks import ForkFields
 from corosrv.dialects.openai import api_docs, events
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
@@ -23,6 +24,7 @@ from corosrv.dialects.openai.completions import parse as completion_parse
 from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.reply import json_response, register_errors
 from corosrv.web.http.siblings import AskOthers, OtherAnswer, no_others
+from corosrv.web.http.terms import FROM_WORKER
 
 
 def listing(worker: Worker, takes_embeds: bool = False) -> dict[str, Any]:
@@ -150,6 +152,18 @@ def blueprint(flow: RequestFlow, ask_other_workers: AskOthers = no_others) -> Bl
     """
     routes = Blueprint("openai", __name__)
 
+    def told_by_others(id: str) -> list[bytes]:
+        answers = ask_other_workers(request, path=url_for(".forkable", id=id))
+        return [answer.body for answer in answers if answer.status == HTTPStatus.OK]
+
+    @routes.post("/v1/forkable/<id>")
+    def forkable(id: str) -> Response:
+        """Tells another worker process of an answer that is forked there."""
+        if FROM_WORKER not in request.environ:
+            raise NotFound("worker processes of this server alone ask for this")
+        answer = flow.forked(ForkFields(of=id), None, lambda id: [])
+        return Response(answer.to_told(), mimetype="application/vnd.msgpack")
+
     @routes.post("/v1/chat/completions")
     @routes.post("/chat/completions", endpoint="chat_short")
     @flow.once
@@ -159,7 +173,7 @@ def blueprint(flow: RequestFlow, ask_other_workers: AskOthers = no_others) -> Bl
 
     def chat_call() -> Call:
         body = flow.receive(chat_schema.decoder)
-        forked = None if body.fork is None else flow.forked(body.fork, body.model)
+        forked = None if body.fork is None else flow.forked(body.fork, body.model, told_by_others)
         model = body.model if forked is None else forked.card.id
         find_vocabulary = partial(flow.worker.vocabulary, model)
         card = flow.worker.card(model)
@@ -176,7 +190,7 @@ def blueprint(flow: RequestFlow, ask_other_workers: AskOthers = no_others) -> Bl
     @api_docs.completion
     def complete() -> Response:
         body = flow.receive(completion_parse.decoder)
-        forked = None if body.fork is None else flow.forked(body.fork, body.model)
+        forked = None if body.fork is None else flow.forked(body.fork, body.model, told_by_others)
         model = body.model if forked is None else forked.card.id
         find_vocabulary = partial(flow.worker.vocabulary, model)
         card = flow.worker.card(model)

@@ -231,7 +231,12 @@ class Front(GeventWorker):  # type: ignore[misc]
         return Listener(listener, handle, pool, **options)
 
     def share_state(self, folder: str) -> None:
-        """Passes requests that need a caller's state to the process that has it. `folder`: see Siblings."""
+        """Passes requests that need a caller's state to the process that has it. `folder`: see Siblings.
+
+        Twice is harmless.
+        """
+        if self.siblings is not None:
+            return
         if self.cfg.is_ssl:
             log.warning(
                 "under TLS each worker process has its own stored responses, idempotency keys, resumable streams and "
@@ -256,11 +261,8 @@ def adopt(limits: ClientLimits) -> Front | None:
     """Tells this process's Front its limits, before it serves, and makes one of a plain gevent worker first.
 
     None where this process is no gevent worker of gunicorn's.
-
-    gunicorn tells nobody which worker it runs. But the worker has put its own methods behind the signals, and loads
-    the application after that.
     """
-    worker: Any = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    worker = worker_watch.serving_worker()
     if type(worker) is GeventWorker:
         worker.__class__ = Front
         worker.harden()

@@ -133,8 +133,8 @@ class Siblings:
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
         self._watcher: Any = None
-        # Tells whether a caller's API key has limits: one process has to count for such a key.
-        self.has_limits: Callable[[str], bool] = lambda caller: False
+        # Tell whether a caller's API key has limits: one process has to count for such a key.
+        self.limiting: list[Callable[[str], bool]] = []
         self._unpassed = Flood(log, "%d requests could not be passed to the worker process that has their state")
 
     def start(self) -> None:
@@ -187,7 +187,10 @@ class Siblings:
         """
         caller = _caller_of(request)
         needs_state = _NEEDS_STATE.search(request.path) or any(name in _STATE_FIELDS for name, _ in request.headers)
-        return self._choose(caller) if needs_state or self.has_limits(caller) else None
+        return self._choose(caller) if needs_state or self._has_limits(caller) else None
+
+    def _has_limits(self, caller: str) -> bool:
+        return any(has_limits(caller) for has_limits in self.limiting)
 
     def _choose(self, caller: str) -> str | None:
         """Chooses by the highest hash of place and caller: when a process ends, the callers of all others stay, also
@@ -325,7 +328,7 @@ class Siblings:
         Raises Overloaded for a key with limits.
         """
         self._unpassed.count()
-        if self.has_limits(_caller_of(request)):
+        if self._has_limits(_caller_of(request)):
             raise Overloaded
         return False
 

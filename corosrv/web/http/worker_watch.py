@@ -22,6 +22,7 @@ from typing import Any
 
 from gunicorn.errors import HaltServer
 from gunicorn.glogging import Logger
+from gunicorn.workers.base import Worker
 
 from corosrv.base.json_log import JsonFormatter
 
@@ -32,6 +33,16 @@ STOPS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
 def let_stops_through() -> None:
     """Delivers the signals that were held back; call it once the handlers are in place. Twice is harmless."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+def serving_worker() -> Any:
+    """Returns the worker of gunicorn's that this process is, of any kind; None elsewhere, as in its master.
+
+    gunicorn tells nobody which worker it runs. But the worker has put its own methods behind the signals, and loads
+    the application after that.
+    """
+    worker = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return worker if isinstance(worker, Worker) else None
 
 
 _PLENTY = 2**20

@@ -15,7 +15,16 @@ from corosrv.contracts import settings
 from corosrv.web.docs.home import TAGS
 from corosrv.web.http import openapi
 
-NO_API = ("/docs", "/docs/<name>", "/", "/favicon.ico", "/page/<digest>/<path:name>", "/api", "/api/<path:path>")
+NO_API = (
+    "/v1/forkable/<id>",
+    "/docs",
+    "/docs/<name>",
+    "/",
+    "/favicon.ico",
+    "/page/<digest>/<path:name>",
+    "/api",
+    "/api/<path:path>",
+)
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ class GrpcProcess:
             ("grpc.max_receive_message_length", settings.max_message),
             ("grpc.max_send_message_length", settings.max_message),
             incoming.AS_THEY_COME,
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", 1),  # with the other worker processes of the server, and those that replace them
             ("grpc.keepalive_time_ms", KEEPALIVE),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", CLIENT_PINGS),
             # Windows of 64 KiB until a message is asked for; they would grow with what callers without a key send.
