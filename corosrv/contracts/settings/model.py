@@ -179,7 +179,7 @@ class DraftSettings:
         check=or_else(0, between(16, MAX_INT32)),
     )
     draft_p_min: float = setting(
-        0.75, "probability that the draft model must give a guess, or it makes none", check=between(0, 1)
+        0.0, "probability that the draft model must give a guess; 0: any, as long as it pays", check=between(0, 1)
     )
 
 

@@ -13,6 +13,11 @@ namespace {
 
 // Optimistic, so that a model whose guesses pay at all is tried.
 constexpr double kChance = 0.8;
+constexpr double kUnsureChance = 0.4;
+// The draft model is sure of a guess that it gives this probability.
+constexpr double kSure = 0.5;
+// Of so many steps with guesses one goes without: where all have about as many rows, nobody sees what one costs.
+constexpr int32_t kPlainEvery = 16;
 
 // Sizes of vocabularies may differ by so many tokens: files are padded differently.
 constexpr int32_t kMostPadding = 128;
@@ -36,16 +41,14 @@ constexpr int32_t kAnyNumber = std::numeric_limits<int32_t>::max();
 // Logits this far below the best one weigh nothing.
 constexpr float kNothing = 16;
 
-// Returns the likeliest of these tokens, or -1 where its probability is less than that.
-Token likeliest(const float* logits, size_t n_tokens, double least_probability) {
-  const float* const best = std::max_element(logits, logits + n_tokens);
-  const float floor = *best - kNothing;
-  double sum = 0;  // of the probabilities, as parts of the best one's
-  for (const float* logit = logits; logit != logits + n_tokens; ++logit) {
-    if (*logit > floor) sum += std::exp(*logit - *best);
-    if (sum * least_probability > 1) return -1;
+// Returns the probability of the best of these logits, or one that is less than `least` where it is less; 0 where they
+// are no numbers.
+double probability_of(float best, const float* logits, size_t n_tokens, double least) {
+  double sum = 0;  // of all, as parts of the best one's
+  for (const float* logit = logits; logit != logits + n_tokens && sum * least <= 1; ++logit) {
+    if (*logit > best - kNothing) sum += std::exp(*logit - best);
   }
-  return sum >= 1 ? static_cast<Token>(best - logits) : -1;  // less: they are no numbers
+  return sum >= 1 ? 1 / sum : 0;
 }
 
 }  // namespace
@@ -87,21 +90,24 @@ class DraftModel::Bargain {
     const auto n = static_cast<size_t>(plan_.n_decode);
     return (chance_ - chance) * taken_s() > asked_s(n) / static_cast<double>(n) * n_tokens();
   }
-  // Whether one more guess of each of so many sequences pays, which comes true with this chance.
-  bool pays(size_t n_sequences, double chance) const {
-    const auto n = static_cast<double>(n_sequences);
-    return RowPrices::pays(n * chance, asked_s(n_sequences) + n * prices_.row_s(), taken_s(), n_tokens());
+  // Whether it pays to ask each of so many sequences for one more guess, of which so many are expected to come true.
+  bool pays(size_t n_sequences, double n_true) const {
+    const double rows_s = static_cast<double>(n_sequences) * prices_.row_s();
+    return RowPrices::pays(n_true, asked_s(n_sequences) + rows_s, taken_s(), n_tokens());
   }
+  // Whether a guess that was made, and comes true with this chance, is worth its row.
+  bool pays(double chance) const { return RowPrices::pays(chance, prices_.row_s(), taken_s(), n_tokens()); }
   // What a guess saves for one of so many sequences.
   double saved_s(size_t n_sequences) const {
     const double cost_s = asked_s(n_sequences) / static_cast<double>(n_sequences) + prices_.row_s();
     return std::max(chance_ * taken_s() / n_tokens() - cost_s, 0.0);
   }
-  // So many were asked, and made so many guesses with this chance.
-  void note(size_t n_asked, int32_t n_guesses, double chance) {
-    drafting_s_ += asked_s(n_asked);
-    n_drafted_ += n_guesses;
-    n_true_ += std::min(static_cast<double>(n_asked) * chance, double(n_guesses));
+  // So many sequences were asked.
+  void note(size_t n_asked) { drafting_s_ += asked_s(n_asked); }
+  // One has a guess more, with this chance.
+  void add(double chance) {
+    ++n_drafted_;
+    n_true_ += chance;
   }
   double taken_s() const { return prices_.step_s(plan_.n_decode + n_drafted_) + drafting_s_; }
 
@@ -128,16 +134,24 @@ DraftModel::DraftModel(Backend& backend, int32_t slots, int32_t rows, const Voca
       now_(std::move(now)),
       slots_(static_cast<size_t>(slots)),
       budget_(kNoTarget, rows),
-      hits_(kChance) {}
+      hits_(kChance),
+      sure_hits_(kChance),
+      unsure_hits_(kUnsureChance) {}
 
 void DraftModel::add_drafts(Plan& plan, const RowPrices& prices, int32_t most) {
   spent_s_ = 0;
-  for (Slot& slot : slots_) slot.n_asked = 0;
+  for (Slot& slot : slots_) {
+    slot.n_asked = 0;
+    slot.sure.clear();
+  }
   if (!trouble_.empty() || most < 1 || plan.n_prompt > 0 || plan.n_decode == 0 || !prices.is_known()) return;
   if (!budget_.prices().is_known() || ++n_unmeasured_ > kOldPrice) measure(*plan.items.front().sequence);
   Bargain bargain(plan, prices, budget_.prices(), hits_.chance());
   std::vector<Asked> asked = whom_to_ask(plan, bargain, most);
-  if (asked.empty() || !bargain.pays(asked.size(), bargain.chance())) return hits_.pass_over();
+  if (asked.empty() || !bargain.pays(asked.size(), static_cast<double>(asked.size()) * bargain.chance())) {
+    return hits_.pass_over();
+  }
+  if (++n_with_guesses_ % kPlainEvery == 0) return;
 
   Room room{rows_, rows_of_a_piece(bargain)};
   for (Asked& one : asked) catch_up(one, asked.size(), bargain, room);
@@ -216,28 +230,25 @@ void DraftModel::cut(const Sequence& sequence, Slot& slot) {
   backend_.forget(sequence.slot(), {n_held, n_held - 1});
 }
 
-// One batch for each depth: of those that are sure of their guesses so far, as long as one more of each pays.
+// One batch for each depth, as long as one more guess of each that goes on pays.
 void DraftModel::guess(std::vector<Asked>& asked, Bargain& bargain, int32_t most) {
-  double chance = bargain.chance();
   for (;;) {
     if (!compute(asked)) return;
-    size_t n_asked = 0, n_open = 0;
-    int32_t n_guesses = 0;
+    bargain.note(static_cast<size_t>(std::count_if(asked.begin(), asked.end(), [](auto& one) { return one.is_open; })));
     size_t row = 0;
     for (Asked& one : asked) {
       row += static_cast<size_t>(std::exchange(one.n_rows, 0));
-      if (!one.is_open) continue;
-      ++n_asked;
-      one.is_open = extend(one, backend_.logits(row - 1));
-      n_guesses += one.is_open ? 1 : 0;
-      one.is_open = one.is_open && static_cast<int32_t>(one.guesses.size()) < one.most;
-      n_open += one.is_open ? 1 : 0;
+      if (one.is_open) extend(one, backend_.logits(row - 1), bargain);
     }
-    bargain.note(n_asked, n_guesses, chance);
-    chance *= bargain.chance();
-    const bool has_room = bargain.n_drafted() + static_cast<int32_t>(n_open) <= most;
-    if (n_open == 0 || !has_room || !bargain.pays(n_open, chance)) return;
-    for (Asked& one : asked) one.n_rows = one.is_open ? 1 : 0;
+    int32_t n_open = 0;
+    double n_true = 0;
+    for (Asked& one : asked) {
+      one.n_rows = one.is_open ? 1 : 0;
+      n_open += one.n_rows;
+      n_true += one.n_rows * one.chance * bargain.chance();
+    }
+    const bool has_room = bargain.n_drafted() + n_open <= most;
+    if (n_open == 0 || !has_room || !bargain.pays(static_cast<size_t>(n_open), n_true)) return;
   }
 }
 
@@ -282,13 +293,23 @@ bool DraftModel::run(int32_t n_read) {
   return true;
 }
 
-// Returns whether it is sure of a guess. One that the answer ends with saves nothing.
-bool DraftModel::extend(Asked& asked, const float* logits) {
+// Adds a guess, if it is worth its row. One that the answer ends with saves nothing.
+void DraftModel::extend(Asked& asked, const float* logits, Bargain& bargain) {
   ++asked.slot->n_asked;
-  const Token guess = likeliest(logits, n_tokens_, least_probability_);
-  if (guess < 0 || vocabulary_.is_end_of_generation(guess)) return false;
+  asked.is_open = false;
+  const float* const best = std::max_element(logits, logits + n_tokens_);
+  const auto guess = static_cast<Token>(best - logits);
+  const double least = least_probability_ > 0 ? least_probability_ : kSure;  // below, it does not matter how much
+  const double probability = probability_of(*best, logits, n_tokens_, least);
+  if (probability <= 0 || probability < least_probability_ || vocabulary_.is_end_of_generation(guess)) return;
+  const bool is_sure = probability >= kSure;
+  HitRate& hits = is_sure ? sure_hits_ : unsure_hits_;
+  asked.chance *= hits.chance();
+  if (!bargain.pays(asked.chance)) return hits.pass_over();
+  bargain.add(asked.chance);
   asked.guesses.push_back(guess);
-  return true;
+  asked.slot->sure.push_back(is_sure);
+  asked.is_open = static_cast<int32_t>(asked.guesses.size()) < asked.most;
 }
 
 // Computes one token behind what the sequence's slot holds, for the price of it alone.
@@ -303,7 +324,12 @@ void DraftModel::measure(const Sequence& sequence) {
 }
 
 void DraftModel::learn(int32_t slot, size_t n_right) {
-  hits_.learn(std::exchange(slots_[static_cast<size_t>(slot)].n_asked, 0), n_right);
+  Slot& asked = slots_[static_cast<size_t>(slot)];
+  hits_.learn(std::exchange(asked.n_asked, 0), n_right);
+  for (size_t i = 0; i < std::min(asked.sure.size(), n_right + 1); ++i) {
+    (asked.sure[i] ? sure_hits_ : unsure_hits_).learn(i < n_right);
+  }
+  asked.sure.clear();
 }
 
 void DraftModel::give_back(int32_t slot) {
@@ -315,8 +341,9 @@ void DraftModel::give_back(int32_t slot) {
 void DraftModel::reset() {
   for (size_t slot = 0; slot < slots_.size(); ++slot) give_back(static_cast<int32_t>(slot));
   budget_ = StepBudget(kNoTarget, rows_);
-  hits_ = HitRate(kChance);
-  n_unmeasured_ = 0;
+  hits_ = sure_hits_ = HitRate(kChance);
+  unsure_hits_ = HitRate(kUnsureChance);
+  n_unmeasured_ = n_with_guesses_ = 0;
 }
 
 }  // namespace corosrv

@@ -54,6 +54,7 @@ class DraftModel {
     std::vector<Token> held;  // that the draft model has computed
     uint64_t owner = 0;       // of what it holds: others begin anew
     size_t n_asked = 0;       // guesses that it was asked for in this step, one more where it stopped unsure
+    std::vector<bool> sure;   // of the guesses, whether it was sure of each
   };
   struct Asked {
     Plan::Item* item;
@@ -61,6 +62,7 @@ class DraftModel {
     int32_t most;          // guesses
     int32_t n_rows = 0;    // of the next batch
     bool is_open = false;  // the next batch brings it a guess
+    double chance = 1;     // of all its guesses together
     std::vector<Token> guesses = {};
   };
   // Rows that are left of a batch, and of those for texts of which much lacks.
@@ -77,7 +79,7 @@ class DraftModel {
   void guess(std::vector<Asked>& asked, Bargain& bargain, int32_t most);
   bool compute(const std::vector<Asked>& asked);
   bool run(int32_t n_read);
-  bool extend(Asked& asked, const float* logits);
+  void extend(Asked& asked, const float* logits, Bargain& bargain);
   void measure(const Sequence& sequence);
   double row_of_prompt_s() const;
   Slot& slot_of(const Sequence& sequence) { return slots_[static_cast<size_t>(sequence.slot())]; }
@@ -91,7 +93,10 @@ class DraftModel {
   std::vector<Slot> slots_;
   std::vector<Row> batch_;
   StepBudget budget_;
-  HitRate hits_;
+  HitRate hits_;  // of all that it is asked
+  HitRate sure_hits_;
+  HitRate unsure_hits_;  // of its guesses
+  int32_t n_with_guesses_ = 0;  // steps
   int32_t n_unmeasured_ = 0;  // steps since the price of a guess was last seen
   double spent_s_ = 0;
   std::string trouble_;
