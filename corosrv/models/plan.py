@@ -13,7 +13,7 @@ from enum import Enum
 from corosrv.base.errors import IllegalTransition, ModelFailed
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.fitting.gguf import Facts
-from corosrv.models.fitting.plan import ContextPair, model_needs, plan_memory, bytes_beside, with_defaults
+from corosrv.models.fitting.plan import ContextPair, bytes_beside, model_needs, plan_memory, with_defaults
 from corosrv.models.fitting.room import Room
 from corosrv.models.loadable import Footprint
 

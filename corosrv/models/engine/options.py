@@ -125,7 +125,9 @@ def with_verdict(options: Options, verdict: Verdict) -> Options:
 
 def draft_options(options: Options) -> Options:
     """Returns the options that open the draft model alone, for its trial."""
-    return replace(options, model=options.draft, draft="", adapters=(), context=options.draft_context or options.context)
+    return replace(
+        options, model=options.draft, draft="", adapters=(), context=options.draft_context or options.context
+    )
 
 
 _DRAWN = (

@@ -199,5 +199,6 @@ def _shaping(options: Options) -> Options:
     return replace(
         options,
         model="", adapters=("",) * len(options.adapters), queue=0, tasks_of_owner=0, threads=0, step_ms=0.0,
-        draft_p_min=0.0, reader_bytes=0, cache_bytes=0, row_bytes=0, copy_bytes=0, queue_s=0.0, stall_s=0.0, grammars=GrammarLimits(),
+        draft_p_min=0.0, reader_bytes=0, cache_bytes=0, row_bytes=0, copy_bytes=0, queue_s=0.0, stall_s=0.0,
+        grammars=GrammarLimits(),
     )  # fmt: skip

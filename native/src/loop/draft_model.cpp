@@ -145,6 +145,7 @@ void DraftModel::add_drafts(Plan& plan, const RowPrices& prices, int32_t most) {
     slot.sure.clear();
   }
   if (!trouble_.empty() || most < 1 || plan.n_prompt > 0 || plan.n_decode == 0 || !prices.is_known()) return;
+  for (const Plan::Item& item : plan.items) greet(*item.sequence);
   if (!budget_.prices().is_known() || ++n_unmeasured_ > kOldPrice) measure(*plan.items.front().sequence);
   Bargain bargain(plan, prices, budget_.prices(), hits_.chance());
   std::vector<Asked> asked = whom_to_ask(plan, bargain, most);
@@ -167,6 +168,12 @@ void DraftModel::add_drafts(Plan& plan, const RowPrices& prices, int32_t most) {
   }
   plan.n_drafted += bargain.n_drafted();
   plan.n_true += bargain.n_true();
+}
+
+// Another text may be easier to guess, or harder: a few guesses for it tell.
+void DraftModel::greet(const Sequence& sequence) {
+  if (std::exchange(slot_of(sequence).arrival, sequence.arrival()) == sequence.arrival()) return;
+  for (HitRate* hits : {&hits_, &sure_hits_, &unsure_hits_}) hits->begin_anew();
 }
 
 // In order of their slots, as libllama computes them best.
@@ -222,8 +229,9 @@ void DraftModel::cut(const Sequence& sequence, Slot& slot) {
   const std::vector<Token>& tokens = sequence.tokens();
   const bool is_own = std::exchange(slot.owner, sequence.owner()) == sequence.owner();
   const size_t n_most = is_own ? std::min(slot.held.size(), tokens.size() - 1) : 0;
-  const auto n_same = std::mismatch(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(n_most),
-                                    slot.held.begin()).first - tokens.begin();
+  const auto n_same =
+      std::mismatch(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(n_most), slot.held.begin()).first -
+      tokens.begin();
   if (static_cast<size_t>(n_same) == slot.held.size()) return;
   slot.held.resize(static_cast<size_t>(n_same));
   const auto n_held = static_cast<int32_t>(n_same);

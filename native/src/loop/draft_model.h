@@ -53,6 +53,7 @@ class DraftModel {
   struct Slot {
     std::vector<Token> held;  // that the draft model has computed
     uint64_t owner = 0;       // of what it holds: others begin anew
+    int64_t arrival = -1;     // of its sequence
     size_t n_asked = 0;       // guesses that it was asked for in this step, one more where it stopped unsure
     std::vector<bool> sure;   // of the guesses, whether it was sure of each
   };
@@ -72,6 +73,7 @@ class DraftModel {
   };
   class Bargain;
 
+  void greet(const Sequence& sequence);
   std::vector<Asked> whom_to_ask(Plan& plan, const Bargain& bargain, int32_t most);
   int32_t rows_of_a_piece(const Bargain& bargain) const;
   void catch_up(Asked& asked, size_t n_asked, const Bargain& bargain, Room& room);
@@ -95,9 +97,9 @@ class DraftModel {
   StepBudget budget_;
   HitRate hits_;  // of all that it is asked
   HitRate sure_hits_;
-  HitRate unsure_hits_;  // of its guesses
+  HitRate unsure_hits_;         // of its guesses
   int32_t n_with_guesses_ = 0;  // steps
-  int32_t n_unmeasured_ = 0;  // steps since the price of a guess was last seen
+  int32_t n_unmeasured_ = 0;    // steps since the price of a guess was last seen
   double spent_s_ = 0;
   std::string trouble_;
 };

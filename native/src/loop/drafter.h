@@ -32,17 +32,22 @@ class HitRate {
     for (size_t i = 0; i < std::min(n_tried, n_right + 1); ++i) learn(i < n_right);
   }
   // A guess was not tried: what is known of them grows old, so that they are tried again some time.
-  void pass_over() {
-    n_right_ *= kPassing;
-    n_tried_ *= kPassing;
-  }
+  void pass_over() { fade(kPassing); }
+  // What is known is of guesses for somebody else.
+  void begin_anew() { fade(kOthers); }
 
  private:
+  void fade(double rest) {
+    n_right_ *= rest;
+    n_tried_ *= rest;
+  }
+
   // Guesses that weigh as much as the chance before any was tried.
   static constexpr double kTrust = 2;
-  // What is left of a guess's weight after each further one, and after each that was not tried.
+  // What is left of a guess's weight after each further one, after each that was not tried, and for somebody else.
   static constexpr double kMemory = 0.95;
   static constexpr double kPassing = 0.99;
+  static constexpr double kOthers = 0.03;
 
   double prior_;
   double n_right_ = 0;

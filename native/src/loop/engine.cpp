@@ -22,9 +22,8 @@ Engine::Engine(const Limits& limits, BackendFactory make_backend, std::shared_pt
       tape_(std::move(tape)),
       grammars_(limits.grammars, kMaxGrammarBytesAlive) {
   if (!settled_.is_open()) return;  // the caller looks at fd()
-  thread_ = std::thread([this, make = std::move(make_backend), make_draft = std::move(make_draft)] {
-    run(make, make_draft);
-  });
+  thread_ = std::thread(
+      [this, make = std::move(make_backend), make_draft = std::move(make_draft)] { run(make, make_draft); });
 }
 
 void Engine::run(const BackendFactory& make_backend, const DraftFactory& make_draft) {

@@ -10,13 +10,15 @@ import pytest
 
 from corosrv.base.errors import ModelFailed, SettingsError
 from corosrv.contracts.jobs import Chunk, Sampling
-from corosrv.contracts.settings import ModelSettings, models_of
+from corosrv.contracts.settings import ModelSettings
+from corosrv.contracts.settings.model import models_of
 from corosrv.models import plan
 from corosrv.models.engine import Engine
 from corosrv.models.fitting import gguf
 from corosrv.models.fitting.model_file import check_model_files
 from tests.support.engines import job, opened, packaged_model, read_all, text_of
 from tests.support.gguf import write_bert, write_llama
+from tests.support.padded_model import write_padded
 
 SETTINGS = dict(slots=8, ctx=512, deterministic=True)
 SAMPLINGS = {
@@ -28,14 +30,20 @@ PROMPTS = [f"{number}. Once upon a time, in a small village by the sea," for num
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[Engine]:
-    with opened(model=packaged_model(), **SETTINGS) as engine:
+def slower(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that says what SmolLM2 does, at several times the cost."""
+    return str(write_padded(Path(packaged_model()), tmp_path_factory.mktemp("models") / "padded.gguf", 4))
+
+
+@pytest.fixture(scope="module")
+def plain(slower: str) -> Iterator[Engine]:
+    with opened(model=slower, **SETTINGS) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def guessing() -> Iterator[Engine]:
-    with opened(model=packaged_model(), model_draft=packaged_model(), **SETTINGS) as engine:
+def guessing(slower: str) -> Iterator[Engine]:
+    with opened(model=slower, model_draft=packaged_model(), **SETTINGS) as engine:
         yield engine
 
 
@@ -46,6 +54,22 @@ def said(engine: Engine, sampling: Sampling, prompts: list[str]) -> list[str]:
         return read_all(engine.submit(job(prompt, sampling=sampling, max_tokens=40)))
 
     return [text_of(one.get(timeout=300)) for one in [gevent.spawn(answer, prompt) for prompt in prompts]]
+
+
+@pytest.mark.model
+def test_nearly_all_guesses_of_a_model_that_says_the_same_come_true_and_are_counted(guessing: Engine) -> None:
+    before = guessing.stats()
+    answers = [read_all(guessing.submit(job(prompt, max_tokens=100)))[-1] for prompt in PROMPTS[:4]]
+    after = guessing.stats()
+
+    assert before is not None
+    assert after is not None
+    n_guesses = after.draft_model_tokens - before.draft_model_tokens
+    n_true = after.draft_model_accepted_tokens - before.draft_model_accepted_tokens
+    assert n_guesses > 20
+    assert n_true > 0.9 * n_guesses
+    assert sum(last.accepted_tokens for last in answers) >= n_true
+    assert after.steps - before.steps < 400 - n_true
 
 
 @pytest.mark.model
