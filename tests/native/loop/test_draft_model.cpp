@@ -100,6 +100,9 @@ TEST("what a slot's last task left in the draft model is cut to what the next on
       CHECK(client->answer().accepted_tokens > 10);
     }
   }
+  int n_begun = 0;
+  for (const Rows& rows : loop.draft->batches()) n_begun += rows[0].position == 0 && rows[0].token == 'a' ? 1 : 0;
+  CHECK_EQ(n_begun, 2);  // once for each owner
   check_no_faults(loop);
 }
 
@@ -244,6 +247,7 @@ TEST("a draft model that fails is asked no more, and the answer goes on") {
     CHECK_EQ(client->text(), said_alone(make_task('a', 3, 100)));
     CHECK_EQ(loop.draft->batches().size(), size_t{5});
     CHECK(eventually([&] { return loop.draft_trouble() == "no such row"; }));
+    CHECK_EQ(loop.draft->given_back().size(), size_t{4});
     check_no_faults(loop);
   }
 }
