@@ -305,6 +305,20 @@ def test_flags_of_llama_server_are_translated_to_settings(served):
     assert model.repeat_last_n == 128
 
 
+def test_a_draft_model_and_llama_servers_flags_for_it_are_settings(served, tmp_path):
+    paths = [tmp_path / name for name in ("large.gguf", "small.gguf")]
+    for path in paths:
+        path.write_bytes(b"GGUF")
+    result = run(
+        "serve", "-m", str(paths[0]), "-md", str(paths[1]), *["-cd", "512", "--draft-max", "8", "--draft-p-min", "0.5"]
+    )
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    (model,) = corosrv.contracts.settings.load().models
+    assert (model.model_draft, model.ctx_draft) == (str(paths[1]), 512)
+    assert (model.drafted_rows, model.draft_p_min) == (8, 0.5)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -312,6 +326,12 @@ def test_flags_of_llama_server_are_translated_to_settings(served):
         ("-tb 4", "--threads-batch changes nothing here: --threads"),
         ("--threads-http 4", "one thread"),
         ("--cache-reuse 256", "begin with alike"),
+        ("--draft-min 2", "where they pay"),
+        ("-ngld 99", "--gpu-layers holds for the draft model"),
+        ("-devd CUDA0", "--device holds for the draft model"),
+        ("-td 4", "--threads compute the draft model"),
+        ("-ctkd q8_0", "16-bit numbers"),
+        ("-ctvd q8_0", "16-bit numbers"),
     ],
 )
 def test_a_flag_of_llama_server_that_changes_nothing_is_told(served, flags, words):

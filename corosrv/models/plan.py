@@ -13,7 +13,7 @@ from enum import Enum
 from corosrv.base.errors import IllegalTransition, ModelFailed
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.fitting.gguf import Facts
-from corosrv.models.fitting.plan import ContextPair, model_needs, plan_memory, projector_bytes, with_defaults
+from corosrv.models.fitting.plan import ContextPair, bytes_beside, model_needs, plan_memory, with_defaults
 from corosrv.models.fitting.room import Room
 from corosrv.models.loadable import Footprint
 
@@ -30,7 +30,7 @@ def estimate(settings: ModelSettings, facts: Facts | None) -> int:
     # How much will be repacked is known afterwards: at most everything.
     copies = facts.size if settings.kernels != "ggml" else 0
     pair = _pair(settings, facts)
-    return facts.size + copies + model_needs(settings, facts).cache(pair) + projector_bytes(settings)
+    return facts.size + copies + model_needs(settings, facts).cache(pair) + bytes_beside(settings)
 
 
 def measured(settings: ModelSettings, facts: Facts | None, info: Footprint, slots: int) -> int:
@@ -39,7 +39,7 @@ def measured(settings: ModelSettings, facts: Facts | None, info: Footprint, slot
         return estimate(settings, facts)
     context = info.shared_cells // slots or info.context
     cache = model_needs(settings, facts).cache(ContextPair(slots, context))
-    return info.size + info.packed_bytes + cache + projector_bytes(settings)
+    return info.size + info.packed_bytes + cache + bytes_beside(settings)
 
 
 def file_bytes(settings: ModelSettings) -> int:

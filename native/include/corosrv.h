@@ -51,6 +51,9 @@ int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats);
 /* COROSRV_OK while all that reaches the loop is recorded, or nothing is to be; else `message` says why it is not. */
 int corosrv_engine_recording(corosrv_engine* engine, char* message, size_t message_size);
 
+/* COROSRV_OK while the draft model guesses, or there is none; else `message` says why it does not any more. */
+int corosrv_engine_draft(corosrv_engine* engine, char* message, size_t message_size);
+
 /* Tells how far a replay is; COROSRV_INVALID where there is none. One thread at a time. */
 int corosrv_engine_replay(corosrv_engine* engine, corosrv_replay* replay);
 

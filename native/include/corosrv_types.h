@@ -134,6 +134,9 @@ typedef struct corosrv_options {
   double stall_s;       /* that a reader may be full: then its tasks' errors have the code client_too_slow; 0: any */
   double idle_s;        /* for which a slot keeps its memory after its last use */
   int32_t drafted_rows; /* guesses of next tokens that one step may compute, at most; 0: none */
+  const char* draft;    /* path of a GGUF with a second model that guesses them; NULL: none does */
+  double draft_p_min;   /* probability of a guess of that model, at least */
+  int32_t draft_context;              /* tokens of its context per slot; 0: as many as a slot has */
   const corosrv_placement* placement; /* NULL: as libllama does by default */
   int32_t record_fd;    /* of a file with a head (recording/ring_file.h), for what reaches the loop; 0: none */
   int64_t record_bytes; /* of that file, at most */
@@ -392,9 +395,11 @@ typedef struct corosrv_stats {
   uint64_t prompt_tokens;
   uint64_t cached_tokens;
   uint64_t generated_tokens;
-  uint64_t drafts;                /* times that next tokens were guessed */
-  uint64_t draft_tokens;          /* guesses of next tokens that were computed */
-  uint64_t draft_accepted_tokens; /* of these, those that came true */
+  uint64_t drafts;                      /* times that next tokens were guessed */
+  uint64_t draft_tokens;                /* guesses of next tokens that were computed */
+  uint64_t draft_accepted_tokens;       /* of these, those that came true */
+  uint64_t draft_model_tokens;          /* of draft_tokens, those of the draft model, */
+  uint64_t draft_model_accepted_tokens; /* and of these, those that came true */
   uint64_t steps;
   uint64_t eventfd_writes;
   uint64_t readers_polled; /* readers that got no descriptor and are looked at again and again */

@@ -253,6 +253,8 @@ class DecodeStats(msgspec.Struct, frozen=True):
     drafts: int
     draft_tokens: int
     draft_accepted_tokens: int
+    draft_model_tokens: int
+    draft_model_accepted_tokens: int
     steps: int
     eventfd_writes: int
     readers_polled: int

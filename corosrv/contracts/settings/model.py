@@ -27,6 +27,7 @@ from corosrv.contracts.settings.sources import (
 
 LLAMA_MAX_SLOTS = 256
 SYNTHETIC_MAX_SLOTS = 100_000
+_DRAFTED_ROWS = 16  # with a draft model, where nothing else is said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class SlotSettings:
     speculation: int = setting(
         0,
         "guesses of next tokens that one step computes at most, for texts that repeat their prompt, themselves or the "
-        "request's prediction; as many as pay. 0: none",
+        "request's prediction, and of the draft model; as many as pay. 0: none, or 16 where there is a draft model",
         check=between(0, 32),
     )
     record: str = setting(
@@ -164,6 +165,25 @@ class EncoderSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftSettings:
+    """Settings of a second, smaller model that guesses how answers go on."""
+
+    model_draft: str = setting(
+        "",
+        "path of the GGUF of a smaller model with the same tokens, which guesses what comes next where that is faster: "
+        "texts stay what they are; empty: none guesses",
+    )
+    ctx_draft: int = setting(
+        0,
+        "tokens of context that the draft model has per slot, beyond which it guesses nothing; 0: as many as the slot",
+        check=or_else(0, between(16, MAX_INT32)),
+    )
+    draft_p_min: float = setting(
+        0.0, "probability that the draft model must give a guess; 0: any, as long as it pays", check=between(0, 1)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class GrammarSettings:
     """Limits of the grammars that requests bring."""
 
@@ -184,7 +204,7 @@ class GrammarSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings(SlotSettings, EncoderSettings, GrammarSettings, PlacementSettings, SamplingSettings):
+class ModelSettings(SlotSettings, DraftSettings, EncoderSettings, GrammarSettings, PlacementSettings, SamplingSettings):
     """Settings of one model: how it is loaded and decoded. Each of several models has all of them; see models_of()."""
 
     model: str = setting(
@@ -243,6 +263,9 @@ class ModelSettings(SlotSettings, EncoderSettings, GrammarSettings, PlacementSet
         if self.kv_unified and self.deterministic:
             words = "must be 0 where COROSRV_DETERMINISTIC is 1: sums over shared cells depend on who else has some"
             raise sources.bad_value("kv_unified", words, "1")
+        if self.model_draft and (self.record or self.is_synthetic):
+            other = "COROSRV_RECORD is set: a replay has no draft model" if self.record else "the model is synthetic"
+            raise sources.bad_value("model_draft", f"must be empty where {other}", repr(self.model_draft))
         if self.is_hub:
             model_list.parse_hub_name(self.model)
         if self.is_synthetic:
@@ -258,6 +281,11 @@ class ModelSettings(SlotSettings, EncoderSettings, GrammarSettings, PlacementSet
     def is_hub(self) -> bool:
         """Returns whether the model is a name on a hub, whose files have to be found first."""
         return model_list.is_hub(self.model)
+
+    @property
+    def drafted_rows(self) -> int:
+        """The guesses of next tokens that one step computes at most."""
+        return self.speculation or (_DRAFTED_ROWS if self.model_draft else 0)
 
     @property
     def adapters(self) -> tuple[tuple[str, float], ...]:
@@ -309,6 +337,7 @@ def _read_template(settings: ModelSettings) -> str:
 _KINDS = sources.kinds(ModelSettings)
 # A list gives each model its own by writing them behind the path.
 _OPTIONS = _KINDS.keys() - {"model", "model_alias"}
+_SHORTER = {"draft": "model_draft"}
 
 
 def models_of(values: Mapping[str, Any]) -> tuple[ModelSettings, ...]:
@@ -340,13 +369,14 @@ def _of_entry(entry: model_list.Entry, values: Mapping[str, Any]) -> ModelSettin
     if not entry.path:
         raise SettingsError(f"{place} needs a path: {entry.name}=PATH")
     aliases, own, unknown = values.get("model_alias", ""), dict[str, Any](), []
-    for name, value in entry.options:
+    for option, value in entry.options:
+        name = _SHORTER.get(option, option)
         if name == "alias":
             aliases = value
         elif name in _OPTIONS:
             own[name] = sources.parse(f"{place}: {name}", _KINDS[name], value)
         else:
-            unknown.append(f"{name}={value}")
+            unknown.append(f"{option}={value}")
     path = entry.path
     if unknown and not path.startswith(SYNTHETIC):
         names = ", ".join(("alias", *sorted(_OPTIONS)))

@@ -18,7 +18,7 @@ from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Options, Task
 from corosrv.models.engine.libllama import cpu_identity
 from corosrv.models.engine.memory import DescriptorShortage, fit_model
-from corosrv.models.engine.options import native_options, sampling_defaults, with_verdict
+from corosrv.models.engine.options import draft_options, native_options, sampling_defaults, with_verdict
 from corosrv.models.engine.probe import Verdict, verdict
 from corosrv.models.engine.reader import Reader
 from corosrv.models.engine.slots import SlotKeeper, TaskNotes
@@ -116,6 +116,7 @@ class Engine(EngineLife):
         self._shortage = DescriptorShortage()
         self._reads_since = 0.0
         self._recording: RecordFile | None = None
+        self._is_draft_off = False  # it has failed
         self.verdict = Verdict.FAST  # of the trial that `open` has made
 
     def open(self) -> None:
@@ -143,6 +144,8 @@ class Engine(EngineLife):
             log.info("memory for %s: %s", settings.names[0], fitted.words)
         options = native_options(settings, fitted.copy_bytes)
         self.verdict = verdict(options)
+        if options.draft:
+            self.verdict = max(self.verdict, verdict(draft_options(options)), key=list(Verdict).index)
         self._check_alive()  # closed while libllama was tried
         options = with_verdict(options, self.verdict)
         if settings.record:
@@ -191,7 +194,7 @@ class Engine(EngineLife):
             vocabulary,
             card,
             SlotKeeper(native, settings, info, card.fingerprint),
-            TaskMaker(vocabulary, self._adapters, settings.slots, settings.context_shift, settings.speculation > 0),
+            TaskMaker(vocabulary, self._adapters, settings.slots, settings.context_shift, settings.drafted_rows > 0),
             TaskPlacer(self._adapters, self._notes),
         )
 
@@ -242,7 +245,15 @@ class Engine(EngineLife):
             self._shortage.count()
         if self._recording is not None:
             self._recording.tell(model.native.recording_trouble())
+        if self._settings.model_draft and not self._is_draft_off:
+            self._look_at_draft(model.native)
         return Reader(native, len(tasks))
+
+    def _look_at_draft(self, native: NativeEngine) -> None:
+        trouble = native.draft_trouble()
+        self._is_draft_off = bool(trouble)
+        if trouble:
+            log.error("the draft model %s failed, and guesses no more: %s", self._settings.model_draft, trouble)
 
     def stats(self) -> DecodeStats | None:
         """Returns the counters as of the last step; None before the engine is open and after it is closed."""

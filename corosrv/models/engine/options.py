@@ -105,7 +105,10 @@ def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
         copy_bytes=copy_bytes,
         queue_s=settings.queue_timeout_s,
         stall_s=settings.stall_timeout_s,
-        drafted_rows=settings.speculation,
+        drafted_rows=settings.drafted_rows,
+        draft=settings.model_draft,
+        draft_p_min=settings.draft_p_min,
+        draft_context=settings.ctx_draft,
         placement=Placement() if synthetic is not None else placement(settings, libllama.devices()),
         grammars=GrammarLimits(
             settings.grammar_bytes, settings.grammar_depth, settings.grammar_rules,
@@ -118,6 +121,13 @@ def with_verdict(options: Options, verdict: Verdict) -> Options:
     """Returns the options with which the model loads as the verdict allows."""
     kernels = "ggml" if verdict is Verdict.GGML else options.kernels
     return replace(options, safe_load=verdict is Verdict.SAFE, kernels=kernels)
+
+
+def draft_options(options: Options) -> Options:
+    """Returns the options that open the draft model alone, for its trial."""
+    return replace(
+        options, model=options.draft, draft="", adapters=(), context=options.draft_context or options.context
+    )
 
 
 _DRAWN = (

@@ -72,6 +72,7 @@ def verdict(options: Options) -> Verdict:
     `options`: those that the engine will open with, if the trial goes well. Raises ModelFailed when the child dies
     however the model is loaded, when libllama refuses it there, and when the child cannot try at all.
     """
+    options = replace(options, draft="", draft_context=0)  # which is tried as a model of its own
     if options.synthetic is not None or not os.path.isfile(options.model):
         return Verdict.FAST  # a file that is missing has no dangers, and loading it tells so
     stored = StoredVerdicts("probe.json")
@@ -198,5 +199,6 @@ def _shaping(options: Options) -> Options:
     return replace(
         options,
         model="", adapters=("",) * len(options.adapters), queue=0, tasks_of_owner=0, threads=0, step_ms=0.0,
-        reader_bytes=0, cache_bytes=0, row_bytes=0, copy_bytes=0, queue_s=0.0, stall_s=0.0, grammars=GrammarLimits(),
+        draft_p_min=0.0, reader_bytes=0, cache_bytes=0, row_bytes=0, copy_bytes=0, queue_s=0.0, stall_s=0.0,
+        grammars=GrammarLimits(),
     )  # fmt: skip

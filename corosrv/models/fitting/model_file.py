@@ -40,6 +40,11 @@ def check_model_files(model: ModelSettings) -> None:
         library.check_installed()
     elif not model.is_synthetic and not Path(model.model).is_file():
         raise SettingsError(f"the model file {model.model} {flaw_of(Path(model.model))}")
+    draft = Path(model.model_draft)
+    if model.model_draft and not draft.is_file():
+        raise SettingsError(f"the draft model {draft} does not exist: give the path of a GGUF file with --model-draft")
+    if model.model_draft and (flaw := flaw_of(draft)):
+        raise SettingsError(f"the draft model {draft} {flaw}")
     for path, _ in model.adapters:
         if not Path(path).is_file():
             raise SettingsError(f"the LoRA adapter {path} does not exist: give the paths of GGUF files with --lora")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from corosrv.base.errors import ModelFailed
 from corosrv.contracts.settings import ModelSettings
+from corosrv.models.fitting import gguf
 from corosrv.models.fitting.gguf import Facts
 from corosrv.models.fitting.room import PAD, CacheTypes, Room
 
@@ -43,6 +44,7 @@ class ModelNeeds:
     """Holds what decides about the memory of a model."""
 
     facts: Facts
+    draft: Facts | None = None  # of a second model that guesses, with a cache of as many tokens
     types: CacheTypes = field(default_factory=CacheTypes)
     rows: int = 512  # of a step
     shares_context: bool = False  # all slots have one cache
@@ -54,7 +56,8 @@ class ModelNeeds:
 
     def cache(self, pair: ContextPair) -> int:
         """Returns the bytes of keys, values and states."""
-        return self.facts.cache.bytes(pair.slots, pair.context, self.types, self.shares_context)
+        own = self.facts.cache.bytes(pair.slots, pair.context, self.types, self.shares_context)
+        return own + (self.draft.cache.bytes(pair.slots, pair.context, CacheTypes()) if self.draft is not None else 0)
 
     def computing(self, pair: ContextPair) -> int:
         """Returns the bytes of what a step computes with, rather too many than too few."""
@@ -255,14 +258,22 @@ def model_needs(settings: ModelSettings, facts: Facts, gpu_share: float = 0.0) -
         may_share_context=not settings.deterministic,
         may_copy=settings.kernels != "ggml" and gpu_share < 1,
         prefix_bytes=settings.cache_bytes,
-        more_bytes=projector_bytes(settings),
+        more_bytes=bytes_beside(settings),
+        draft=_draft_facts(settings),
         gpu_share=gpu_share,
     )
 
 
-def projector_bytes(settings: ModelSettings) -> int:
-    """Returns the size of a projector file, which another process holds; 0 where there is none."""
-    return os.path.getsize(settings.mmproj) if os.path.isfile(settings.mmproj) else 0
+def bytes_beside(settings: ModelSettings) -> int:
+    """Returns the bytes of a projector's file, which another process holds, and of a draft model with its copies."""
+    projector = os.path.getsize(settings.mmproj) if os.path.isfile(settings.mmproj) else 0
+    draft = _draft_facts(settings)
+    n_copies = 1 if settings.kernels == "ggml" else 2
+    return projector + (n_copies * draft.size if draft is not None else 0)
+
+
+def _draft_facts(settings: ModelSettings) -> Facts | None:
+    return gguf.read(settings.model_draft) if settings.model_draft else None
 
 
 def gpu_share(settings: ModelSettings, facts: Facts) -> float:

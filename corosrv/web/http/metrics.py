@@ -236,6 +236,8 @@ _COUNTERS = {
     "generated_tokens": "Tokens generated",
     "draft_tokens": "Guesses of next tokens that were computed",
     "draft_accepted_tokens": "Guesses that came true",
+    "draft_model_tokens": "Guesses that the draft model made",
+    "draft_model_accepted_tokens": "Guesses of the draft model that came true",
     "steps": "Steps of the decode loop",
     "eventfd_writes": "Wake-ups sent to readers",
     "readers_polled": "Readers without a file descriptor, looked at every 10 ms instead",

@@ -44,6 +44,22 @@ BackendFactory backend_factory(const corosrv_options& options) {
 #endif
 }
 
+// Makes nothing where no draft model is wanted.
+DraftFactory draft_factory(const corosrv_options& options) {
+  if (options.draft == nullptr || *options.draft == '\0') return {};
+#ifdef COROSRV_WITHOUT_LLAMA
+  return {};
+#else
+  return [draft = to_draft_options(options), path = std::string(options.model)](
+             const Backend& model, Status& status, LoadWatch& load) -> std::unique_ptr<Backend> {
+    std::unique_ptr<Backend> backend = make_llama_backend(draft, load, status);
+    if (!backend) return nullptr;
+    status = check_draft(model, *backend, file_name(draft.path) + " for " + file_name(path));
+    return status.is_ok() ? std::move(backend) : nullptr;
+  };
+#endif
+}
+
 // Makes a task of what a recording has of it; in the decode thread, when the model is loaded.
 Status make_recorded(corosrv_engine* engine, const std::string& recorded, Task& task) {
   MutexLock lock(engine->opening);
@@ -101,7 +117,8 @@ int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine,
     std::shared_ptr<Tape> tape;
     MutexLock lock(opened->opening);
     if (status = open_tape(*options, *opened, tape); !status.is_ok()) return status;
-    opened->engine = std::make_unique<Engine>(to_engine_limits(*options), backend_factory(*options), std::move(tape));
+    opened->engine = std::make_unique<Engine>(to_engine_limits(*options), backend_factory(*options), std::move(tape),
+                                              draft_factory(*options));
     if (opened->engine->fd() < 0) return Status(StatusCode::kNoDescriptor, "no file descriptor is left for the engine");
     *engine = opened.release();
     return Status::ok();
@@ -138,6 +155,14 @@ int corosrv_engine_recording(corosrv_engine* engine, char* message, size_t messa
   return guarded(message, message_size, [&] {
     if (!engine->fork_guard.is_same_process()) return forked();
     const std::string trouble = engine->recorder == nullptr ? std::string() : engine->recorder->trouble();
+    return trouble.empty() ? Status::ok() : Status(StatusCode::kInternal, trouble);
+  });
+}
+
+int corosrv_engine_draft(corosrv_engine* engine, char* message, size_t message_size) {
+  return guarded(message, message_size, [&] {
+    if (!engine->fork_guard.is_same_process()) return forked();
+    const std::string trouble = engine->engine->draft_trouble();
     return trouble.empty() ? Status::ok() : Status(StatusCode::kInternal, trouble);
   });
 }

@@ -257,6 +257,11 @@ Status check_options(const corosrv_options& options) {
   if (options.drafted_rows < 0 || options.drafted_rows > kMostDraftedRows) {
     return invalid("drafted_rows must be from 0 to " + std::to_string(kMostDraftedRows));
   }
+  if (!(options.draft_p_min >= 0 && options.draft_p_min <= 1)) return invalid("draft_p_min must be from 0 to 1");
+  if (options.synthetic != nullptr && options.draft != nullptr && *options.draft != '\0') {
+    return invalid("no draft model guesses for a synthetic one");
+  }
+  if (options.draft_context < 0) return invalid("draft_context must not be negative");
   return Status::ok();
 }
 

@@ -114,6 +114,8 @@ corosrv_stats to_c(const LoopStats& from) {
   stats.drafts = from.drafts;
   stats.draft_tokens = from.draft_tokens;
   stats.draft_accepted_tokens = from.draft_accepted_tokens;
+  stats.draft_model_tokens = from.draft_model_tokens;
+  stats.draft_model_accepted_tokens = from.draft_model_accepted_tokens;
   stats.steps = from.steps;
   stats.eventfd_writes = from.eventfd_writes;
   stats.readers_polled = from.readers_polled;

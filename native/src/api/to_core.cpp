@@ -199,6 +199,7 @@ Engine::Limits to_engine_limits(const corosrv_options& from) {
   limits.loop.stall_s = from.stall_s;
   limits.loop.idle_s = from.idle_s;
   limits.loop.drafted_rows = from.drafted_rows;
+  limits.loop.draft_p_min = from.draft_p_min;
   limits.queue = static_cast<size_t>(from.queue);
   if (from.tasks_of_owner > 0) limits.tasks_of_owner = static_cast<size_t>(from.tasks_of_owner);
   limits.reader_bytes = static_cast<size_t>(from.reader_bytes);
@@ -223,6 +224,29 @@ ModelOptions to_model_options(const corosrv_options& from) {
   options.kernels = to_kernels(from.kernels);
   options.copy_bytes = from.copy_bytes;
   if (from.placement != nullptr) options.placement = to_placement(*from.placement);
+  return options;
+}
+
+// Where the model is placed, with caches and positions as its file has them.
+ModelOptions to_draft_options(const corosrv_options& from) {
+  ModelOptions options;
+  options.path = from.draft;
+  options.context = from.draft_context > 0 ? from.draft_context : from.context;
+  options.slots = from.slots;
+  options.rows = from.batch;
+  options.threads = from.threads;
+  options.is_safe = from.safe_load != 0;
+  options.kernels = to_kernels(from.kernels);
+  options.copy_bytes = std::numeric_limits<int64_t>::max();
+  if (from.placement == nullptr) return options;
+  const Placement placed = to_placement(*from.placement);
+  options.placement.gpu_layers = placed.gpu_layers;
+  options.placement.devices = placed.devices;
+  options.placement.split_mode = placed.split_mode;
+  options.placement.main_gpu = placed.main_gpu;
+  options.placement.tensor_split = placed.tensor_split;
+  options.placement.flash_attn = placed.flash_attn;
+  options.placement.load_mode = placed.load_mode;
   return options;
 }
 

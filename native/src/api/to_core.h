@@ -16,6 +16,8 @@ namespace corosrv {
 
 Engine::Limits to_engine_limits(const corosrv_options& from);
 ModelOptions to_model_options(const corosrv_options& from);
+// Of the model that guesses for that one.
+ModelOptions to_draft_options(const corosrv_options& from);
 SyntheticOptions to_synthetic_options(const corosrv_synthetic& from);
 
 std::vector<std::string> to_strings(const corosrv_text* texts, size_t n_texts);

@@ -13,8 +13,6 @@ namespace corosrv {
 
 namespace {
 
-std::string file_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
-
 // Checks what libllama would only answer with a null pointer and a line in its log.
 Status check_file(const std::string& path) {
   const std::string name = "'" + file_name(path) + "'";

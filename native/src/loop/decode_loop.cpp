@@ -18,7 +18,8 @@ namespace {
 struct Draw {
   Sequence* sequence;
   size_t first_row;  // of those with logits
-  int32_t n_held;    // tokens that its slot holds, guesses included
+  int32_t n_known;   // tokens that its slot holds,
+  int32_t n_held;    // and those with the guesses
 };
 
 // A token of a prompt, and how likely it was.
@@ -63,10 +64,11 @@ bool are_numbers(const float* logits, size_t n_logits) {
 
 }  // namespace
 
-DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend, Tape* tape)
+DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend, Tape* tape, Backend* draft)
     : limits_(limits),
       inbox_(inbox),
       backend_(backend),
+      draft_(draft),
       tape_(tape),
       signals_(tape),
       scheduler_(limits.slots, limits.rows, limits.reads_whole, limits.shared_cells),
@@ -79,6 +81,10 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend, Tap
       idle_slots_(limits.slots, limits.idle_s) {
   stats_.slots = limits.slots;
   stats_.threads = limits.threads;
+  if (draft_ != nullptr) {
+    draft_model_.emplace(*draft_, limits.slots, limits.rows, backend.vocabulary(), limits.draft_p_min,
+                         [this] { return now(); });
+  }
   publish();
 }
 
@@ -126,6 +132,7 @@ void DecodeLoop::begin_anew() {
   time_limits_ = TimeLimits(limits_.queue_s, limits_.stall_s);
   idle_slots_ = IdleSlots(limits_.slots, limits_.idle_s);
   idle_slots_.use_all(now());
+  if (draft_model_) draft_model_->reset();
   waits_to_restore_ = is_out_of_room_ = false;
   uncharged_s_ = 0;
 }
@@ -253,9 +260,11 @@ void DecodeLoop::step() {
 
   const auto end = now();
   const double step_s = seconds(end - begin);
+  const double drafting_s = draft_model_ ? draft_model_->spent_s() : 0;
+  const double computing_s = step_s - drafting_s;
   uncharged_s_ += seconds(end - charged_);
-  thread_choice_.observe(step_s, budget_.expected_s(plan.n_decode, plan.n_prompt, plan.n_drafted));
-  budget_.observe(plan.n_decode, plan.n_prompt, step_s, plan.n_drafted);
+  thread_choice_.observe(computing_s, budget_.expected_s(plan.n_decode, plan.n_prompt, plan.n_drafted));
+  budget_.observe(plan.n_decode, plan.n_prompt, computing_s, plan.n_drafted);
   ++stats_.steps;
   stats_.slot_steps += scheduler_.n_running();
   stats_.step_s += step_s;
@@ -268,6 +277,7 @@ void DecodeLoop::choose_threads() {
   const int32_t threads = thread_choice_.threads();
   if (threads == std::exchange(stats_.threads, threads)) return;
   backend_.use_threads(threads);
+  if (draft_ != nullptr) draft_->use_threads(threads);
 }
 
 void DecodeLoop::tape_plan(const Plan& plan) {
@@ -290,8 +300,10 @@ void DecodeLoop::tape_batch() {
 
 // As many guesses as the step has rows for, and the cells that slots share.
 void DecodeLoop::draft(Plan& plan) {
-  const int32_t most = std::min({limits_.drafted_rows, kMostDraftedRows, limits_.rows - plan.n_decode});
-  if (most > 0 && !scheduler_.lacks(most)) add_drafts(plan, budget_.prices(), most);
+  int32_t most = std::min({limits_.drafted_rows, kMostDraftedRows, limits_.rows - plan.n_decode});
+  if (scheduler_.lacks(most)) most = 0;
+  if (draft_model_) draft_model_->add_drafts(plan, budget_.prices(), most);
+  add_drafts(plan, budget_.prices(), most);
 }
 
 // Only of sequences that this step computes: libllama rotates the keys at the beginning of its next decode, and until
@@ -407,15 +419,16 @@ void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
     if (sequence->wants_vectors()) collect(*sequence, row - static_cast<size_t>(n_tokens), n_tokens);
     sequence->computed(n_known);
     if (!has_logits || sequence->wants_vectors()) continue;
-    draws.push_back({sequence, logits.size(), sequence->n_computed() + n_drafted});
+    draws.push_back({sequence, logits.size(), sequence->n_computed(), sequence->n_computed() + n_drafted});
     for (size_t i = row - 1 - static_cast<size_t>(n_drafted); i < row; ++i) logits.push_back(backend_.logits(i));
   }
   // Sequences share nothing while they choose.
   side_by_side(draws, stats_.threads, [&](const Draw& draw) { draw.sequence->choose(&logits[draw.first_row]); });
   const auto drawn = now();
-  for (const auto& [sequence, first_row, n_held] : draws) {
+  for (const auto& [sequence, first_row, n_known, n_held] : draws) {
     sequence->take(drawn);
     const int32_t n_true = sequence->n_computed();
+    if (draft_model_) draft_model_->learn(sequence->slot(), static_cast<size_t>(n_true - n_known));
     if (n_true < n_held) backend_.forget(sequence->slot(), sequence->extent(n_true));
   }
 }
@@ -519,6 +532,7 @@ void DecodeLoop::give_back_idle() {
   const int32_t slot = idle_slots_.take_due(looked);
   if (slot < 0) return;
   backend_.give_back(slot);
+  if (draft_model_) draft_model_->give_back(slot);
   if (!idle_slots_.is_at_rest()) return;
   sharing_.cache().shrink(backend_.info().size);
   give_back_freed();
@@ -533,6 +547,12 @@ void DecodeLoop::publish() {
   board_.show(scheduler_);
   MutexLock lock(mutex_);
   published_ = stats_;
+  if (draft_model_ && draft_trouble_.empty()) draft_trouble_ = draft_model_->trouble();
+}
+
+std::string DecodeLoop::draft_trouble() {
+  MutexLock lock(mutex_);
+  return draft_trouble_;
 }
 
 LoopStats DecodeLoop::snapshot() {

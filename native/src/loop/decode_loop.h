@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "handover/signals.h"
 #include "handover/slot_request.h"
 #include "handover/tape.h"
+#include "loop/draft_model.h"
 #include "loop/idle_slots.h"
 #include "loop/prefix_sharing.h"
 #include "loop/scheduler.h"
@@ -38,10 +40,12 @@ class DecodeLoop {
     int32_t shared_cells = 0;  // tokens that all slots hold together, at most; 0: each has room for a whole context
     double idle_s = 60;        // that a slot keeps its memory after its last use
     int32_t drafted_rows = 0;  // guesses of one step, at most; 0: none are made
+    double draft_p_min = 0;    // probability of a guess of the draft model, at least
   };
 
-  // `inbox`, `backend` and `tape` outlive the loop. `tape`: null where nothing is recorded, or replayed.
-  DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend, Tape* tape = nullptr);
+  // `inbox`, `backend`, `tape` and `draft` outlive the loop. `tape`: null where nothing is recorded, or replayed.
+  // `draft`: a model that guesses, with as many slots; or null.
+  DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend, Tape* tape = nullptr, Backend* draft = nullptr);
 
   // Serves until the inbox closes; every sequence has had its terminal chunk then. Throws nothing that a request
   // caused.
@@ -53,6 +57,8 @@ class DecodeLoop {
   // Any thread: counters as of the last step.
   LoopStats snapshot();
   std::vector<SlotStatus> slots() { return board_.read(); }
+  // Any thread: why the draft model guesses no more; empty while it does, or there is none.
+  std::string draft_trouble();
 
   // Any thread: see SideProcess::set and held.
   void set_side_process(int pidfd, SideShare share) { side_process_.set(pidfd, share); }
@@ -99,6 +105,7 @@ class DecodeLoop {
   const Limits limits_;
   Inbox& inbox_;
   Backend& backend_;
+  Backend* const draft_;
   Tape* const tape_;
   LoopStats stats_;  // the decode thread's own; outlives the sequences below, which count in it
   Signals signals_;  // outlives them as well
@@ -110,6 +117,7 @@ class DecodeLoop {
   SlotBoard board_;
   SideProcess side_process_;
   StepBudget budget_;
+  std::optional<DraftModel> draft_model_;  // of draft_
   ThreadChoice thread_choice_;
   TimeLimits time_limits_;
   IdleSlots idle_slots_;
@@ -120,6 +128,7 @@ class DecodeLoop {
 
   Mutex mutex_;
   LoopStats published_ GUARDED_BY(mutex_);
+  std::string draft_trouble_ GUARDED_BY(mutex_);
 };
 
 }  // namespace corosrv

@@ -14,10 +14,6 @@ constexpr size_t kOwnMatch = 3;
 constexpr double kPredictedChance = 0.8;
 constexpr double kOwnChance = 0.5;
 
-// What is left of a guess's weight after each further one, and after each that was not tried.
-constexpr double kMemory = 0.95;
-constexpr double kPassing = 0.99;
-
 constexpr size_t kLeastTable = 64;
 constexpr int kProbes = 8;
 
@@ -70,16 +66,6 @@ size_t DraftSource::entry_of(const std::vector<Token>& text, const Token* first)
   return entry;
 }
 
-void DraftSource::learn(bool is_right) {
-  n_right_ = kMemory * n_right_ + (is_right ? 1 : 0);
-  n_tried_ = kMemory * n_tried_ + 1;
-}
-
-void DraftSource::pass_over() {
-  n_right_ *= kPassing;
-  n_tried_ *= kPassing;
-}
-
 Drafter::Drafter(std::vector<Token> prediction, size_t n_prompt)
     : expected_(std::move(prediction)),
       prediction_(kPredictedMatch, kPredictedChance, true),
@@ -93,9 +79,9 @@ Prospect Drafter::look(const std::vector<Token>& tokens, int32_t most) {
   for (; n_seen_ < tokens.size(); ++n_seen_) own_.follow(tokens, n_seen_ + 1, tokens, n_seen_);
   if (follows_prediction()) {
     const size_t n_left = expected_.size() - prediction_.place();
-    return {prediction_.chance(), std::min(most, static_cast<int32_t>(n_left))};
+    return {prediction_.hits.chance(), std::min(most, static_cast<int32_t>(n_left))};
   }
-  return own_.place() < tokens.size() ? Prospect{own_.chance(), most} : Prospect();
+  return own_.place() < tokens.size() ? Prospect{own_.hits.chance(), most} : Prospect();
 }
 
 // Own tokens go on behind their end with the guesses themselves: a text that repeats itself may do so for long.
@@ -107,10 +93,6 @@ std::vector<Token> Drafter::guess(const std::vector<Token>& tokens, int32_t n_to
     guesses.push_back(place < text.size() ? text[place] : guesses[place - text.size()]);
   }
   return guesses;
-}
-
-void Drafter::learn(size_t n_tried, size_t n_right) {
-  for (size_t i = 0; i < std::min(n_tried, n_right + 1); ++i) best().learn(i < n_right);
 }
 
 }  // namespace corosrv

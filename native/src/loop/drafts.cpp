@@ -17,6 +17,7 @@ struct Draft {
 std::vector<Draft> possible_drafts(Plan& plan, int32_t most) {
   std::vector<Draft> drafts;
   for (Plan::Item& item : plan.items) {
+    if (item.sequence->n_drafted() > 0) continue;
     const Prospect prospect = item.sequence->prospect(most);
     if (prospect.n_tokens > 0) drafts.push_back({&item, prospect, prospect.chance});
   }
@@ -26,13 +27,15 @@ std::vector<Draft> possible_drafts(Plan& plan, int32_t most) {
 }  // namespace
 
 void add_drafts(Plan& plan, const RowPrices& prices, int32_t most) {
-  double n_tokens = plan.n_decode;
-  if (most < 1 || plan.n_prompt > 0 || !prices.pays(1, plan.n_decode, n_tokens)) return;
+  const auto may_pay = [&](double chance) {
+    return prices.pays(chance, plan.n_decode + plan.n_drafted, plan.n_decode + plan.n_true);
+  };
+  if (most < 1 || plan.n_prompt > 0 || !may_pay(1)) return;
   std::vector<Draft> drafts = possible_drafts(plan, most);
   while (!drafts.empty() && plan.n_drafted < most) {
     Draft& best = *std::max_element(drafts.begin(), drafts.end(), [](auto& a, auto& b) { return a.chance < b.chance; });
-    if (!prices.pays(best.chance, plan.n_decode + plan.n_drafted, n_tokens)) break;
-    n_tokens += best.chance;
+    if (!may_pay(best.chance)) break;
+    plan.n_true += best.chance;
     ++plan.n_drafted;
     best.chance = ++best.n_tokens < best.prospect.n_tokens ? best.chance * best.prospect.chance : 0;
   }

@@ -16,25 +16,27 @@ constexpr size_t kMaxGrammarBytesAlive = 64 << 20;
 
 }  // namespace
 
-Engine::Engine(const Limits& limits, BackendFactory make_backend, std::shared_ptr<Tape> tape)
+Engine::Engine(const Limits& limits, BackendFactory make_backend, std::shared_ptr<Tape> tape, DraftFactory make_draft)
     : limits_(limits),
       inbox_(std::make_shared<Inbox>(limits.queue + static_cast<size_t>(limits.loop.slots), limits.tasks_of_owner)),
       tape_(std::move(tape)),
       grammars_(limits.grammars, kMaxGrammarBytesAlive) {
   if (!settled_.is_open()) return;  // the caller looks at fd()
-  thread_ = std::thread([this, make = std::move(make_backend)] { run(make); });
+  thread_ = std::thread(
+      [this, make = std::move(make_backend), make_draft = std::move(make_draft)] { run(make, make_draft); });
 }
 
-void Engine::run(const BackendFactory& make_backend) {
+void Engine::run(const BackendFactory& make_backend, const DraftFactory& make_draft) {
   pthread_setname_np(pthread_self(), "corosrv-decode");
   try {
     Status status = Status::ok();
     backend_ = make_backend(status, load_);
-    if (!backend_) {
+    if (backend_ && make_draft) draft_ = make_draft(*backend_, status, draft_load_);
+    if (!backend_ || (make_draft && !draft_)) {
       settle(EngineState::kFailed, status.message());
       return;
     }
-    loop_ = std::make_unique<DecodeLoop>(loop_limits(), *inbox_, *backend_, tape_.get());
+    loop_ = std::make_unique<DecodeLoop>(loop_limits(), *inbox_, *backend_, tape_.get(), draft_.get());
     ready_backend_.store(backend_.get(), std::memory_order_release);
     settle(EngineState::kReady, {});
     loop_->run();
@@ -187,6 +189,7 @@ LoopStats Engine::stats() {
 
 void Engine::stop() {
   load_.give_up();
+  draft_load_.give_up();
   inbox_->close("the server is shutting down");
   if (thread_.joinable()) thread_.join();
 }

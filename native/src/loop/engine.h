@@ -26,6 +26,8 @@ enum class EngineState { kStarting, kReady, kFailed, kStopped };
 // Makes the model, and notes in the LoadWatch how far it is; called on the decode thread. Null, and a status with the
 // reason, when it cannot. What it makes may go on noting as long as the engine lives.
 using BackendFactory = std::function<std::unique_ptr<Backend>(Status&, LoadWatch&)>;
+// The same for a model that guesses for this one.
+using DraftFactory = std::function<std::unique_ptr<Backend>(const Backend&, Status&, LoadWatch&)>;
 
 // Starts its thread when constructed and joins it in stop(). All public methods may be called from any thread.
 class Engine {
@@ -38,8 +40,9 @@ class Engine {
     GrammarLimits grammars = {};
   };
 
-  // `tape`: of the decode loop, or null; the decode thread's from now on.
-  Engine(const Limits& limits, BackendFactory make_backend, std::shared_ptr<Tape> tape = nullptr);
+  // `tape`: of the decode loop, or null; the decode thread's from now on. `make_draft`: empty where none guesses.
+  Engine(const Limits& limits, BackendFactory make_backend, std::shared_ptr<Tape> tape = nullptr,
+         DraftFactory make_draft = {});
   ~Engine() { stop(); }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -79,6 +82,8 @@ class Engine {
   Status set_side_process(int pidfd, SideShare share);
   Status side_process_held(Clock::duration& held);
   LoopStats stats();
+  // See DecodeLoop::draft_trouble.
+  std::string draft_trouble() { return backend() == nullptr ? std::string() : loop_->draft_trouble(); }
   // Every slot; none before the model is loaded.
   std::vector<SlotStatus> slots();
 
@@ -86,7 +91,7 @@ class Engine {
   void stop();
 
  private:
-  void run(const BackendFactory& make_backend);
+  void run(const BackendFactory& make_backend, const DraftFactory& make_draft);
   DecodeLoop::Limits loop_limits() const;
   static Status check_length(const Task& task, size_t context);
   Status check_rows(const Task& task) const;
@@ -100,7 +105,9 @@ class Engine {
   const EventFd settled_;
   const std::shared_ptr<Tape> tape_;
   LoadWatch load_;
+  LoadWatch draft_load_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Backend> draft_;  // null: none guesses
   std::unique_ptr<DecodeLoop> loop_;
   // Pairs the decode thread's release store with everybody's acquire load: whoever sees the pointer sees the model
   // and the loop.

@@ -35,6 +35,8 @@ struct LoopStats {
   uint64_t drafts = 0;                 // times that next tokens were guessed
   uint64_t draft_tokens = 0;           // guesses that were computed
   uint64_t draft_accepted_tokens = 0;  // of these, those that came true
+  uint64_t draft_model_tokens = 0;     // of draft_tokens, those of the draft model
+  uint64_t draft_model_accepted_tokens = 0;
   uint64_t steps = 0;
   uint64_t eventfd_writes = 0;
   uint64_t readers_polled = 0;  // readers that got no descriptor and are looked at again and again

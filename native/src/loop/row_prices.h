@@ -35,10 +35,16 @@ class RowPrices {
   }
 
   // Whether a step of so many rows, which are expected to bring so many tokens, brings more of them in its time when it
-  // has one row more, which brings a token with this chance. Clearly more: rows are not all of what a token costs.
+  // has one row more, which brings a token with this chance.
   bool pays(double chance, int32_t n_rows, double n_tokens) const {
-    return chance * step_s(n_rows) > kMargin * row_s() * n_tokens;
+    return pays(chance, row_s(), step_s(n_rows), n_tokens);
   }
+  // Whether that of `taken_s` and so many tokens does when `more_s` more are expected to bring so many more of them.
+  // Clearly more: rows are not all of what a token costs.
+  static bool pays(double n_more, double more_s, double taken_s, double n_tokens) {
+    return n_more * taken_s > kMargin * more_s * n_tokens;
+  }
+  bool is_known() const { return weight_ > 0; }
 
  private:
   static constexpr double kMemory = 0.98;

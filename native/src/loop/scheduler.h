@@ -22,6 +22,7 @@ struct Plan {
   int32_t n_decode = 0;   // rows
   int32_t n_prompt = 0;   // rows
   int32_t n_drafted = 0;  // rows, of guesses
+  double n_true = 0;      // of these, those that are expected to come true
 };
 
 // Owns all sequences: those that wait for a slot, those that have one, and those that are parked until their reader is

@@ -152,17 +152,28 @@ void Sequence::shift() {
   drafter_ = nullptr;
 }
 
-// No guess reaches the end of the answer, or of the context: what is drawn behind the last one still has its room.
 Prospect Sequence::prospect(int32_t most) {
-  if (drafter_ == nullptr || state_ != State::kDecoding || n_pending() != 1) return {};
+  most = n_guessable(most);
+  return most > 0 ? drafter_->look(tokens(), most) : Prospect();
+}
+
+// No guess reaches the end of the answer, or of the context: what is drawn behind the last one still has its room.
+int32_t Sequence::n_guessable(int32_t most) const {
+  if (drafter_ == nullptr || state_ != State::kDecoding || n_pending() != 1) return 0;
   most = std::min(most, context_ - progress_.n_tokens() - 1);
   if (request_.max_tokens >= 0) most = std::min(most, request_.max_tokens - progress_.n_generated() - 1);
-  return most > 0 ? drafter_->look(tokens(), most) : Prospect();
+  return std::max(most, 0);
 }
 
 void Sequence::draft(int32_t n_tokens) {
   if (n_tokens == 0) return drafter_->pass_over();
   draft_ = drafter_->guess(tokens(), n_tokens);
+  is_of_model_ = false;
+}
+
+void Sequence::draft(std::vector<Token> guesses) {
+  draft_ = std::move(guesses);
+  is_of_model_ = true;
 }
 
 void Sequence::choose(float* const* logits) {
@@ -208,11 +219,14 @@ void Sequence::take(Clock::time_point now) {
 void Sequence::count_guesses(const std::vector<Token>& guesses) {
   size_t n_right = 0;
   while (n_right < guesses.size() && n_right < drawn_.size() && drawn_[n_right].token == guesses[n_right]) ++n_right;
-  drafter_->learn(guesses.size(), n_right);
+  if (!is_of_model_) drafter_->learn(guesses.size(), n_right);
   progress_.add_guesses(static_cast<int32_t>(guesses.size()), static_cast<int32_t>(n_right));
   ++stats_.drafts;
   stats_.draft_tokens += guesses.size();
   stats_.draft_accepted_tokens += n_right;
+  if (!is_of_model_) return;
+  stats_.draft_model_tokens += guesses.size();
+  stats_.draft_model_accepted_tokens += n_right;
 }
 
 void Sequence::finish_without_token() {

@@ -58,6 +58,7 @@ class Sequence {
 
   // Tokens that the KV cache holds, and those that are known and not in it yet. One is pending while decoding.
   int32_t n_computed() const { return progress_.n_computed(); }
+  int32_t n_generated() const { return progress_.n_generated(); }
   int32_t n_pending() const { return progress_.n_pending(); }
   // Behind the known ones stand the guesses.
   Token token(int32_t position) const {
@@ -164,8 +165,12 @@ class Sequence {
   // not guess. Guesses are computed behind the one token that is pending, and those that come true are drawn in one
   // step.
   Prospect prospect(int32_t most);
+  // Of so many guesses, those that it may have and has room for.
+  int32_t n_guessable(int32_t most) const;
   // Makes so many, for the step that follows; 0 where those there were are not worth their price.
   void draft(int32_t n_tokens);
+  // Takes these, of which there are some and no more than n_guessable(): a draft model's.
+  void draft(std::vector<Token> guesses);
   int32_t n_drafted() const { return static_cast<int32_t>(draft_.size()); }
   void drop_draft() { draft_.clear(); }
 
@@ -206,6 +211,7 @@ class Sequence {
   const std::unique_ptr<Pooler> pooler_;  // null: generates
   std::unique_ptr<Drafter> drafter_;      // null: never guesses
   std::vector<Token> draft_;              // guesses that the step computes
+  bool is_of_model_ = false;              // they are a draft model's
 
   State state_ = State::kWaiting;
   Finish finish_ = Finish::kUnfinished;

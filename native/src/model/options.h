@@ -10,6 +10,9 @@
 
 namespace corosrv {
 
+// Returns a path without its folders, as messages name it.
+inline std::string file_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+
 // Where the weights lie and how the context is made, in libllama's numbers; the C API says what each means.
 struct Placement {
   int32_t gpu_layers = -1;

@@ -26,7 +26,7 @@ class RunningLoop {
   ~RunningLoop() { close("the test is over"); }
 
   void start() {
-    loop_ = std::make_unique<DecodeLoop>(limits_, *inbox, backend);
+    loop_ = std::make_unique<DecodeLoop>(limits_, *inbox, backend, nullptr, draft.get());
     thread_ = std::thread([this] { loop_->run(); });
   }
 
@@ -43,6 +43,7 @@ class RunningLoop {
   }
 
   LoopStats stats() { return loop_->snapshot(); }
+  std::string draft_trouble() { return loop_->draft_trouble(); }
   std::vector<SlotStatus> slots() { return loop_->slots(); }
   void set_side_process(int pidfd, SideShare share) { loop_->set_side_process(pidfd, share); }
 
@@ -54,6 +55,7 @@ class RunningLoop {
 
   const std::shared_ptr<Inbox> inbox;
   ScriptedBackend backend;
+  std::unique_ptr<ScriptedBackend> draft;  // null: none guesses
   Status refusal = Status::ok();
 
  private:

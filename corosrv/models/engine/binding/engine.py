@@ -252,6 +252,12 @@ class NativeEngine(TokenCalls):
         code = lib.corosrv_engine_recording(self._open_handle(), message, MESSAGE_BYTES)
         return "" if code == lib.COROSRV_OK else text_of(message)
 
+    def draft_trouble(self) -> str:
+        """Returns why the draft model guesses no more; empty while it does, or there is none."""
+        message = ffi.new("char[]", MESSAGE_BYTES)
+        code = lib.corosrv_engine_draft(self._open_handle(), message, MESSAGE_BYTES)
+        return "" if code == lib.COROSRV_OK else text_of(message)
+
     def replayed(self) -> tuple[tuple[int, int, int, int], str, bool]:
         """Returns steps, how many of them differ, texts, how many differ; new lines; whether the replay is over."""
         replay = ffi.new("corosrv_replay *")

@@ -31,6 +31,7 @@ class BorrowedOptions:
 
     def __init__(self, options: Options) -> None:
         self._model = ffi.new("char[]", options.model.encode())
+        self._draft = ffi.new("char[]", options.draft.encode())
         self._paths = [ffi.new("char[]", path.encode()) for path in options.adapters]
         self._adapters = ffi.new("char *[]", self._paths)
         self._synthetic = ffi.NULL
@@ -39,6 +40,7 @@ class BorrowedOptions:
         translated = {
             "model": self._model,
             "synthetic": self._synthetic,
+            "draft": self._draft,
             "kernels": _KERNELS[options.kernels],
             "pooling": POOLINGS[options.pooling],
             "adapters": self._adapters,

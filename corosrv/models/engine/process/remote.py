@@ -111,7 +111,7 @@ class RemoteEngine(EngineLife):
                 Adapters(settings.adapters),
                 settings.slots,
                 settings.context_shift,
-                settings.speculation > 0,
+                settings.drafted_rows > 0,
             )
             self._card = replace(model_card(settings, loaded.info, self._vocabulary), created=loaded.created)
         except errors.CorosrvError as error:

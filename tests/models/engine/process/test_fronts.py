@@ -38,6 +38,7 @@ from tests.support.engines import (
     read_all,
     text_of,
 )
+from tests.support.gguf import write_bert, write_llama
 from tests.support.waiting import wait_until as until
 
 
@@ -347,6 +348,14 @@ def is_free(lock: Path) -> bool:
         except BlockingIOError:
             return False
     return True
+
+
+def test_a_front_hears_why_a_draft_model_is_refused(open_front: OpenFront, tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "model.gguf")
+    draft = write_bert(tmp_path / "draft.gguf")
+
+    with pytest.raises(ModelFailed, match=r"draft.gguf for model.gguf\): it makes vectors"):
+        open_front(model=str(model), model_draft=str(draft), ctx=64)
 
 
 def test_the_socket_of_an_engine_that_was_killed_is_in_nobodys_way(open_front: OpenFront, run_dir: str) -> None:
