@@ -339,6 +339,12 @@ BUGS = {
         "    if (n_true < n_held) backend_.forget",
         "    if (n_true + 1 < n_held) backend_.forget",
     ),
+    "the draft model keeps guesses that did not come true": Bug(
+        "loop", "loop/draft_model",
+        "  const auto n_held = static_cast<int32_t>(n_same);\n"
+        "  backend_.forget(sequence.slot(), {n_held, n_held - 1});",
+        "",
+    ),
     "what a failed batch has computed stays in its slots": Bug(
         "loop", "loop/decode_loop",
         "  backend_.forget(sequence.slot(), sequence.extent(sequence.n_computed()));",

@@ -107,14 +107,16 @@ class World {
         inbox_(std::make_shared<Inbox>(static_cast<size_t>(limits_.slots) + 8 + below(24),
                                        has_chance(0.5) ? 12 : Inbox::kNoLimit)),
         backend_(kContext),
-        loop_(limits_, *inbox_, backend_) {
-    backend_.keeps_batches = false;
+        draft_(kContext),
+        loop_(limits_, *inbox_, backend_, nullptr, limits_.drafted_rows > 0 && has_chance(0.5) ? &draft_ : nullptr) {
+    backend_.keeps_batches = draft_.keeps_batches = false;
     backend_.can_save = has_chance(0.9);
     backend_.shared_cells = static_cast<size_t>(limits_.shared_cells);
     backend_.before_decode = [this](const ScriptedBackend&, const ScriptedBackend::Rows& rows) { return step(rows); };
     backend_.spoil = [](Token name, int32_t, float* logits, size_t size) {
       if (name == kMakesNoNumbers) std::fill_n(logits, size, std::numeric_limits<float>::quiet_NaN());
     };
+    draft_.before_decode = [this](const ScriptedBackend&, const ScriptedBackend::Rows&) { return guess(); };
     time_.on_wait = [this] { look(true); };
   }
 
@@ -406,6 +408,11 @@ class World {
     return Status::ok();
   }
 
+  Status guess() {
+    time_.pass(slowness_ * 0.0003);
+    return has_fault(0.0003) ? Status(StatusCode::kInternal, "it fails") : Status::ok();
+  }
+
   void lose_memory() {
     if (now_s() >= calm_from_s_) return;
     short_until_s_ = now_s() + uniform(0, 3);
@@ -453,7 +460,9 @@ class World {
 
   void check_end() {
     if (!jobs_.empty()) violate("job " + std::to_string(jobs_.begin()->first) + " is not over at the end");
-    if (!backend_.faults().empty()) violate(backend_.faults().front());
+    for (const ScriptedBackend* backend : {&backend_, &draft_}) {
+      if (!backend->faults().empty()) violate(backend->faults().front());
+    }
     const LoopStats stats = loop_.snapshot();
     if (inbox_->in_flight() > 0 || stats.running + stats.waiting + stats.paused > 0)
       violate("tasks are left at the end");
@@ -549,6 +558,7 @@ class World {
   const DecodeLoop::Limits limits_;
   const std::shared_ptr<Inbox> inbox_;
   ScriptedBackend backend_;
+  ScriptedBackend draft_;  // a second model, which guesses what the first one says
   DecodeLoop loop_;
 
   const double slowness_ = one_of({1.0, 1.0, 5.0});  // of the machine

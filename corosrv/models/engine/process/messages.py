@@ -15,7 +15,7 @@ from corosrv.models.loadable import LoadProgress
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.faults import Fault
 
-PROTOCOL = 2  # of these messages; a front that speaks another one is refused
+PROTOCOL = 3  # of these messages; a front that speaks another one is refused
 MAX_FRAME = 1 << 30  # bytes of one message; embedding rows are the largest part of one
 WINDOW = 1 << 18  # bytes of one job's chunks that its front may leave unread before the engine's process waits
 
