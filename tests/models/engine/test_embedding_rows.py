@@ -199,13 +199,13 @@ def test_penalties_and_dry_count_tokens_and_skip_rows(engine: Engine, table: Tok
 
 @contextmanager
 def taken(model: str, **chosen: Any) -> Iterator[Engine]:
-    """An engine whose slot 0 is held by an answer that nobody reads."""
-    held = Job((Tokens((5,)),), sampling=replace(SHOWN, ignore_eos=True), slot=0)
+    """An engine whose slot 0 is held by an answer that goes on for minutes."""
+    held = Job((Tokens((5,)),), max_tokens=10_000_000, sampling=Sampling(temperature=0, ignore_eos=True), slot=0)
     with (
-        opened(model=model, slots=2, ctx=1024, reader_bytes=1024, stall_timeout_s=0, **chosen) as engine,
+        opened(model=model, slots=2, ctx=1024, context_shift=True, reader_bytes=1 << 30, **chosen) as engine,
         engine.submit(held),
     ):
-        wait_until(lambda: (stats := engine.stats()) and stats.paused == 1)
+        wait_until(lambda: (stats := engine.stats()) and stats.running == 1)
         yield engine
 
 
