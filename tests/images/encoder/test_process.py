@@ -121,9 +121,11 @@ def test_the_tokens_of_a_size_are_told_and_none_of_a_size_that_is_none(encoder):
 
 
 def test_a_size_is_told_before_the_images_that_wait(encoder):
+    os.kill(encoder.process.pid, signal.SIGSTOP)  # until all of them wait, however fast it is
     for tid in range(1, 5):
         encoder.open_image(tid, 56, 56, projector.random_pixels())
     encoder.send(MeasureImage(EPOCH, 28, 56))
+    os.kill(encoder.process.pid, signal.SIGCONT)
 
     answers = [encoder.answer() for _ in range(5)]
     assert [type(answer) for answer in answers].index(ImageMeasured) < 4

@@ -48,7 +48,7 @@ IMPORTED = {
     "gunicorn.http.unreader.SocketUnreader",
     "gunicorn.http.wsgi", "gunicorn.http.wsgi.Response", "gunicorn.http.wsgi.WSGIErrorsWrapper",
     "gunicorn.http2.negotiation", "gunicorn.util.http_date", "gunicorn.util.parse_address",
-    "gunicorn.workers.ggevent.GeventWorker",
+    "gunicorn.workers.base.Worker", "gunicorn.workers.ggevent.GeventWorker",
 }  # fmt: skip
 
 
