@@ -92,7 +92,7 @@ def test_h076_the_collector_is_named_where_it_blocked_the_hub(caplog: pytest.Log
 
     (line,) = [record.getMessage() for record in caplog.records]
     assert "the garbage collector: generation 2 took" in line
-    assert kept
+    kept.clear()  # alive up to here; none were needed where the process had enough of its own
 
 
 def test_h076_a_server_that_is_asked_says_how_late_it_is(attacked: Server) -> None:
