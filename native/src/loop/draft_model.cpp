@@ -147,6 +147,7 @@ void DraftModel::add_drafts(Plan& plan, const RowPrices& prices, int32_t most) {
   if (!trouble_.empty() || most < 1 || plan.n_prompt > 0 || plan.n_decode == 0 || !prices.is_known()) return;
   for (const Plan::Item& item : plan.items) greet(*item.sequence);
   if (!budget_.prices().is_known() || ++n_unmeasured_ > kOldPrice) measure(*plan.items.front().sequence);
+  if (!trouble_.empty()) return;
   Bargain bargain(plan, prices, budget_.prices(), hits_.chance());
   std::vector<Asked> asked = whom_to_ask(plan, bargain, most);
   if (asked.empty() || !bargain.pays(asked.size(), static_cast<double>(asked.size()) * bargain.chance())) {

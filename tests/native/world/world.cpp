@@ -410,7 +410,9 @@ class World {
 
   Status guess() {
     time_.pass(slowness_ * 0.0003);
-    return has_fault(0.0003) ? Status(StatusCode::kInternal, "it fails") : Status::ok();
+    if (draft_has_failed_) violate("a draft model that has failed is asked again");
+    draft_has_failed_ = has_fault(0.001);
+    return draft_has_failed_ ? Status(StatusCode::kInternal, "it fails") : Status::ok();
   }
 
   void lose_memory() {
@@ -562,6 +564,7 @@ class World {
   DecodeLoop loop_;
 
   const double slowness_ = one_of({1.0, 1.0, 5.0});  // of the machine
+  bool draft_has_failed_ = false;
   double calm_from_s_ = 0;
   double short_until_s_ = 0;  // of memory
   uint64_t n_jobs_ = 0;
