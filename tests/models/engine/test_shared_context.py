@@ -34,8 +34,14 @@ def asking(prompt: Tokens | Pieces, max_tokens: int = 20) -> Job:
     return Job((prompt,), max_tokens=max_tokens, sampling=GOES_ON)
 
 
+def told_at_once(engine: Engine, prompts: Sequence[Tokens], max_tokens: int) -> list[tuple[str, Finish | None]]:
+    """What each prompt is answered when all begin in one step: as one job, since others would begin when the thread that asks gets to them."""
+    chunks = read_all(engine.submit(Job(tuple(prompts), max_tokens=max_tokens, sampling=GOES_ON)))
+    return [told([chunk for chunk in chunks if chunk.index == index]) for index in range(len(prompts))]
+
+
 def told(chunks: Sequence[Chunk]) -> tuple[str, Finish | None]:
-    return text_of(chunks), chunks[-1].finish
+    return "".join(chunk.text for chunk in chunks), chunks[-1].finish
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +98,7 @@ def test_sequences_that_grow_out_of_the_context_lose_nothing_and_begin_where_the
     prompts = [numbered(150, first) for first in range(6)]
     before = engine.stats()
 
-    readers = [engine.submit(asking(prompt, max_tokens=300)) for prompt in prompts]
-    answers = [told(read_all(reader)) for reader in readers]
+    answers = told_at_once(engine, prompts, max_tokens=300)
 
     after = engine.stats()
     assert after.preempted > before.preempted
@@ -184,8 +189,7 @@ def test_models_of_every_kind_of_memory_give_way_and_go_on(tmp_path: Path, name:
         expected = [told(said(alone, prompt, max_tokens=150)) for prompt in prompts]
 
     with opened(model=model, slots=SLOTS, ctx=PART, kv_unified=True) as engine:
-        readers = [engine.submit(asking(prompt, max_tokens=150)) for prompt in prompts]
-        answers = [told(read_all(reader)) for reader in readers]
+        answers = told_at_once(engine, prompts, max_tokens=150)
         stats = engine.stats()
 
     assert stats.preempted > 0
