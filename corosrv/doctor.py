@@ -120,7 +120,8 @@ def _cpu() -> Finding:
 
     identity = _cpu_flags()
     name = re.search(r"model name: ([^;]*)", identity)
-    fast = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_tile") if re.search(rf"\b{flag}\b", identity)]
+    known = "avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_tile"
+    fast = [flag for flag in known if re.search(rf"\b{flag}\b", identity)]
     text = (
         f"{name.group(1) if name else 'unknown'}, {physical_cores()} cores, {' '.join(fast) or 'no vector units known'}"
     )

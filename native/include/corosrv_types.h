@@ -57,9 +57,10 @@ typedef struct corosrv_synthetic {
 
 /* Who multiplies matrices and computes attention. */
 typedef enum corosrv_kernels {
-  COROSRV_KERNELS_AUTO = 0, /* corosrv where it is faster and the processor can, else libllama */
-  COROSRV_KERNELS_GGML = 1, /* libllama alone */
-  COROSRV_KERNELS_AVX2 = 2  /* as AUTO, but without wider instructions */
+  COROSRV_KERNELS_AUTO = 0,    /* corosrv where it is faster and the processor can, else libllama */
+  COROSRV_KERNELS_GGML = 1,    /* libllama alone */
+  COROSRV_KERNELS_AVX2 = 2,    /* as AUTO, on a processor that has AVX2 and nothing newer */
+  COROSRV_KERNELS_AVX_VNNI = 3 /* as AVX2, with the dot products of AVX-VNNI where it has them */
 } corosrv_kernels;
 
 /* What becomes of the vectors that a model makes of a text's tokens; libllama's numbers. */

@@ -64,9 +64,9 @@ class SlotSettings:
     threads: int = setting(0, "compute threads, at most; 0: physical cores", check=between(0, 1024))
     kernels: str = setting(
         "auto",
-        "auto: corosrv's own matrix products and attention where they are faster; avx2: those without wider "
-        "instructions; ggml: libllama's alone",
-        check=one_of("auto", "avx2", "ggml"),
+        "auto: corosrv's own matrix products and attention where they are faster; avx2, avx-vnni: those that need no "
+        "more of the processor than this; ggml: libllama's alone",
+        check=one_of("auto", "avx2", "avx-vnni", "ggml"),
     )
     batch: int = setting(512, "rows that one step computes at most", check=between(1, 65_536))
     step_ms: float = setting(

@@ -241,7 +241,7 @@ Status check_options(const corosrv_options& options) {
   if (!(options.step_ms > 0)) return invalid("step_ms must be above 0");
   if (options.cache_bytes < 0) return invalid("cache_bytes must not be negative");
   if (options.row_bytes < 0) return invalid("row_bytes must not be negative");
-  if (options.kernels < COROSRV_KERNELS_AUTO || options.kernels > COROSRV_KERNELS_AVX2) {
+  if (options.kernels < COROSRV_KERNELS_AUTO || options.kernels > COROSRV_KERNELS_AVX_VNNI) {
     return invalid("kernels must be a corosrv_kernels");
   }
   if (options.pooling < COROSRV_POOLING_MODEL || options.pooling > COROSRV_POOLING_RANK) {

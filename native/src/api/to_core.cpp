@@ -141,6 +141,8 @@ KernelSet to_kernels(int32_t from) {
       return KernelSet::kGgml;
     case COROSRV_KERNELS_AVX2:
       return KernelSet::kAvx2;
+    case COROSRV_KERNELS_AVX_VNNI:
+      return KernelSet::kAvxVnni;
     default:
       return KernelSet::kAuto;
   }

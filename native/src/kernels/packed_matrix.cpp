@@ -19,8 +19,10 @@ constexpr size_t kChunkRows = 8 * ProductKernels::kTileRows;
 }  // namespace
 
 const ProductKernels* best_products() {
-  const ProductKernels* const wide = avx512_products();
-  return wide != nullptr ? wide : avx2_products();
+  for (const auto products : {&avx512_products, &avx_vnni_products}) {
+    if (const ProductKernels* const kernels = products(); kernels != nullptr) return kernels;
+  }
+  return avx2_products();
 }
 
 bool has_amx() {

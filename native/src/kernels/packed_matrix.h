@@ -38,6 +38,7 @@ struct ProductKernels {
 
 // Each returns null where this processor lacks the instructions.
 const ProductKernels* avx2_products();
+const ProductKernels* avx_vnni_products();
 const ProductKernels* avx512_products();
 
 // Returns the fastest of this processor; null where it has none.

@@ -69,8 +69,17 @@ Context make_context(llama_model* model, const ModelOptions& options, const Cont
 }
 
 const ProductKernels* products_of(KernelSet kernels) {
-  if (kernels == KernelSet::kGgml) return nullptr;
-  return kernels == KernelSet::kAvx2 ? avx2_products() : best_products();
+  switch (kernels) {
+    case KernelSet::kGgml:
+      return nullptr;
+    case KernelSet::kAvx2:
+      return avx2_products();
+    case KernelSet::kAvxVnni:
+      return avx_vnni_products() != nullptr ? avx_vnni_products() : avx2_products();
+    case KernelSet::kAuto:
+      break;
+  }
+  return best_products();
 }
 
 std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model, bool is_deterministic,
@@ -78,7 +87,7 @@ std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const ll
   KernelChoice choice{};
   const bool is_faster_allowed = options.kernels != KernelSet::kGgml && computes_layers(options, model);
   choice.products = is_faster_allowed ? products_of(options.kernels) : nullptr;
-  if (is_faster_allowed) choice.attend = options.kernels == KernelSet::kAvx2 ? avx2_attention() : best_attention();
+  if (is_faster_allowed) choice.attend = options.kernels == KernelSet::kAuto ? best_attention() : avx2_attention();
   choice.max_bytes = static_cast<size_t>(options.copy_bytes);
   choice.is_deterministic = is_deterministic;
   choice.load = &load;

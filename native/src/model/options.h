@@ -45,9 +45,10 @@ struct Placement {
 
 // Who multiplies matrices and computes attention.
 enum class KernelSet {
-  kAuto,  // corosrv where it is faster and the processor can, else libllama
-  kGgml,  // libllama alone
-  kAvx2,  // as kAuto, but without wider instructions
+  kAuto,     // corosrv where it is faster and the processor can, else libllama
+  kGgml,     // libllama alone
+  kAvx2,     // as kAuto, on a processor that has AVX2 and nothing newer
+  kAvxVnni,  // as kAvx2, with the dot products of AVX-VNNI where it has them
 };
 
 // A model of a GGUF file.

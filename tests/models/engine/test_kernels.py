@@ -30,7 +30,8 @@ def sets() -> list[str]:
     flags = cpu_identity()
     if "amx_tile" in flags or "avx2" not in flags:
         return []
-    return ["auto", "avx2"] if "avx512_vnni" in flags else ["auto"]
+    narrower = {"avx2": "avx512_vnni" in flags or "avx_vnni" in flags, "avx-vnni": "avx_vnni" in flags}
+    return ["auto", *(name for name, can_choose in narrower.items() if can_choose)]
 
 
 WITH_KERNELS = pytest.mark.skipif(not sets(), reason="no use for the kernels: the processor lacks AVX2, or has AMX")

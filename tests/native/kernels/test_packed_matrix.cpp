@@ -23,7 +23,7 @@ using Values = std::vector<float>;
 // The instruction sets of this processor.
 std::vector<const ProductKernels*> all_kernels() {
   std::vector<const ProductKernels*> found;
-  for (const ProductKernels* kernels : {avx2_products(), avx512_products()}) {
+  for (const ProductKernels* kernels : {avx2_products(), avx_vnni_products(), avx512_products()}) {
     if (kernels != nullptr) found.push_back(kernels);
   }
   return found;

@@ -23,6 +23,7 @@ _KERNELS = {
     "auto": lib.COROSRV_KERNELS_AUTO,
     "ggml": lib.COROSRV_KERNELS_GGML,
     "avx2": lib.COROSRV_KERNELS_AVX2,
+    "avx-vnni": lib.COROSRV_KERNELS_AVX_VNNI,
 }
 
 
