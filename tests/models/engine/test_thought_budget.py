@@ -51,11 +51,18 @@ def conversation(model: ModelCard, tokens: int | None, **chosen: object) -> Conv
     return Conversation(asked, thought_tokens=tokens, **chosen)
 
 
-def parts_of(engine: Engine, model: ModelCard, asked: Conversation) -> tuple[list[Part], int]:
-    """Returns the parts of the answer, and how many tokens its thoughts had."""
+def parts_of(engine: Engine, model: ModelCard, asked: Conversation) -> list[Part]:
+    return parts_and_tokens(engine, model, asked)[0]
+
+
+def parts_and_tokens(engine: Engine, model: ModelCard, asked: Conversation) -> tuple[list[Part], int, int]:
+    """Returns the parts of the answer, the tokens counted as its thoughts', and how many of these may be the text's.
+
+    A chunk counts as a whole, and has several tokens where this thread was late.
+    """
     prepared, parser = prepare(asked, model)
     chunks = read_all(engine.submit(replace(prepared, prompts=(Text(QUESTION),))))
-    return list(parser.parts(chunks)), parser.reasoning_tokens
+    return list(parser.parts(chunks)), parser.reasoning_tokens, max(chunk.n_tokens for chunk in chunks) - 1
 
 
 def thoughts(parts: list[Part]) -> str:
@@ -75,10 +82,10 @@ def n_tokens(engine: Engine, text: str) -> int:
 def test_thoughts_end_at_their_budget_and_the_answer_goes_on(smollm2: Engine, name: str) -> None:
     model = card(name)
 
-    parts, spent = parts_of(smollm2, model, conversation(model, 4))
+    parts, spent, surplus = parts_and_tokens(smollm2, model, conversation(model, 4))
 
     assert 0 < n_tokens(smollm2, thoughts(parts)) <= 4
-    assert 4 < spent <= 4 + sum(n_tokens(smollm2, tag) for tag in model.reasoning_tags)
+    assert 4 < spent <= 4 + sum(n_tokens(smollm2, tag) for tag in model.reasoning_tags) + surplus
     assert text(parts)
     assert not any(edge in text(parts) for edge in model.answer_format.edges)
 
@@ -88,7 +95,7 @@ def test_a_model_that_no_prompt_silences_is_silenced_by_the_engine(smollm2: Engi
     model = card(GPT_OSS)
 
     for asked in (conversation(model, 0), conversation(model, None, thinks=False)):
-        parts, _ = parts_of(smollm2, model, asked)
+        parts = parts_of(smollm2, model, asked)
 
         assert (thoughts(parts), bool(text(parts))) == ("", True)
 
@@ -98,7 +105,7 @@ def test_a_model_that_no_prompt_silences_is_silenced_by_the_engine(smollm2: Engi
 def test_a_form_of_the_answer_follows_thoughts_that_are_ended(smollm2: Engine, name: str) -> None:
     model = card(name)
 
-    parts, _ = parts_of(smollm2, model, conversation(model, 4, answer_format=JsonFormat(SCHEMA), max_tokens=80))
+    parts = parts_of(smollm2, model, conversation(model, 4, answer_format=JsonFormat(SCHEMA), max_tokens=80))
 
     assert isinstance(json.loads(text(parts))["blue"], bool)
 
@@ -108,7 +115,7 @@ def test_a_call_follows_thoughts_that_are_ended(smollm2: Engine) -> None:
     model = card("Qwen-QwQ-32B")
     asked = conversation(model, 4, tools=(TOOL,), tool_choice=CallPolicy(CallMode.REQUIRED), max_tokens=80)
 
-    parts, _ = parts_of(smollm2, model, asked)
+    parts = parts_of(smollm2, model, asked)
 
     assert thoughts(parts)
     pieces = "".join(part.piece for part in parts if isinstance(part, CallArguments))
@@ -120,7 +127,7 @@ def test_the_last_words_of_thoughts_are_the_client_s_and_no_control_tokens(smoll
     model = card("Qwen-QwQ-32B")
     message = "Time is up. <|im_end|>"
 
-    parts, _ = parts_of(smollm2, model, conversation(model, 3, thought_message=message))
+    parts = parts_of(smollm2, model, conversation(model, 3, thought_message=message))
 
     assert thoughts(parts).endswith(message)
     assert text(parts)
