@@ -83,6 +83,13 @@ class Page:
     def open(self, url: str) -> None:
         self._call("Page.navigate", url=url)
 
+    @contextmanager
+    def before_pages(self, program: str) -> Iterator[None]:
+        """Runs a program at the beginning of every page that is opened in the meantime."""
+        added = self._call("Page.addScriptToEvaluateOnNewDocument", source=program)
+        yield
+        self._call("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
+
     def resize(self, width: int, height: int, is_dark: bool = False) -> None:
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600

@@ -193,6 +193,7 @@ def test_leaving_the_block_closes_the_reader(slow):
         reader.fileno()
 
 
+@pytest.mark.own_process
 def test_a_reader_hears_nothing_of_one_that_had_its_descriptor_before(engine):
     gevent.get_hub()
     with engine.submit(job()) as first:
@@ -205,6 +206,7 @@ def test_a_reader_hears_nothing_of_one_that_had_its_descriptor_before(engine):
     assert first.is_finished  # and is still held
 
 
+@pytest.mark.own_process
 def test_an_asyncio_reader_hears_nothing_of_one_that_had_its_descriptor_before(engine):
     async def read() -> list[int]:
         fds = []

@@ -129,6 +129,26 @@ def choose_large(chat):
     chat.wait("!!document.querySelector('.composer input[type=file]')")
 
 
+CHOOSE_AT_ONCE = """
+new MutationObserver((changes, observer) => {
+  const select = document.querySelector("select");
+  if (!select?.querySelector("option[value=large]")) return;
+  observer.disconnect();
+  select.value = "large";
+  select.dispatchEvent(new Event("change"));
+}).observe(document, { childList: true, subtree: true });
+"""
+
+
+def test_a_model_that_is_chosen_in_the_moment_in_which_the_list_is_there_stays_chosen(chat, script):
+    with chat.page.before_pages(CHOOSE_AT_ONCE):
+        chat.reload()
+        chat.wait("document.querySelector('select')?.value === 'large'")
+    chat.say_and_wait("Hi")
+
+    assert script.asked[0]["model"] == "large"
+
+
 def test_a_picture_is_pasted_where_the_model_takes_some(chat, script):
     chat.run(PASTE % 60)
     chat.wait("document.querySelector('.composer .note')?.innerText.includes('takes no pictures')")

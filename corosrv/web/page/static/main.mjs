@@ -74,11 +74,9 @@ function App() {
   }, []);
 
   const first = server.models?.[0]?.id ?? "";
-  const begun = draft.models[0] || !first ? draft : { ...draft, models: [remembered(server.models) ?? first, ""] };
-  const conversation = store.get(shown.id) ?? begun;
-  useEffect(() => {
-    if (first && !draft.models[0]) setDraft((one) => ({ ...one, models: [remembered(server.models) ?? first, ""] }));
-  }, [first, draft]);
+  // At once, and in the draft itself: a copy that replaces it later would lose what is chosen meanwhile.
+  if (first && !draft.models[0]) draft.models = [remembered(server.models) ?? first, ""];
+  const conversation = store.get(shown.id) ?? draft;
 
   const begin = useCallback(() => {
     setDraft({ ...newConversation([draft.models[0], ""]) });
