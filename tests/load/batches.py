@@ -1,4 +1,4 @@
-"""A batch beside streams, and over a kill: `python -m tests.load.batches [--lines 10000] [--streams 16]`.
+"""A batch beside streams, and over a kill: `python -m tests.load.batches [--lines 10000] [--model FILE]`.
 
 Prints the time between two tokens of the streams while nothing else runs and while a batch does, then kills the process
 that serves, and counts what the finished batch has of each line.
@@ -94,9 +94,13 @@ class Streams:
             self._drop(fd)
 
 
-def measure(n_lines: int, n_streams: int, seconds: float, rate: float = 100.0, n_tokens: int = 4) -> Figures:
+def measure(
+    n_lines: int, n_streams: int, seconds: float, rate: float = 100.0, n_tokens: int = 4, model: str = ""
+) -> Figures:
+    """`rate`: tokens a second of each stream of the synthetic model; `model`: the file of another one."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"MODEL": f"synthetic:?tokens_per_s={rate:g}", "FILES_PATH": folder, "SLOTS": "32", "CTX": "4096"}
+        served = f"synthetic={model}" if model else f"synthetic:?tokens_per_s={rate:g}"
+        settings = {"MODEL": served, "FILES_PATH": folder, "SLOTS": "32", "CTX": "4096"}
         with (
             serving(settings) as server,
             openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=5) as client,
@@ -169,8 +173,11 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement")
     parser.add_argument("--rate", type=float, default=100.0, help="tokens a second of each stream")
-    arguments = parser.parse_args()
-    show(measure(arguments.lines, arguments.streams, arguments.seconds, arguments.rate), arguments.lines)
+    parser.add_argument("--line-tokens", type=int, default=4, help="of the answer to a line")
+    parser.add_argument("--model", default="", metavar="FILE", help="in place of the synthetic one")
+    options = parser.parse_args()
+    figures = measure(options.lines, options.streams, options.seconds, options.rate, options.line_tokens, options.model)
+    show(figures, options.lines)
 
 
 if __name__ == "__main__":

@@ -246,7 +246,7 @@ void DecodeLoop::step() {
   idle_slots_.look(scheduler_, begin);
   signal();  // whoever wants to hear of it hears that its prompt is about to be read
 
-  Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
+  Plan plan = this->plan();
   if (plan.items.empty()) return;
   draft(plan);
   shift_full(plan);
@@ -268,6 +268,14 @@ void DecodeLoop::step() {
   ++stats_.steps;
   stats_.slot_steps += scheduler_.n_running();
   stats_.step_s += step_s;
+}
+
+Plan DecodeLoop::plan() {
+  const int32_t n_first = scheduler_.n_decoding_first();
+  int32_t prompt_tokens = budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling());
+  if (n_first == 0) return scheduler_.plan(prompt_tokens);
+  if (scheduler_.reads_for_last_class()) prompt_tokens = std::min(prompt_tokens, budget_.prompt_tokens_beside(n_first));
+  return scheduler_.plan(prompt_tokens, budget_.rows_beside(n_first));
 }
 
 // What is recorded is computed with the same number of threads all the time: on that depends how libllama's own

@@ -70,6 +70,7 @@ class DecodeLoop {
   void begin_anew();
   void tape_ends(const Scheduler::Swept& swept);
   void choose_threads();
+  Plan plan();
   void tape_plan(const Plan& plan);
   void tape_batch();
   void take(Inbox::Mail mail);

@@ -116,6 +116,19 @@ int32_t Scheduler::n_decoding() const {
                                             [](const auto& sequence) { return is_in(*sequence, State::kDecoding); }));
 }
 
+int32_t Scheduler::n_decoding_first() const {
+  return static_cast<int32_t>(std::count_if(running_.begin(), running_.end(), [](const auto& sequence) {
+    return is_in(*sequence, State::kDecoding) && sequence->priority() < kLastClass;
+  }));
+}
+
+bool Scheduler::reads_for_last_class() const {
+  return std::all_of(running_.begin(), running_.end(), [](const auto& sequence) {
+    const bool reads = is_in(*sequence, State::kPrefilling) || sequence->leader() != nullptr;
+    return !reads || sequence->priority() == kLastClass;
+  });
+}
+
 int32_t Scheduler::n_prefilling() const {
   return static_cast<int32_t>(std::count_if(running_.begin(), running_.end(),
                                             [](const auto& sequence) { return is_in(*sequence, State::kPrefilling); }));
@@ -127,24 +140,27 @@ bool Scheduler::has_work() const {
                      [](const auto& sequence) { return !sequence->is_paused() && sequence->state() != State::kDone; });
 }
 
-Plan Scheduler::plan(int32_t prompt_tokens) {
+Plan Scheduler::plan(int32_t prompt_tokens, int32_t last_rows) {
   ++n_calm_;
   Plan plan;
-  plan_decodes(plan, n_prefilling() > 0 ? rows_ - std::min(prompt_tokens, rows_ / 4) : rows_);
+  plan_decodes(plan, n_prefilling() > 0 ? rows_ - std::min(prompt_tokens, rows_ / 4) : rows_, last_rows);
   plan_prompts(plan, std::min(prompt_tokens, rows_ - plan.n_decode));
   return plan;
 }
 
-void Scheduler::plan_decodes(Plan& plan, int32_t rows) {
+void Scheduler::plan_decodes(Plan& plan, int32_t rows, int32_t last_rows) {
   auto first_left_out = running_.end();
   for (auto sequence = running_.begin(); sequence != running_.end(); ++sequence) {
     if (!is_in(**sequence, State::kDecoding)) continue;
-    if (plan.n_decode == rows) {
-      first_left_out = sequence;
-      break;
+    const bool is_last = (*sequence)->priority() == kLastClass;
+    if (plan.n_decode == rows || (is_last && last_rows == 0)) {
+      if (first_left_out == running_.end()) first_left_out = sequence;
+      if (plan.n_decode == rows) break;
+      continue;
     }
     plan.items.push_back({sequence->get(), 1});
     ++plan.n_decode;
+    last_rows -= is_last;
   }
   if (first_left_out != running_.end()) std::rotate(running_.begin(), first_left_out, running_.end());
 }

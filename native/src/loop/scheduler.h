@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -42,12 +43,15 @@ class Scheduler {
   // Returns how many started.
   size_t admit(Clock::time_point now);
 
-  // Running sequences get their one token first; where they are more than a step has rows, those that were left out
-  // last time come first, and a quarter of the rows is kept for prompts. Up to `prompt_tokens` then go to prompts: half
-  // to the one that started first of the owner whose turn it is, so that none starves, the rest to those with least
-  // left until they, or one that follows them, can go on, so that a short prompt does not wait for a long one. Rows
-  // that are not causal are planned whole, and may exceed both numbers: each such item is to be a batch of its own.
-  Plan plan(int32_t prompt_tokens);
+  // Running sequences get their one token first, of those of kLastClass as many as `last_rows` says; where they are
+  // more than may have one, those that were left out last time come first, and a quarter of the rows is kept for
+  // prompts. Up to `prompt_tokens` then go to prompts: half to the one that started first of the owner whose turn it
+  // is, so that none starves, the rest to those with least left until they, or one that follows them, can go on, so
+  // that a short prompt does not wait for a long one. Rows that are not causal are planned whole, and may exceed both
+  // numbers: each such item is to be a batch of its own.
+  Plan plan(int32_t prompt_tokens, int32_t last_rows = std::numeric_limits<int32_t>::max());
+  // The class of work that nobody waits for, as that of batches: it must not make the steps of others much longer.
+  static constexpr int32_t kLastClass = 9;
 
   // These items of a plan have taken so long: they and their owners are charged for it, by what a row costs that is
   // decoded and one of a prompt; without these, all rows alike. Called before they are told that they were computed.
@@ -68,6 +72,10 @@ class Scheduler {
 
   // Running sequences that take part in steps and are past their prompt.
   int32_t n_decoding() const;
+  // Of these, those before kLastClass.
+  int32_t n_decoding_first() const;
+  // Whether all that read their prompts are of kLastClass, and nobody before it waits for what one of them reads.
+  bool reads_for_last_class() const;
   // Running sequences that take part in steps and still read their prompt.
   int32_t n_prefilling() const;
 
@@ -162,7 +170,7 @@ class Scheduler {
     }
   };
   std::vector<Reading> all_reading() const;
-  void plan_decodes(Plan& plan, int32_t rows);
+  void plan_decodes(Plan& plan, int32_t rows, int32_t last_rows);
   void plan_prompts(Plan& plan, int32_t prompt_tokens);
 
   int32_t slots_;

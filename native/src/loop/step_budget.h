@@ -29,6 +29,16 @@ class StepBudget {
     return std::min(rows_, static_cast<int32_t>(std::clamp(left_s / prompt_row_s_, double{kLeast}, double(rows_))));
   }
 
+  // What nobody waits for may have of a step in which so many sequences decode: rows that are decoded, and tokens of
+  // prompts. Each may make it longer by a share of kBeside; some always may, so that none starves.
+  int32_t rows_beside(int32_t n_decode) const {
+    return std::max(1, static_cast<int32_t>(kBeside * prices_.step_s(n_decode) / prices_.row_s()));
+  }
+  int32_t prompt_tokens_beside(int32_t n_decode) const {
+    if (prompt_row_s_ <= 0) return kLeast;
+    return std::max(kLeast, static_cast<int32_t>(kBeside * prices_.step_s(n_decode) / prompt_row_s_));
+  }
+
   // Seconds that a step with these rows should take; 0: not known yet. `n_drafted`: rows of guesses.
   double expected_s(int32_t n_decode, int32_t n_prompt, int32_t n_drafted = 0) const {
     if ((n_decode > 0 && decode_row_s_ <= 0) || (n_prompt > 0 && prompt_row_s_ <= 0)) return 0;
@@ -53,6 +63,7 @@ class StepBudget {
   static constexpr int32_t kLeast = 16;
   static constexpr int32_t kFirst = 64;  // before anything is known
   static constexpr double kPatience = 4;
+  static constexpr double kBeside = 0.15;
   static constexpr double kWeight = 0.2;
 
   static void learn(double& known, double seen) { known = known <= 0 ? seen : known + kWeight * (seen - known); }

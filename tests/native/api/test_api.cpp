@@ -172,7 +172,7 @@ TEST("each option out of range is refused with a message that names it") {
        [](corosrv_options& options) { options.kv_unified = options.deterministic = 1; }},
       {"step_ms", [](corosrv_options& options) { options.step_ms = 0; }},
       {"step_ms", [](corosrv_options& options) { options.step_ms = std::nan(""); }},
-      {"kernels", [](corosrv_options& options) { options.kernels = 3; }},
+      {"kernels", [](corosrv_options& options) { options.kernels = 4; }},
       {"kernels", [](corosrv_options& options) { options.kernels = -1; }},
       {"reader_bytes", [](corosrv_options& options) { options.reader_bytes = 0; }},
       {"grammar bytes", [](corosrv_options& options) { options.grammars.bytes = -1; }},

@@ -15,6 +15,26 @@
 
 namespace corosrv {
 
+// The time of a loop that passes only where a test says so: what its steps cost is then the same on a busy machine.
+class ScriptedTime : public Tape {
+ public:
+  // The decode thread alone, as a scripted model does that computes.
+  void pass(int64_t microseconds) { now_ += std::chrono::microseconds(microseconds); }
+
+  Inbox::Mail take(Inbox& inbox, bool has_work, Clock::duration patience) override {
+    return inbox.take(has_work, patience);
+  }
+  Clock::time_point now() override { return now_; }
+  bool look(bool found) override { return found; }
+  void plan(const StepShape&) override {}
+  void batch(uint64_t) override {}
+  void end(const TapedEnd&) override {}
+  bool begins_anew() override { return false; }
+
+ private:
+  Clock::time_point now_ = Clock::now();
+};
+
 // A decode loop in its thread, around a scripted model that the test may set up before start().
 class RunningLoop {
  public:
@@ -26,7 +46,7 @@ class RunningLoop {
   ~RunningLoop() { close("the test is over"); }
 
   void start() {
-    loop_ = std::make_unique<DecodeLoop>(limits_, *inbox, backend, nullptr, draft.get());
+    loop_ = std::make_unique<DecodeLoop>(limits_, *inbox, backend, time.get(), draft.get());
     thread_ = std::thread([this] { loop_->run(); });
   }
 
@@ -56,6 +76,7 @@ class RunningLoop {
   const std::shared_ptr<Inbox> inbox;
   ScriptedBackend backend;
   std::unique_ptr<ScriptedBackend> draft;  // null: none guesses
+  std::unique_ptr<ScriptedTime> time;      // null: that of the machine
   Status refusal = Status::ok();
 
  private:

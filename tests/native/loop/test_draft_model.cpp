@@ -1,9 +1,8 @@
 // A second model that guesses: it shortens answers, and changes none.
-#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -19,19 +18,25 @@ constexpr DecodeLoop::Limits kDrafting{4, 64, 60, 1 << 20, 1, false, 0, 0, 0, 60
 
 using Rows = ScriptedBackend::Rows;
 
-// Makes a batch take so long.
-std::function<Status(const ScriptedBackend&, const Rows&)> takes(int32_t microseconds) {
-  return [microseconds](const ScriptedBackend&, const Rows&) {
-    std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
-    return Status::ok();
-  };
-}
+// Says how many microseconds a batch takes.
+using Price = std::function<int64_t(const Rows&)>;
 
-// The model, and one that says the same much faster.
-void give_draft(RunningLoop& loop, int32_t model_us = 2000, int32_t draft_us = 50, int32_t context = 4096) {
-  loop.backend.before_decode = takes(model_us);
+// The model, and one that says the same much faster. Time is what they take.
+void give_draft(RunningLoop& loop, const Price& model, const Price& draft, int32_t context = 4096) {
+  loop.time = std::make_unique<ScriptedTime>();
   loop.draft = std::make_unique<ScriptedBackend>(context);
-  loop.draft->before_decode = takes(draft_us);
+  const auto takes = [&loop](const Price& price) {
+    return [&time = *loop.time, price](const ScriptedBackend&, const Rows& rows) {
+      time.pass(price(rows));
+      return Status::ok();
+    };
+  };
+  loop.backend.before_decode = takes(model);
+  loop.draft->before_decode = takes(draft);
+}
+void give_draft(RunningLoop& loop, int32_t model_us = 2000, int32_t draft_us = 50, int32_t context = 4096) {
+  const auto each = [](int32_t us) { return [us](const Rows&) { return us; }; };
+  give_draft(loop, each(model_us), each(draft_us), context);
 }
 
 void check_no_faults(const RunningLoop& loop) {
@@ -139,11 +144,8 @@ TEST("many sequences, whose rows cost nearly all of a step, cost no time of the 
   DecodeLoop::Limits limits = kDrafting;
   limits.slots = 8;
   RunningLoop loop(limits);
-  give_draft(loop);
-  loop.backend.before_decode = [](const ScriptedBackend&, const Rows& rows) {
-    std::this_thread::sleep_for(std::chrono::microseconds(300 * rows.size()));
-    return Status::ok();
-  };
+  const Price by_row = [](const Rows& rows) { return 300 * static_cast<int64_t>(rows.size()); };
+  give_draft(loop, by_row, [](const Rows&) { return 50; });
   loop.start();
   std::vector<Task> tasks;
   for (Token name = 'a'; name < 'i'; ++name) tasks.push_back(make_task(name, 3, 60));
@@ -157,11 +159,8 @@ TEST("many sequences, whose rows cost nearly all of a step, cost no time of the 
 
 TEST("a long prompt is read in pieces, and only behind an answer that goes on for long") {
   RunningLoop loop(kDrafting);
-  give_draft(loop, 2000);
-  loop.draft->before_decode = [](const ScriptedBackend&, const Rows& rows) {
-    std::this_thread::sleep_for(std::chrono::microseconds(50 * rows.size()));
-    return Status::ok();
-  };
+  const Price by_row = [](const Rows& rows) { return 50 * static_cast<int64_t>(rows.size()); };
+  give_draft(loop, [](const Rows&) { return 2000; }, by_row);
   loop.start();
 
   const auto brief = loop.submit(make_task('a', 900, 5));
@@ -247,7 +246,7 @@ TEST("a draft model that fails is asked no more, and the answer goes on") {
     CHECK_EQ(client->text(), said_alone(make_task('a', 3, 100)));
     CHECK_EQ(loop.draft->batches().size(), size_t{5});
     CHECK(eventually([&] { return loop.draft_trouble() == "no such row"; }));
-    CHECK_EQ(loop.draft->given_back().size(), size_t{4});
+    CHECK_EQ(loop.draft->given_back().size(), size_t{8});  // each slot: when the loop begins, and now
     check_no_faults(loop);
   }
 }

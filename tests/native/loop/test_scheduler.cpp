@@ -58,8 +58,8 @@ class Driven {
   }
 
   // Adds a sequence that is past its prompt.
-  Sequence* add_decoding(int32_t max_tokens = -1) {
-    Sequence* sequence = add(1, max_tokens);
+  Sequence* add_decoding(int32_t max_tokens = -1, int32_t priority = 5) {
+    Sequence* sequence = add(1, max_tokens, 0, priority);
     CHECK_EQ(admit(), size_t{1});
     compute({sequence, 1});
     return sequence;
@@ -408,6 +408,41 @@ TEST("when more run than a step has rows, those left out come first next time") 
   }
 
   CHECK_EQ(n_steps, (std::vector<int32_t>{4, 4, 4, 4, 4}));
+}
+
+TEST("those of the last class take turns in the rows that they may have, and others lose none by that") {
+  Driven driven(6, 5);
+  std::set<const Sequence*> first, last;
+  for (int i = 0; i < 3; ++i) {
+    last.insert(driven.add_decoding(-1, Scheduler::kLastClass));
+    first.insert(driven.add_decoding(-1, Scheduler::kLastClass - 1));
+  }
+  CHECK_EQ(driven.scheduler.n_decoding_first(), 3);
+
+  std::vector<int> n_turns(3);
+  for (int step = 0; step < 9; ++step) {
+    const Plan plan = driven.scheduler.plan(0, 1);
+    CHECK_EQ(plan.n_decode, 4);
+    for (const Sequence* sequence : first) CHECK_EQ(tokens_of(plan, sequence), 1);
+    std::transform(last.begin(), last.end(), n_turns.begin(), n_turns.begin(),
+                   [&](const Sequence* sequence, int n) { return n + tokens_of(plan, sequence); });
+  }
+  CHECK(n_turns == std::vector<int>({3, 3, 3}));
+  CHECK_EQ(driven.scheduler.plan(0).n_decode, 5);
+}
+
+TEST("what the last class reads is told apart, unless somebody before it waits for that") {
+  Driven driven(4, 100);
+  driven.add_decoding();
+  CHECK(driven.scheduler.reads_for_last_class());
+  Sequence* batch = driven.add(50, -1, 0, Scheduler::kLastClass);
+  driven.admit();
+  CHECK(driven.scheduler.reads_for_last_class());
+
+  Sequence* other = driven.add(60);
+  driven.scheduler.admit(driven.now());
+  other->follow(batch, 40);
+  CHECK(!driven.scheduler.reads_for_last_class());
 }
 
 TEST("those that wait longest get the free slots, the lowest slots first") {

@@ -105,8 +105,9 @@ TEST("with guesses every sampler draws, bit for bit, what it draws without them"
 // In the loop: the scripted model notes a fault where a slot holds another token than it should.
 
 void slow_down(RunningLoop& loop) {
-  loop.backend.before_decode = [](const ScriptedBackend&, const ScriptedBackend::Rows&) {
-    std::this_thread::sleep_for(std::chrono::microseconds(300));  // so that a row costs little of a step
+  loop.time = std::make_unique<ScriptedTime>();
+  loop.backend.before_decode = [&time = *loop.time](const ScriptedBackend&, const ScriptedBackend::Rows&) {
+    time.pass(300);  // so that a row costs little of a step
     return Status::ok();
   };
 }
@@ -255,9 +256,10 @@ TEST("a step that reads a prompt has no guesses") {
 
 TEST("a guess is never to blame: what fails with guesses is computed without them (I10)") {
   RunningLoop loop(kGuessing);
+  loop.time = std::make_unique<ScriptedTime>();
   int n_failed = 0;
   loop.backend.before_decode = [&](const ScriptedBackend&, const ScriptedBackend::Rows& rows) {
-    std::this_thread::sleep_for(std::chrono::microseconds(300));
+    loop.time->pass(300);
     const auto n_with = std::count_if(rows.begin(), rows.end(), [](const Row& row) { return row.wants_logits; });
     if (n_with < 3) return Status::ok();
     ++n_failed;

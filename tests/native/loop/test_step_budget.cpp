@@ -71,5 +71,19 @@ TEST("many prompts and few streams make a step longer, up to four times") {
   CHECK(budget.prompt_tokens(10, 1000) >= 4 * alone && budget.prompt_tokens(10, 1000) <= 5 * alone);
 }
 
+TEST("what nobody waits for makes a step a little longer, and never stands still") {
+  StepBudget budget(0.060, 512);
+  CHECK_EQ(budget.prompt_tokens_beside(4), 16);
+  for (int round = 0; round < 100; ++round) {
+    for (const int n_rows : {1, 8, 16})
+      budget.observe(n_rows, 0, 0.009 + 0.001 * n_rows);  // 10 ms, and 1 ms a row more
+    budget.observe(0, 100, 0.005);                        // 50 us a prompt token
+  }
+
+  CHECK_EQ(budget.rows_beside(1), 1);                                 // of 10 ms
+  CHECK(budget.rows_beside(16) >= 3 && budget.rows_beside(16) <= 4);  // of 25 ms
+  CHECK(budget.prompt_tokens_beside(16) >= 70 && budget.prompt_tokens_beside(16) <= 80);
+}
+
 }  // namespace
 }  // namespace corosrv
