@@ -42,6 +42,7 @@ TITLES = {
     "endpoint": "Endpoints",
     "image": "Images",
     "sampling": "Answers whose request does not say it",
+    "sampler": "Samplers that few use, where a request does not say it",
     "prediction": "Predictor",
     "app": "Application",
     "operator": "Management",

@@ -194,7 +194,7 @@ def test_whether_a_model_thinks_is_found_out(source, tags, opens):
 @pytest.mark.parametrize("source", [QWEN, THINKING, CHATML + "{# </think> #}"])
 def test_who_is_not_to_think_gets_a_closed_block(source):
     told = render(source, "Hi", template_arguments={"enable_thinking": False})
-    by_default = ChatTemplate(source, MARKERS, SPECIAL, thinks=False).render(conversation("Hi"))
+    by_default = ChatTemplate(source, MARKERS, SPECIAL, arguments={"enable_thinking": False}).render(conversation("Hi"))
 
     assert told.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert "".join(piece.text for piece in by_default) == told
