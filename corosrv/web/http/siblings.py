@@ -365,11 +365,7 @@ def is_repeated(request: flask.Request) -> bool:
 
 def _repeated(request: flask.Request, body: bytes, path: str) -> bytes:
     """Writes a request anew, or one to another path, for a process that is to answer it alone."""
-    lines = [
-        f"POST {request.script_root}{path} HTTP/1.1"
-        if path
-        else f"{request.method} {request.environ['RAW_URI']} HTTP/1.1"
-    ]
+    lines = [f"POST {path} HTTP/1.1" if path else f"{request.method} {request.environ['RAW_URI']} HTTP/1.1"]
     lines += [f"{name}: {value}" for name, value in request.headers if name.lower() not in _NOT_REPEATED]
     lines += [f"{_ASKED}: this", "Connection: close", f"Content-Length: {len(body)}"]
     return "\r\n".join((*lines, "", "")).encode("latin-1") + body
