@@ -10,6 +10,7 @@ import pytest
 
 from tests.serve.server import SERVE, Server, servers
 from tests.serve.wire import request
+from tests.support.waiting import eventually
 
 PREFIX = "/llm/v0"
 HI = [{"role": "user", "content": "hi"}]
@@ -48,7 +49,7 @@ def test_every_route_answers_below_the_prefix_as_it_does_without(pair: tuple[Ser
     assert found == statuses(plain, "", paths)
     assert len(found) > 50
     assert sum(status == 404 for status in found.values()) < len(found) / 3, "those of things that are not there"
-    assert [*below.get(f"{PREFIX}/openapi.json")[1]["paths"]] == [PREFIX + path for path in paths]
+    assert below.get(f"{PREFIX}/openapi.json")[1]["servers"] == [{"url": PREFIX}]
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/llm", PREFIX, "/llm/v0x/health"])
@@ -69,3 +70,23 @@ def test_clients_need_its_address_and_no_more(pair: tuple[Server, Server]) -> No
 
 def test_the_log_says_where_it_is(pair: tuple[Server, Server]) -> None:
     assert f"on http://127.0.0.1:{pair[0].port}{PREFIX}\n" in pair[0].log
+
+
+def test_worker_processes_tell_each_other_below_it(tmp_path: Path, cache: Path) -> None:
+    models = "small=synthetic:,large=synthetic:?length=5"
+    with servers(tmp_path, cache) as started:
+        server = started.start(*SERVE, "-w", "2", "--api-prefix", PREFIX, model=models, slots=2, wait_for=None)
+        server.wait_until("ok", prefix=PREFIX)
+
+        def generate(**more: Any) -> int:
+            with server.connect(timeout=60) as connection:
+                body = {"model": "large", "stream": False, **more}
+                return connection.post(body, f"{PREFIX}/api/generate").status
+
+        def running() -> set[int]:
+            return {len(server.get(f"{PREFIX}/api/ps")[1]["models"]) for _ in range(6)}
+
+        assert [generate(prompt="hi") for _ in range(8)] == [200] * 8
+        assert running() == {2}
+        assert generate(keep_alive=0) == 200
+        eventually(lambda: running() == {1}, what="no worker has the model")
