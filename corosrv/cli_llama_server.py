@@ -36,11 +36,12 @@ def llama_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 *_flags(line), callback=_refusing(words), expose_value=False, hidden=True, **_kind(line)
             )(with_settings)
     for lines, words in _UNUSED.items():
-        for line in lines.split(", "):
+        for number, line in enumerate(lines.split(", ")):
             with_settings = option(
                 *_flags(line),
                 callback=_noting(words),
                 expose_value=False,
+                hidden=number > 0,  # one flag for each reason
                 help=f"changes nothing: {words}",
                 **_kind(line),
             )(with_settings)

@@ -35,7 +35,7 @@ def asking(prompt: Tokens | Pieces, max_tokens: int = 20) -> Job:
 
 
 def told_at_once(engine: Engine, prompts: Sequence[Tokens], max_tokens: int) -> list[tuple[str, Finish | None]]:
-    """What each prompt is answered when all begin in one step: as one job, since others would begin when the thread that asks gets to them."""
+    """What each prompt is answered when all begin in the same step, whatever this thread does: they are one job."""
     chunks = read_all(engine.submit(Job(tuple(prompts), max_tokens=max_tokens, sampling=GOES_ON)))
     return [told([chunk for chunk in chunks if chunk.index == index]) for index in range(len(prompts))]
 
