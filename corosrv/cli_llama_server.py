@@ -290,7 +290,7 @@ _REFUSED = {
     "--no-escape": "backslashes count in --reverse-prompt and --dry-sequence-breaker: write two for one",
     "-sp --special": "texts have no control tokens; return_tokens of /completion shows their ids",
     "--spm-infill": "/infill puts prefix and suffix before the middle; /completion takes a prompt in another order",
-    "--skip-chat-parsing": "/apply-template makes the prompt of a chat, which /completion answers as it is",
+    "--skip-chat-parsing": "/completion answers the prompt that /apply-template makes of a chat, and leaves the text as it is",
     "--no-prefill-assistant": "requests send add_generation_prompt: true, and the last message counts as a whole one",
     "-lcs --lookup-cache-static PATH, -lcd --lookup-cache-dynamic PATH":
         "--speculation 8 guesses from the prompt and the answer themselves",
@@ -304,7 +304,7 @@ _REFUSED = {
         "--gpu-layers N leaves whole layers on the processor",
     "-nkvo --no-kv-offload": "the cache of a layer is where the layer is: --gpu-layers N leaves some on the processor",
     "--check-tensors": "compare the SHA-256 of the file with its publisher's",
-    "--override-kv VALUES": "gguf_set_metadata, of the Python package gguf, writes them into the file",
+    "--override-kv VALUES": "gguf-set-metadata, of the Python package gguf, writes them into the file",
     "--rpc SERVERS": "a model is not spread over machines: serve one on each, and name the others with --peer",
     "--control-vector PATH, --control-vector-scaled PATHS, --control-vector-layer-range FIRST LAST":
         "LoRA adapters (--lora) change how a model answers",
@@ -317,8 +317,8 @@ _REFUSED = {
     "--video-fps N, --video-timestamp-interval N, --video-ffmpeg-dir PATH": "send the frames of a video as images",
     "--media-path PATH": "send images as data: URLs, or let them be fetched from the hosts that --image-hosts lists",
     "--reuse-port": "gunicorn's own options stand behind two dashes: corosrv serve ... -- --reuse-port",
-    "--path PATH": "a web server before this one serves files, as deploy/nginx.conf shows",
-    "--no-cors-credentials": "only origins that --cors-origins gives in full may send them: give localhost, *, or none",
+    "--path PATH": "a web server before this one can serve files: deploy/nginx.conf is one that passes requests on",
+    "--no-cors-credentials": "origins that --cors-origins gives in full may send them: write localhost or * instead",
     "--ui-config --webui-config JSON, --ui-config-file --webui-config-file PATH":
         "people set these things on the page, which keeps them; --temp and the like are defaults for all",
     "--tools NAMES, --tools-runtime NAME, -ag --agent":
