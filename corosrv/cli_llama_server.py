@@ -290,7 +290,7 @@ _REFUSED = {
     "--no-escape": "backslashes count in --reverse-prompt and --dry-sequence-breaker: write two for one",
     "-sp --special": "texts have no control tokens; return_tokens of /completion shows their ids",
     "--spm-infill": "/infill puts prefix and suffix before the middle; /completion takes a prompt in another order",
-    "--skip-chat-parsing": "/completion answers the prompt that /apply-template makes of a chat, and leaves the text as it is",
+    "--skip-chat-parsing": "/completion answers the prompt that /apply-template makes, and leaves the text as it is",
     "--no-prefill-assistant": "requests send add_generation_prompt: true, and the last message counts as a whole one",
     "-lcs --lookup-cache-static PATH, -lcd --lookup-cache-dynamic PATH":
         "--speculation 8 guesses from the prompt and the answer themselves",
