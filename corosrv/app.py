@@ -105,10 +105,28 @@ def create_app(settings: Settings) -> Flask:
     app.extensions["corosrv"] = server
     if (shortcut := server.shortcut()) is not None:
         app.take_shortcut(shortcut)
+    if settings.server.api_prefix:
+        app.wsgi_app = _below(settings.server.api_prefix, app.wsgi_app, server)  # type: ignore[method-assign]
     server.start()
     if threading.current_thread() is threading.main_thread():
         _stop_on_sigterm(server)
     return app
+
+
+def _below(prefix: str, application: Any, server: Server) -> Any:
+    """Serves an application below a path, as if it was mounted there. Nothing is outside of it."""
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        path = environ["PATH_INFO"]
+        if not path.startswith(f"{prefix}/"):
+            error = HttpError(404, f"nothing is at this path: all paths begin with {prefix}/")
+            body = server.context.error_body(error, path)
+            return reply.error_response(error, body, f"{environ['REQUEST_METHOD']} {path}")(environ, start_response)
+        environ["SCRIPT_NAME"] = environ.get("SCRIPT_NAME", "") + prefix
+        environ["PATH_INFO"] = path[len(prefix) :]
+        return application(environ, start_response)
+
+    return answer
 
 
 def _http_error(error: HTTPException) -> Response:

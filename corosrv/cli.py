@@ -13,15 +13,8 @@ from click.shell_completion import get_completion_class
 
 from corosrv.base import __version__
 from corosrv.base.errors import CorosrvError
-from corosrv.cli_options import (
-    PASSED_ON,
-    PORT,
-    PREDICTOR_PORT,
-    CommandGroup,
-    SectionedHelp,
-    fail,
-    serve_options,
-)
+from corosrv.cli_help import PASSED_ON, CommandGroup, SectionedHelp, fail
+from corosrv.cli_options import PORT, PREDICTOR_PORT, serve_options
 from corosrv.contracts import settings
 from corosrv.contracts.settings import (
     PARTS,

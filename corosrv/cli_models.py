@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from corosrv.base.errors import HubMissing
-from corosrv.cli_options import SectionedGroup, SectionedHelp, fail, setting_options
+from corosrv.cli_help import SectionedGroup, SectionedHelp, fail
+from corosrv.cli_options import setting_options
 from corosrv.contracts import settings
 from corosrv.contracts.settings import HubSettings, ModelSettings, ServerSettings
 from corosrv.models.fitting.model_file import check_model_files

@@ -104,7 +104,8 @@ def when_ready(arbiter: Any) -> None:
         settings = settings_module.load()
         predictor = settings.predictor
         scheme = "https" if arbiter.cfg.is_ssl else "http"
-        urls = [_url(listener.getsockname(), scheme) for listener in arbiter.LISTENERS]
+        prefix = settings.server.api_prefix
+        urls = [_url(listener.getsockname(), scheme) + prefix for listener in arbiter.LISTENERS]
         if sys.stderr.isatty():
             print(start_screen(settings, urls), file=sys.stderr)
         else:

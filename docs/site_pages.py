@@ -13,7 +13,7 @@ from typing import Any
 from flask import Flask
 from mkdocs.structure.files import File, Files
 
-from corosrv.cli_options import TITLES
+from corosrv.cli_help import TITLES
 from corosrv.contracts import settings
 from corosrv.contracts.settings import sources
 from corosrv.serving.server import Server

@@ -350,11 +350,8 @@ def test_a_flag_of_llama_server_that_changes_nothing_is_told(served, flags, word
         ("--models-preset file.ini", "--model 'NAME=PATH?ctx=8192'"),
         ("--models-max 4", "--model-bytes"),
         ("--no-models-autoload", "when a request names it"),
-        ("--ignore-eos", "requests send ignore_eos"),
         ("--fit off", "--slots and --ctx"),
         ("--cache-ram -1", "how many MiB"),
-        ('--chat-template-kwargs {"other":1}', "--reasoning on or off"),
-        ("--chat-template-kwargs thinking", "JSON object"),
     ],
 )
 def test_a_flag_of_llama_server_that_is_not_built_is_refused_with_what_to_do(served, flags, words):

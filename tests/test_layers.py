@@ -23,6 +23,8 @@ STOREYS = (
     ("app",),
     ("gunicorn_app",),
     ("doctor",),
+    ("cli_help",),
+    ("cli_llama_server",),
     ("cli_options",),
     ("cli_models",),
     ("cli",),

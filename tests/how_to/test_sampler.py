@@ -89,6 +89,7 @@ def change_the_server(recipe: Recipe) -> None:
     recipe.change(
         "corosrv/contracts/jobs/job.py",
         ('"temperature", "adaptive_p"\n', '"temperature", "head", "adaptive_p"\n'),
+        ('zip("edskypmxta",', 'zip("edskypmxtha",'),
         after("    xtc_threshold: float = 0.1\n", "    head: int = 0  # 0 keeps all\n"),
     )
     recipe.change(
@@ -100,7 +101,6 @@ def change_the_server(recipe: Recipe) -> None:
     )
     recipe.change(
         "corosrv/dialects/generation/fields.py",
-        ('zip("edskypmxta",', 'zip("edskypmxtha",'),
         after(
             "    xtc_threshold: Fraction | None = None\n",
             "    head: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None\n",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.serve.conftest import StartPredictor
-from tests.serve.server import Server, Servers
+from tests.serve.server import SERVE, Server, Servers
 from tests.serve.test_mount import EXAMPLE
 from tests.support.browser import Page, browser
 
@@ -21,10 +21,10 @@ class Predictor(BasePredictor):
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[EXAMPLE, (*SERVE, "--api-prefix", "/llm")], ids=["mounted", "served"])
 def server(request: pytest.FixtureRequest) -> Server:
     kept: Servers = request.getfixturevalue("_kept")
-    server = kept.start(*EXAMPLE, model="synthetic:?tokens_per_s=200&length=60", api_keys="k", wait_for=None)
+    server = kept.start(*request.param, model="synthetic:?tokens_per_s=200&length=60", api_keys="k", wait_for=None)
     server.wait_until("ok", prefix="/llm")
     return server
 

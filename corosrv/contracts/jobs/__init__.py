@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         Text,
         ThoughtBudget,
         Tokens,
+        check_template_arguments,
+        sampler_names,
     )
     from corosrv.contracts.jobs.reader import Candidate, Chunk, Finish, Reader, Sink, TokenInfo
     from corosrv.contracts.jobs.terms import Terms
@@ -82,6 +84,8 @@ __all__ = [
     "Tokens",
     "Vocabulary",
     "Worker",
+    "check_template_arguments",
+    "sampler_names",
     "token_biases",
 ]
 
@@ -120,6 +124,8 @@ _HOMES = {
     "Tokens": "job",
     "Vocabulary": "worker",
     "Worker": "worker",
+    "check_template_arguments": "job",
+    "sampler_names": "job",
     "token_biases": "worker",
 }
 

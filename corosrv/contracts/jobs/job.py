@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,25 @@ def new_id(prefix: str) -> str:
 SAMPLERS = (
     "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "adaptive_p"
 )  # fmt: skip
+# llama-server's letters for the samplers, and names that they also go by.
+_LETTERS = dict(zip("edskypmxta", SAMPLERS, strict=True))
+_SYNONYMS = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature", "nucleus": "top_p"}
+# What editors name for infilling, by word and by letter. It is no sampler here: the others draw, and the answer's
+# settings say which these were.
+_PASSED_OVER = ("infill", "i")
+
+
+def sampler_names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Reads samplers, each once, from names or from a string of llama-server's letters. Raises ValueError."""
+    requested = [name for name in names if name not in _PASSED_OVER]
+    if isinstance(names, str):
+        samplers = [_LETTERS.get(letter, "") for letter in requested]
+    else:
+        samplers = [_SYNONYMS.get(name.replace("-", "_"), name.replace("-", "_")) for name in requested]
+    unknown = next((name for name, sampler in zip(requested, samplers, strict=True) if sampler not in SAMPLERS), None)
+    if unknown is not None:
+        raise ValueError(f"'{unknown[:40]}' is none of {', '.join(SAMPLERS)}, and no letter of {''.join(_LETTERS)}")
+    return tuple(dict.fromkeys(samplers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +83,7 @@ class Sampling:
     # Token id, or a text for all its tokens; and what is added to the logit: -inf bans it.
     logit_bias: tuple[tuple[int | str, float], ...] = ()
     grammar: str = ""  # GBNF that the text follows; empty: any text
-    grammar_param: str = "grammar"  # the client's field that the grammar comes from, for errors
+    grammar_param: str = "grammar"  # the client's field that the grammar comes from, for errors; empty: the operator's
     grammar_triggers: tuple[str, ...] = ()  # the grammar begins with the first of these in the text; (): at once
     top_n_sigma: float = -1.0  # -1 is off
     xtc_probability: float = 0.0
@@ -86,6 +106,11 @@ class Sampling:
     n_probs: int = -1  # how many of the likeliest tokens each TokenInfo lists; -1: chunks carry no TokenInfo
     post_sampling_probs: bool = False  # of the distribution that was drawn from, not of the model's own
 
+    @property
+    def has_own_grammar(self) -> bool:
+        """Tells whether the request brought the grammar: no other form may take its place."""
+        return bool(self.grammar and self.grammar_param)
+
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
@@ -94,11 +119,15 @@ class Defaults:
     max_tokens: int | None = None
     temperature: float = 0.8
     seed: int | None = None
-    more: Mapping[str, float] = field(default_factory=dict)  # of Sampling, by its names
+    more: Mapping[str, Any] = field(default_factory=dict)  # of Sampling, by its names
+    stop: tuple[str, ...] = ()
+    n_keep: int = 0
+    share_prefix: bool = True
+    normalize: int = 2  # of embeddings; see EmbedJob
 
     def sampling(self) -> Sampling:
         """Returns how an answer is drawn whose request says nothing of it."""
-        return Sampling(temperature=self.temperature, seed=self.seed, **self.more)  # type: ignore[arg-type]
+        return Sampling(temperature=self.temperature, seed=self.seed, **self.more)
 
 
 FLOAT_BYTES = 4  # of a number in a row: rows are of little-endian float32
@@ -207,6 +236,28 @@ class MultimodalText:
     """A prompt of text and images, in order; control markers in the texts are control tokens. Some part is an image."""
 
     parts: tuple[str | Image, ...]
+
+
+_ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_RESERVED_ARGUMENTS = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
+     "bos_token", "eos_token", "raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler",
+     "joiner", "caller", "loop", "self")
+)  # fmt: skip
+_MAX_ARGUMENT = 1024  # characters
+
+
+def check_template_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments: none takes the place of what the server tells the template. Raises ValueError."""
+    for name, value in arguments.items():
+        shown = name[:64]
+        if not _ARGUMENT_NAME.fullmatch(name) or name in _RESERVED_ARGUMENTS:
+            raise ValueError(f"{shown} is no name for a template argument")
+        if not isinstance(value, (str, int, float, bool, type(None))) or len(str(value)) > _MAX_ARGUMENT:
+            raise ValueError(f"{shown} must be a scalar of at most {_MAX_ARGUMENT} characters")
+        if name in ("enable_thinking", "thinking") and not isinstance(value, bool):
+            raise ValueError(f"{shown} must be true or false")
+    return arguments
 
 
 @dataclass(frozen=True, slots=True)

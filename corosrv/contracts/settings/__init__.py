@@ -25,7 +25,13 @@ from corosrv.contracts.settings.loading import (
 )
 from corosrv.contracts.settings.model import ModelSettings
 from corosrv.contracts.settings.model_list import HubSettings
-from corosrv.contracts.settings.sampling import SamplingSettings, parse_sampling
+from corosrv.contracts.settings.sampling import (
+    SamplingSettings,
+    parse_biases,
+    parse_samplers,
+    parse_sampling,
+    parse_texts,
+)
 from corosrv.contracts.settings.server import ImageSettings, OperatorSettings, ServerSettings
 
 __all__ = [
@@ -54,7 +60,10 @@ __all__ = [
     "load",
     "load_hub",
     "load_predictor",
+    "parse_biases",
+    "parse_samplers",
     "parse_sampling",
+    "parse_texts",
     "read_keys",
     "remove_key",
     "signature_of",

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corosrv.base.errors import SettingsError
+from corosrv.base.errors import InvalidSchema, SettingsError
+from corosrv.contracts.jobs import check_template_arguments
 from corosrv.contracts.settings import model_list, sources
 from corosrv.contracts.settings.model_list import SYNTHETIC
 from corosrv.contracts.settings.placement import PlacementSettings
-from corosrv.contracts.settings.sampling import SamplingSettings
+from corosrv.contracts.settings.sampling import SamplerSettings, SamplingSettings, parse_object, parsed_by
 from corosrv.contracts.settings.sources import (
     DAY,
     MAX_INT32,
@@ -24,6 +25,7 @@ from corosrv.contracts.settings.sources import (
     or_else,
     setting,
 )
+from corosrv.formats.structured import SchemaLimits, grammar_of
 
 LLAMA_MAX_SLOTS = 256
 SYNTHETIC_MAX_SLOTS = 100_000
@@ -203,8 +205,23 @@ class GrammarSettings:
     )
 
 
+def _template_arguments(text: str) -> dict[str, Any]:
+    arguments = check_template_arguments(parse_object(text))
+    if arguments.keys() & {"enable_thinking", "thinking"}:
+        raise ValueError("thinking is for reasoning to say")
+    return arguments
+
+
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings(SlotSettings, DraftSettings, EncoderSettings, GrammarSettings, PlacementSettings, SamplingSettings):
+class ModelSettings(
+    SlotSettings,
+    DraftSettings,
+    EncoderSettings,
+    GrammarSettings,
+    PlacementSettings,
+    SamplingSettings,
+    SamplerSettings,
+):
     """Settings of one model: how it is loaded and decoded. Each of several models has all of them; see models_of()."""
 
     model: str = setting(
@@ -229,8 +246,8 @@ class ModelSettings(SlotSettings, DraftSettings, EncoderSettings, GrammarSetting
     )
     reasoning_format: str = setting(
         "deepseek",
-        "deepseek: thoughts are in reasoning_content, apart from the text; none: in the text",
-        check=one_of("deepseek", "none"),
+        "deepseek, auto: thoughts are in reasoning_content, apart from the text; none: in the text",
+        check=one_of("deepseek", "none", "auto"),
     )
     reasoning_budget: int = setting(
         -1,
@@ -238,6 +255,14 @@ class ModelSettings(SlotSettings, DraftSettings, EncoderSettings, GrammarSetting
         check=between(-1, MAX_INT32),
     )
     reasoning_budget_message: str = setting("", "last words of thoughts that have spent their budget")
+    template_arguments: str = setting(
+        "",
+        "JSON object of arguments that the chat template gets, unless a request's chat_template_kwargs have others; "
+        "thinking is for reasoning to say",
+        check=parsed_by(
+            _template_arguments, "a JSON object of arguments for the template, none of them enable_thinking"
+        ),
+    )
     pooling: str = setting(
         "",
         "how the vectors of a text's tokens become one: mean, cls, last, none; rank: scores; empty: the model's own",
@@ -252,8 +277,12 @@ class ModelSettings(SlotSettings, DraftSettings, EncoderSettings, GrammarSetting
         if self.chat_template and self.chat_template_file:
             words = "must be empty where COROSRV_CHAT_TEMPLATE is set"
             raise sources.bad_value("chat_template_file", words, repr(self.chat_template_file))
+        if self.grammar and self.json_schema:
+            words = "must be empty where COROSRV_GRAMMAR is set"
+            raise sources.bad_value("json_schema", words, repr(self.json_schema))
         # Read here as well, so that what cannot be used stops the start.
         _read_template(self)
+        self.answer_grammar  # noqa: B018
         model_list.adapters(self.lora)
         self.check_together(self.deterministic)
         if self.context_shift and self.deterministic:
@@ -301,6 +330,24 @@ class ModelSettings(SlotSettings, DraftSettings, EncoderSettings, GrammarSetting
     def template(self) -> str:
         """The operator's chat template, read from its file if need be; empty: the model's own. Raises SettingsError."""
         return _read_template(self)
+
+    @property
+    def template_defaults(self) -> dict[str, Any]:
+        """Returns what the chat template is told where a conversation does not say it."""
+        return {"enable_thinking": self.reasoning != "off", **_template_arguments(self.template_arguments)}
+
+    @property
+    def answer_grammar(self) -> str:
+        """Returns the grammar of answers whose requests ask for no form; empty: any text. Raises SettingsError."""
+        if not self.json_schema:
+            return self.grammar
+        limits = SchemaLimits(
+            grammar_bytes=self.grammar_bytes, rules=self.grammar_rules, repetitions=self.grammar_repetitions
+        )
+        try:
+            return grammar_of(parse_object(self.json_schema), f"{PREFIX}JSON_SCHEMA", limits)
+        except InvalidSchema as error:
+            raise SettingsError(str(error)) from None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Checked and frozen.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +76,10 @@ class ImageSettings:
         return split_words(self.image_hosts)
 
 
+PATH_PREFIX = Check(
+    lambda text: re.fullmatch(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+", text) is not None,
+    "must be a path that begins with a slash and does not end with one",
+)
 ADDRESS = Check(lambda text: bool(text.strip()), "must be an address to listen on")
 
 
@@ -106,6 +111,11 @@ class OperatorSettings:
 class EndpointSettings:
     """Settings of which endpoints a server has."""
 
+    api_prefix: str = setting(
+        "",
+        "path below which everything is, as /llm, for a proxy that leaves it in; empty: none",
+        check=empty_or(PATH_PREFIX),
+    )
     page: bool = setting(True, "1: browsers get the page to chat in at `/`; 0: a list of what is served")
     metrics: bool = setting(True, "1: GET /metrics answers")
     embeddings: bool = setting(True, "1: POST /v1/embeddings answers; 0: 501")

@@ -211,7 +211,7 @@ class _ChatPlan(msgspec.Struct, frozen=True):
         form = conversation.answer_format.param if conversation.answer_format else None
         if self.tools:
             form = "tool_choice" if self.is_forced else "tools"
-        if conversation.job.sampling.grammar and form:
+        if conversation.job.sampling.has_own_grammar and form:
             raise Refused(f"grammar and {form} contradict each other: send one of them", "grammar")
         if self.prompt.continue_thoughts:
             self._check_thoughts()

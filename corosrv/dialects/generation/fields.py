@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.base.processor import Turns
-from corosrv.contracts.jobs import SAMPLERS, Defaults, Job, ModelCard, Prompt, Sampling
+from corosrv.contracts.jobs import Defaults, Job, ModelCard, Prompt, Sampling, sampler_names
 from corosrv.formats.bodies import check_text
 from corosrv.formats.structured import Effort, SchemaLimits, grammar_of
 
@@ -100,19 +100,6 @@ Priority = Annotated[
     int, Meta(ge=0, le=9, description="1 is first in the queue, 9 last; 0 is 5, or what the header X-Priority says")
 ]
 Biases = dict[str, float | bool] | list[tuple[int | str, float | bool]]
-
-# llama-server's letters for the samplers, and names that they also go by.
-_LETTERS = dict(zip("edskypmxta", SAMPLERS, strict=True))
-_SYNONYMS = {
-    "typical_p": "typ_p",
-    "typical": "typ_p",
-    "temp": "temperature",
-    "nucleus": "top_p",
-    "top_n_sigma": "top_n_sigma",
-}
-# What editors name for infilling, by word and by letter. It is no sampler here: the others draw, and the answer's
-# settings say which these were.
-_PASSED_OVER = ("infill", "i")
 
 
 class Lora(msgspec.Struct):
@@ -210,12 +197,12 @@ def job(
         n=n,
         max_tokens=_max_tokens(fields, least_tokens, defaults.max_tokens),
         sampling=_sampling(fields, defaults, n_probs, post_sampling_probs),
-        stop=stops(fields.stop, "stop"),
-        share_prefix=fields.cache_prompt is not False,
+        stop=stops(fields.stop, "stop") or defaults.stop,
+        share_prefix=defaults.share_prefix if fields.cache_prompt is None else fields.cache_prompt,
         model=fields.model,
         scores_prompt=scores_prompt,
         tells_progress=stream and bool(fields.return_progress),
-        n_keep=fields.n_keep or 0,
+        n_keep=defaults.n_keep if fields.n_keep is None else fields.n_keep,
         n_discard=fields.n_discard or 0,
         max_ms=max(fields.t_max_predict_ms or 0.0, 0.0),
         slot=-1 if fields.id_slot is None else fields.id_slot,
@@ -230,7 +217,7 @@ def with_schema(job: Job, schema: dict[str, Any] | bool | None, card: ModelCard,
     """
     if schema is None:
         return job
-    if job.sampling.grammar:
+    if job.sampling.has_own_grammar:
         raise Refused(f"grammar and {param} contradict each other: send one of them", param)
     limits = schema_limits(card)
     grammar = grammar_of(schema, param, limits, effort(limits))
@@ -250,7 +237,7 @@ def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> in
 
 def _sampling(fields: GenerationFields, defaults: Defaults, n_probs: int, post_sampling_probs: bool) -> Sampling:
     values = _same_values(fields)
-    members: dict[str, Any] = {**defaults.more}
+    members: dict[str, Any] = {}
     if values != _NO_VALUES:
         members |= {name: value for name, value in zip(_SAME, values, strict=True) if value is not None}
     if fields.top_k is not None:
@@ -259,16 +246,18 @@ def _sampling(fields: GenerationFields, defaults: Defaults, n_probs: int, post_s
         breakers = fields.dry_sequence_breakers
         members["dry_sequence_breakers"] = tuple(check_text(breaker, "dry_sequence_breakers") for breaker in breakers)
     if fields.samplers is not None:
-        members["samplers"] = tuple(_samplers(fields.samplers))
-    kind = _shared_sampling if members.keys() <= _NUMBERS and not (fields.logit_bias or fields.grammar) else Sampling
+        members["samplers"] = _samplers(fields.samplers)
+    if fields.logit_bias is not None:
+        members["logit_bias"] = tuple(_biases(fields.logit_bias))
+    if fields.grammar:
+        members |= {"grammar": check_text(fields.grammar, "grammar"), "grammar_param": "grammar"}
+    kind = _shared_sampling if members.keys() <= _NUMBERS else Sampling
     return kind(
         temperature=defaults.temperature if fields.temperature is None else fields.temperature,
         seed=_seed(fields.seed, defaults.seed),
-        logit_bias=tuple(_biases(fields.logit_bias or {})),
-        grammar=check_text(fields.grammar or "", "grammar"),
         n_probs=n_probs,
         post_sampling_probs=post_sampling_probs,
-        **members,
+        **{**defaults.more, **members},
     )
 
 
@@ -278,20 +267,12 @@ _shared_sampling = lru_cache(maxsize=256)(Sampling)
 _NUMBERS = frozenset((*_SAME, "top_k"))
 
 
-def _samplers(names: str | list[str]) -> Iterable[str]:
-    """Names, or a string of letters; each once. Raises Refused for others."""
-    requested = [name for name in names if name not in _PASSED_OVER]
-    if isinstance(names, str):
-        samplers = [_LETTERS.get(letter, "") for letter in requested]
-    else:
-        samplers = [_SYNONYMS.get(name.replace("-", "_"), name.replace("-", "_")) for name in requested]
-    unknown = next((name for name, sampler in zip(requested, samplers, strict=True) if sampler not in SAMPLERS), None)
-    if unknown is not None:
-        raise Refused(
-            f"samplers: '{unknown[:40]}' is none of {', '.join(SAMPLERS)}, and no letter of {''.join(_LETTERS)}",
-            "samplers",
-        )
-    return dict.fromkeys(samplers)
+def _samplers(names: str | list[str]) -> tuple[str, ...]:
+    """Reads names, or a string of letters. Raises Refused for unknown ones."""
+    try:
+        return sampler_names(names)
+    except ValueError as error:
+        raise Refused(f"samplers: {error}", "samplers") from None
 
 
 def _seed(seed: int | None, default: int | None) -> int | None:

@@ -37,7 +37,15 @@ class Switches:
 
 def describe(card: ModelCard, switches: Switches) -> dict[str, Any]:
     """Makes the answer of GET /props for a model that is loaded, or was. Tells no keys and no folders."""
-    job = Job((), max_tokens=card.defaults.max_tokens, sampling=card.defaults.sampling())
+    defaults = card.defaults
+    job = Job(
+        (),
+        max_tokens=defaults.max_tokens,
+        sampling=defaults.sampling(),
+        stop=defaults.stop,
+        n_keep=defaults.n_keep,
+        share_prefix=defaults.share_prefix,
+    )
     return {
         "default_generation_settings": {
             "params": settings.without_biases(job, True) | {"timings_per_token": False},

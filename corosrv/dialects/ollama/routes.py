@@ -168,7 +168,7 @@ class OllamaRoutes:
 
     def _tell_others(self, name: str, seconds: float | None) -> None:
         told = {"model": name, "keep_alive": -1 if seconds == math.inf else seconds}
-        path = f"{request.path.rpartition(f'{PREFIX}/')[0]}{PREFIX}/generate"
+        path = f"{request.script_root}{request.path.rpartition(f'{PREFIX}/')[0]}{PREFIX}/generate"
         self._ask_other_workers(request, msgspec.json.encode(told), path)
 
     def _ask(self, body: schema.RunBody) -> tuple[AskedModel, Stopwatch]:

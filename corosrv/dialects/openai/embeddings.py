@@ -154,7 +154,7 @@ def embed_job(body: EmbeddingBody, card: ModelCard, vocabulary: Vocabulary) -> E
     size = card.meta.get("n_embd")
     if body.dimensions is not None and body.dimensions != size:
         raise NotSupported(f"dimensions: this model's vectors have {size}, and cannot be cut", "dimensions")
-    return EmbedJob(_inputs(body.input, "input", vocabulary), _normalize(body), model=body.model)
+    return EmbedJob(_inputs(body.input, "input", vocabulary), _normalize(body, card), model=body.model)
 
 
 def native_job(body: NativeBody, card: ModelCard, vocabulary: Vocabulary) -> EmbedJob:
@@ -164,10 +164,7 @@ def native_job(body: NativeBody, card: ModelCard, vocabulary: Vocabulary) -> Emb
     if value is None:
         raise Refused("content is required", "content", "missing_required_parameter")
     pools = card.meta.get("pooling") != "none"
-    return EmbedJob(_inputs(value, param, vocabulary), _normalize(body), pools, body.model)
-
-
-_UNIT_LENGTH = 2
+    return EmbedJob(_inputs(value, param, vocabulary), _normalize(body, card), pools, body.model)
 
 
 def _check_offered(card: ModelCard) -> None:
@@ -175,8 +172,8 @@ def _check_offered(card: ModelCard) -> None:
         raise NotOffered(f"the model '{card.id}' gives no embeddings")
 
 
-def _normalize(body: EmbeddingFields) -> int:
-    return _UNIT_LENGTH if body.embd_normalize is None else body.embd_normalize
+def _normalize(body: EmbeddingFields, card: ModelCard) -> int:
+    return card.defaults.normalize if body.embd_normalize is None else body.embd_normalize
 
 
 def _inputs(value: PromptField, param: str, vocabulary: Vocabulary) -> tuple[Prompt, ...]:

@@ -166,7 +166,7 @@ def with_format(job: Job, form: RequestedFormat | None, card: ModelCard) -> Job:
     """Makes the whole text of a job be of a form, if one is asked for. Raises Refused. Gives way for large schemas."""
     if form is None:
         return job
-    if job.sampling.grammar:
+    if job.sampling.has_own_grammar:
         raise Refused(f"grammar and {_name(form)} contradict each other: send one of them", _name(form))
     if isinstance(form, GrammarFormat):
         text = form.grammar

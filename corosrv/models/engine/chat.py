@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from corosrv.base.errors import Refused, TemplateTooCostly
@@ -36,7 +36,7 @@ class ChatTemplate:
         control_markers: Iterable[str],
         special: dict[str, str],
         limits: TemplateLimits | None = None,
-        thinks: bool = True,
+        arguments: Mapping[str, Any] | None = None,
         end_texts: Sequence[str] = (),
         hidden_texts: Sequence[str] = (),
         findings: TemplateFindings | None = None,
@@ -44,13 +44,13 @@ class ChatTemplate:
         """`source`: the template's text, or the name of a built-in one; `control_markers`: texts of control tokens;
         `special`: what templates know as bos_token and so on.
 
-        `thinks`: whether a model that can think does, where a conversation does not say; `end_texts`: of the tokens
+        `arguments`: what the template is told where a conversation does not say it; `end_texts`: of the tokens
         that end an answer; `hidden_texts`: of those that add nothing to its text unless
         they are asked to; `findings`: of the template's trial, else it is tried here. Raises Refused.
         """
         self.source = source
         self._guard = Guard(control_markers)
-        self._thinks = thinks
+        self._arguments = {"enable_thinking": True, **(arguments or {})}
         name = builtin_name(source)
         template = BuiltinTemplate(name) if name else JinjaTemplate(source, special, limits or TemplateLimits())
         takes_parts = reads_parts(template.render) if findings is None else findings.reads_parts
@@ -78,7 +78,7 @@ class ChatTemplate:
             messages[-1] = {**messages[-1], "reasoning_content": thoughts, self.traits.answer.thought_member: thoughts}
         elif prompt.continue_final:
             messages[-1] = {**messages[-1], "content": messages[-1].get("content", "") + marks.end}
-        arguments = {"enable_thinking": self._thinks, **conversation[2]}
+        arguments = {**self._arguments, **conversation[2]}
         if arguments["enable_thinking"] is False:
             arguments.setdefault("thinking", False)  # the name that some templates have for it
         if tools:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from corosrv.base import errors, waits
-from corosrv.contracts.jobs import Adapter, AnyJob, Job, ModelCard, SlotFile, SlotState, State
+from corosrv.contracts.jobs import Adapter, AnyJob, Job, ModelCard, SlotFile, SlotState, State, Tokens
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Options, Task
@@ -162,6 +162,7 @@ class Engine(EngineLife):
         if state != "ready":
             raise errors.ModelFailed(reason)
         model = self._look_at(native)
+        _try_defaults(model)
         self._check_alive()  # closed while the template was tried
         self._loaded, self._card = model, model.card
         log.info(
@@ -185,7 +186,7 @@ class Engine(EngineLife):
     def _look_at(self, native: NativeEngine) -> _LoadedParts:
         settings, info = self._settings, native.info()
         vocabulary = EngineVocabulary(
-            native, info, settings.template, settings.reasoning != "off", has_safe_template=settings.is_synthetic
+            native, info, settings.template, settings.template_defaults, has_safe_template=settings.is_synthetic
         )
         card = model_card(settings, info, vocabulary)
         return _LoadedParts(
@@ -318,6 +319,18 @@ class Engine(EngineLife):
     def _close_recording(self) -> None:
         if self._recording is not None:
             self._recording.close()
+
+
+def _try_defaults(model: _LoadedParts) -> None:
+    """Begins an answer to a request that leaves its grammar and biases open. Raises ModelFailed if none can begin."""
+    sampling = model.card.defaults.sampling()
+    if not (sampling.grammar or sampling.logit_bias):
+        return
+    job = Job((Tokens((0,)),), max_tokens=1, sampling=sampling, share_prefix=False)
+    try:
+        model.native.submit(model.placer.place(model.maker.make(job), "", False)).close()
+    except errors.Refused as error:
+        raise errors.ModelFailed(f"what requests get that leave it open cannot be used: {error}") from None
 
 
 def model_card(settings: ModelSettings, info: ModelInfo, vocabulary: EngineVocabulary) -> ModelCard:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from corosrv.base.errors import ModelFailed, SettingsError
 from corosrv.contracts.jobs import Defaults
-from corosrv.contracts.settings import ModelSettings, parse_sampling, sources
+from corosrv.contracts.settings import ModelSettings, parse_biases, parse_samplers, parse_sampling, parse_texts, sources
 from corosrv.contracts.settings.placement import SPLIT_MODES
 from corosrv.models.engine import libllama
 from corosrv.models.engine.binding import GrammarLimits, ModelInfo, Options, Placement, Synthetic
@@ -131,8 +131,12 @@ def draft_options(options: Options) -> Options:
 
 
 _DRAWN = (
-    "temp", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"
+    "temp", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty",
+    "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent",
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau",
+    "mirostat_eta", "adaptive_target", "adaptive_decay",
 )  # fmt: skip
+_WRITTEN = {"samplers": parse_samplers, "dry_sequence_breakers": parse_texts, "logit_bias": parse_biases}
 _KEYS_IN_FILES = {  # and the settings in whose place they are
     "general.sampling.temp": "temp",
     "general.sampling.top_k": "top_k",
@@ -147,6 +151,11 @@ def sampling_defaults(settings: ModelSettings, info: ModelInfo) -> Defaults:
     """Returns what requests get that do not say it: as the operator chose, else as the model's file says."""
     chosen = _sampling_of_file(settings.names[0], info.sampling)
     chosen |= {name: value for name in _DRAWN if (value := getattr(settings, name)) is not None}
+    chosen |= {name: parse(text) for name, parse in _WRITTEN.items() if (text := getattr(settings, name))}
+    if settings.ignore_eos:
+        chosen["ignore_eos"] = True
+    if grammar := settings.answer_grammar:
+        chosen |= {"grammar": grammar, "grammar_param": ""}
     if "top_k" in chosen:
         chosen["top_k"] = max(chosen["top_k"], 0)  # -1 keeps all, as in requests
     return Defaults(
@@ -154,6 +163,10 @@ def sampling_defaults(settings: ModelSettings, info: ModelInfo) -> Defaults:
         temperature=chosen.pop("temp", Defaults().temperature),
         seed=None if settings.seed == -1 else settings.seed,
         more=chosen,
+        stop=parse_texts(settings.stop),
+        n_keep=settings.keep,
+        share_prefix=settings.cache_prompt,
+        normalize=settings.embd_normalize,
     )
 
 

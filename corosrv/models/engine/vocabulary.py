@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from corosrv.base import errors, waits
 from corosrv.base.processor import Turns
@@ -46,10 +47,10 @@ class EngineVocabulary:
         native: TokenCalls,
         info: ModelInfo,
         template: str = "",
-        thinks: bool = True,
+        arguments: Mapping[str, Any] | None = None,
         has_safe_template: bool = False,
     ) -> None:
-        """`template`: instead of the model's own, or the one for models that carry none; `thinks`: see ChatTemplate.
+        """`template`: instead of the model's own, or the one for models that carry none; `arguments`: see ChatTemplate.
 
         `has_safe_template`: whether the model's own was not written by a stranger, and so needs no trial. Waits for the
         child process that tries a template not seen before.
@@ -69,9 +70,11 @@ class EngineVocabulary:
         self._no_template = "this model has no chat template, for it generates nothing"
         if self.chat_template:
             is_safe = self.chat_template == CHATML or (has_safe_template and not template)
-            self._read_template(self.chat_template, thinks, hidden, is_safe)
+            self._read_template(self.chat_template, arguments or {}, hidden, is_safe)
 
-    def _read_template(self, source: str, thinks: bool, hidden: Mapping[int, str], is_safe: bool) -> None:
+    def _read_template(
+        self, source: str, arguments: Mapping[str, Any], hidden: Mapping[int, str], is_safe: bool
+    ) -> None:
         """Reads the template. One that cannot be used takes conversations from the model, and nothing else.
 
         `hidden`: the control tokens that add nothing to the text of an answer; those that mark calls and thoughts are
@@ -84,7 +87,7 @@ class EngineVocabulary:
             case = TemplateCase(source, special, tuple(ends), tuple(marks.values()))
             is_safe = is_safe or builtin_name(source) is not None
             self._template = waits.call_in_thread(
-                ChatTemplate, source, self._markers, special, case.limits, thinks, case.end_texts, case.hidden_texts,
+                ChatTemplate, source, self._markers, special, case.limits, arguments, case.end_texts, case.hidden_texts,
                 None if is_safe else template_findings(case),
             )  # fmt: skip
             shown = self._template.traits.marks

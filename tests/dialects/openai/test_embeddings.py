@@ -3,6 +3,7 @@
 import base64
 import json
 import struct
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from flask import Request
 from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import NotOffered, NotSupported, Refused
-from corosrv.contracts.jobs import Chunk, EmbedJob, Finish, ModelCard, Text, Tokens
+from corosrv.contracts.jobs import Chunk, Defaults, EmbedJob, Finish, ModelCard, Text, Tokens
 from corosrv.dialects.generation import embeds
 from corosrv.dialects.openai import embeddings
 from corosrv.web.http import body_reader
@@ -100,6 +101,13 @@ def test_vectors_have_unit_length_unless_told_otherwise():
     assert job().normalize == 2
     assert job(embd_normalize=-1).normalize == -1
     assert native_job(content="x", embd_normalize=0).normalize == 0
+
+
+def test_the_operator_says_how_vectors_are_normalised_where_a_request_does_not():
+    card = replace(CARD, defaults=Defaults(normalize=-1))
+
+    assert job(card).normalize == native_job(card, content="x").normalize == -1
+    assert job(card, embd_normalize=0).normalize == 0
 
 
 def test_a_model_without_vectors_does_not_offer_them():

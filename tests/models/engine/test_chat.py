@@ -1,5 +1,6 @@
 """Chat templates: rendered as written, the last message continued, thoughts opened and closed."""
 
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -194,10 +195,19 @@ def test_whether_a_model_thinks_is_found_out(source, tags, opens):
 @pytest.mark.parametrize("source", [QWEN, THINKING, CHATML + "{# </think> #}"])
 def test_who_is_not_to_think_gets_a_closed_block(source):
     told = render(source, "Hi", template_arguments={"enable_thinking": False})
-    by_default = ChatTemplate(source, MARKERS, SPECIAL, thinks=False).render(conversation("Hi"))
+    by_default = ChatTemplate(source, MARKERS, SPECIAL, arguments={"enable_thinking": False}).render(conversation("Hi"))
 
     assert told.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert "".join(piece.text for piece in by_default) == told
+
+
+def test_a_template_is_told_what_the_operator_says_where_a_conversation_does_not():
+    told = ChatTemplate("{{ a }} {{ b }}", MARKERS, SPECIAL, arguments={"a": "one", "b": "two"})
+
+    asked = replace(conversation("Hi"), template_arguments={"b": "three"})
+
+    assert "".join(piece.text for piece in told.render(conversation("Hi"))) == "one two"
+    assert "".join(piece.text for piece in told.render(asked)) == "one three"
 
 
 def test_a_model_that_does_not_think_gets_no_block():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from corosrv.base.errors import NotSupported, Refused
+from corosrv.contracts.jobs import check_template_arguments
 from corosrv.dialects.chat import conversation
 from corosrv.dialects.chat.conversation import (
     PART_END,
@@ -49,13 +49,6 @@ def tool_choice(body: schema.ChatBody) -> CallPolicy:
 
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-_RESERVED_ARGUMENTS = frozenset(
-    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
-     "bos_token", "eos_token", "raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler",
-     "joiner", "caller", "loop", "self")
-)  # fmt: skip
-_MAX_ARGUMENT = 1024  # bytes
 
 
 def turns(messages: list[schema.Message], images: ImageIntake | None = None) -> tuple[dict[str, Any], ...]:
@@ -167,12 +160,7 @@ def _image(value: object, param: str, images: ImageIntake) -> Part:
 
 def template_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Checks the arguments: none takes the place of what the server tells the template. Raises Refused."""
-    for name, value in arguments.items():
-        param = f"chat_template_kwargs.{name[:64]}"
-        if not _ARGUMENT_NAME.fullmatch(name) or name in _RESERVED_ARGUMENTS:
-            raise Refused(f"{param} is no name for a template argument", "chat_template_kwargs")
-        if not isinstance(value, (str, int, float, bool, type(None))) or len(str(value)) > _MAX_ARGUMENT:
-            raise Refused(f"{param} must be a scalar of at most {_MAX_ARGUMENT} characters", "chat_template_kwargs")
-        if name in ("enable_thinking", "thinking") and not isinstance(value, bool):
-            raise Refused(f"{param} must be true or false", "chat_template_kwargs")
-    return arguments
+    try:
+        return check_template_arguments(arguments)
+    except ValueError as error:
+        raise Refused(f"chat_template_kwargs.{error}", "chat_template_kwargs") from None

@@ -103,7 +103,7 @@ class RemoteEngine(EngineLife):
                 self._native,
                 loaded.info,
                 settings.template,
-                settings.reasoning != "off",
+                settings.template_defaults,
                 has_safe_template=settings.is_synthetic,
             )
             self._maker = TaskMaker(
