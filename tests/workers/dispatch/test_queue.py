@@ -119,7 +119,7 @@ def test_what_has_left_is_not_kept():
         queue.remove(queue.push(number, 9, 1, 0, number, 0))
 
     assert queue.head(0) is first
-    assert sum(map(len, queue._levels)) + len(queue._rises) + len(queue._arrivals) < 400
+    assert sum(map(len, queue._levels.values())) + len(queue._rises) + len(queue._arrivals) < 400
 
 
 def test_what_has_left_is_not_kept_by_those_who_ask_for_the_last():
@@ -153,4 +153,4 @@ def test_items_that_have_left_are_not_kept_beneath_one_that_ends_too_soon():
         queue.head(0, needed=5)
         queue.remove(place)
 
-    assert sum(map(len, queue._risky)) < 400
+    assert sum(map(len, queue._risky.values())) < 400
