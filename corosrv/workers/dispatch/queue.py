@@ -312,9 +312,9 @@ def _from_end(place: QueuePlace[T]) -> tuple[float, int, int, QueuePlace[T]]:
     return -place.due, -place.number, -place.serial, place
 
 
-def _is_earlier(place: QueuePlace[T], key: Rank | None) -> bool:
-    """Returns whether an item may come before the one by which its line stands among others."""
-    return key is None or place.level < key[0] * CLASSES + key[3] or place.due <= key[4]
+def _may_precede(place: QueuePlace[T], key: Rank) -> bool:
+    """Returns whether an item may come before the one by whose rank its line stands among others."""
+    return place.level < key[0] * CLASSES + key[3] or place.due <= key[4]
 
 
 class FairQueue(Generic[T]):
@@ -328,7 +328,8 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._lines: dict[CallerAccount, CallQueue[T]] = {}
         # Lines by their keys. One whose key is another by now, or None, stands here in vain.
-        self._heads: list[tuple[Rank, CallQueue[T]]] = []
+        self._heads: list[tuple[Rank, int, CallQueue[T]]] = []
+        self._serials = itertools.count()  # of these entries, so that no two are equal
         self._orders_at = -math.inf
         self._n_items = 0
 
@@ -362,12 +363,17 @@ class FairQueue(Generic[T]):
             line = self._lines[account] = CallQueue(account)
         self._n_items += 1
         place = line.push(item, priority, due_at, arrived, number, now, deadline, tier)
-        if now < self._orders_at and _is_earlier(place, line.key):
-            line.key = place.rank
-            heapq.heappush(self._heads, (line.key, line))
+        if now < self._orders_at and (line.key is None or _may_precede(place, line.key)):
+            self._note(line, place.rank)
+        return place
+
+    def _note(self, line: CallQueue[T], key: Rank) -> None:
+        """Lets a line come where one of its items is, if that is earlier than where it stood."""
+        if line.key is None or key < line.key:
+            line.key = key
+            heapq.heappush(self._heads, (key, next(self._serials), line))
             if len(self._heads) > 2 * len(self._lines) + 64:
                 self._orders_at = -math.inf
-        return place
 
     def remove(self, place: QueuePlace[T]) -> None:
         """Removes an item by its place. Later calls do nothing."""
@@ -392,7 +398,7 @@ class FairQueue(Generic[T]):
         if now >= self._orders_at:
             self._order(now, needed)
         while True:
-            key, line = self._heads[0]
+            key, serial, line = self._heads[0]
             if line.key is not key:
                 heapq.heappop(self._heads)
                 continue
@@ -401,7 +407,7 @@ class FairQueue(Generic[T]):
             if (line_key := place.rank) == key:
                 return place
             line.key = line_key
-            heapq.heapreplace(self._heads, (line_key, line))
+            heapq.heapreplace(self._heads, (line_key, serial, line))
 
     def _order(self, now: float, needed: float) -> None:
         self._heads = []
@@ -409,6 +415,6 @@ class FairQueue(Generic[T]):
             place = line.head(now, needed)
             assert place is not None
             line.key = place.rank
-            self._heads.append((line.key, line))
+            self._heads.append((line.key, next(self._serials), line))
         heapq.heapify(self._heads)
         self._orders_at = now + ORDER_AFTER
