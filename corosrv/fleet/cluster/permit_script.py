@@ -20,7 +20,7 @@ know whether others hold permits, finds that out in one beat.
 
 from __future__ import annotations
 
-from corosrv.workers.dispatch.queue import CLASSES
+from corosrv.contracts.jobs.terms import CLASSES
 
 BEAT = 3.0  # seconds between two times at which a front says what it holds
 LEASE_MS = 9000  # after which a front that says nothing has lost its permits

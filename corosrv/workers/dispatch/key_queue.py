@@ -6,12 +6,12 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator
 
+from corosrv.contracts.jobs.terms import CLASSES
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry
 from corosrv.workers.dispatch.estimates import KeyTraffic
 from corosrv.workers.dispatch.ledger import CallerAccount
 from corosrv.workers.dispatch.queue import (
-    CLASSES,
     MAX_SIGNATURES,
     ArrivalGaps,
     CallQueue,
@@ -22,6 +22,8 @@ from corosrv.workers.dispatch.queue import (
     ready_at,
     signature_of,
 )
+
+MAX_COMPARED = 256  # callers whose calls are counted to estimate how many are ahead
 
 
 class _Gathering(FairQueue[QueuedCall]):
@@ -215,24 +217,30 @@ class KeyQueue:
         """Estimates how many calls a call comes after, were it new; of its caller, those of its own class as well.
 
         Of another caller they are those of better tiers, and as many of the same tier as start before that one has had
-        as much as the call's caller will have had by then. A call that runs is taken to have half of its time left.
+        as much as the call's caller will have had by then. A call that runs is taken to have half of its time left. Where
+        there are more than MAX_COMPARED others, so many stand for all.
         """
         own, tier = call.account, call.job.terms.tier
         seconds = self.traffic.service.value or 0.0
-        n_ahead, others = self.n_local, []
+        n_own, others = 0, []
         for line in self.lines():
-            line.head(now)
             if line.account is own:
-                n_ahead += line.count_ahead(band_of(tier, call.priority, 0))
+                line.head(now)
+                n_own += line.count_ahead(band_of(tier, call.priority, 0))
             else:
                 others.append(line)
-        had = _had_soon(own, seconds) + (n_ahead - self.n_local) * seconds / own.weight
-        for line in others:
-            n_better, n_up_to = line.count_ahead(tier * CLASSES), line.count_ahead((tier + 1) * CLASSES)
-            lag = had - _had_soon(line.account, seconds)
-            n_turns = math.ceil(lag * line.account.weight / seconds) if seconds else n_up_to
-            n_ahead += n_better + min(n_up_to - n_better, max(n_turns, 0))
-        return n_ahead
+        had = _had_soon(own, seconds) + n_own * seconds / own.weight
+        n_ahead = 0
+        for line in others[:MAX_COMPARED]:
+            n_better, n_same = line.count_tiers(tier, now)
+            if n_same and seconds:
+                lag = had - _had_soon(line.account, seconds)
+                n_turns = (
+                    math.floor(lag * line.account.weight / seconds + 1e-6) + 1
+                )  # the first of equals has come before
+                n_same = min(n_same, max(n_turns, 0))
+            n_ahead += n_better + n_same
+        return self.n_local + n_own + n_ahead * len(others) // max(min(len(others), MAX_COMPARED), 1)
 
 
 def _had_soon(account: CallerAccount, seconds: float) -> float:

@@ -160,7 +160,7 @@ class Ledger:
 
     def _forget_idle(self) -> None:
         """Forgets those without calls that have had least, where there are too many."""
-        idle = sorted((one for one in self._accounts.values() if one.is_idle), key=lambda one: one.virtual_s)
+        idle = sorted((other for other in self._accounts.values() if other.is_idle), key=lambda other: other.virtual_s)
         for account in idle[: -MAX_IDLE // 2]:
             del self._accounts[account.caller]
         self._looks_from = len(self._accounts) + MAX_IDLE // 2

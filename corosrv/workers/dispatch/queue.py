@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 from corosrv.contracts.jobs.infer import BatchLimits, InferRequest
-from corosrv.contracts.jobs.terms import FIRST_PRIORITY
+from corosrv.contracts.jobs.terms import CLASSES, FIRST_PRIORITY
 from corosrv.workers.dispatch.estimates import RunningMean
 from corosrv.workers.dispatch.ledger import CallerAccount
 
@@ -65,7 +65,6 @@ def ready_at(
 
 RISE_AFTER = 10.0  # seconds of waiting that lift a call by one priority class
 RISES_OF_TIER = 3  # times that it has risen by then, for each tier
-CLASSES = 16  # of priority in one tier, at least
 ORDER_AFTER = 1.0  # seconds after which all lines are looked at anew, for calls that have risen
 
 T = TypeVar("T")
@@ -251,6 +250,16 @@ class CallQueue(Generic[T]):
     def count_ahead(self, level: int) -> int:
         """Counts the items of this band and of those before it, as they stood when `head` was last called."""
         return sum(n for band, n in self._counts.items() if band <= level)
+
+    def count_tiers(self, tier: int, now: float) -> tuple[int, int]:
+        """Counts the items of better tiers, and those of this one. The queue has some."""
+        if self._bands[-1] >= CLASSES:
+            self._rise(now)
+        first, last = self._bands[0] // CLASSES, self._bands[-1] // CLASSES
+        if first == last:
+            return (self._n_live if first < tier else 0), (self._n_live if first == tier else 0)
+        n_better = self.count_ahead(tier * CLASSES)
+        return n_better, self.count_ahead((tier + 1) * CLASSES) - n_better
 
     def counts(self) -> dict[int, int]:
         """Counts the items of each band that has some, as they stood when `head` was last called."""

@@ -6,7 +6,6 @@ The bounds on calls and bytes count over all queues of a front.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -162,9 +161,11 @@ class WaitingCalls:
         keys = {queue.entry.key for queue in queues}
         lines = [line for queue in queues for line in queue.lines()]
         strays = [waiting for local in self._locals.values() for waiting in local if waiting.key in keys]
-        counts = Counter(waiting.account for waiting in strays)
+        counts: dict[CallerAccount, int] = {}
         for line in lines:
-            counts[line.account] += len(line)
+            counts[line.account] = counts.get(line.account, 0) + len(line)
+        for waiting in strays:
+            counts[waiting.account] = counts.get(waiting.account, 0) + 1
 
         def last_of(account: CallerAccount) -> QueuedCall | None:
             calls = [waiting for waiting in strays if waiting.account is account]
@@ -177,7 +178,7 @@ class WaitingCalls:
         most = max(others, key=lambda account: (account.tier, counts[account] / account.weight), default=None)
         if most is not None and (last := last_of(most)) is not None:
             last_tier = last.order(now)[0]
-            is_less = (counts[own] + 1) / own.weight <= (counts[most] - 1) / most.weight
+            is_less = (counts.get(own, 0) + 1) / own.weight <= (counts[most] - 1) / most.weight
             if last_tier > tier or (last_tier == tier and is_less):
                 return last
         last = last_of(own)

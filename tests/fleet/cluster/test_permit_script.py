@@ -11,9 +11,9 @@ import pytest
 import redis as redis_py
 
 from corosrv.base.errors import RedisRefused
+from corosrv.contracts.jobs.terms import CLASSES
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.permit_script import SYNC
-from corosrv.workers.dispatch.queue import CLASSES
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 

@@ -318,7 +318,7 @@ def test_a_caller_with_little_is_told_of_a_shorter_wait(front: Front):
 
 
 @pytest.mark.parametrize(
-    ("had", "n_own", "n_ahead"), [(0, 0, 0), (0, 2, 4), (10, 2, 8), (-4, 2, 2), (-4, 6, 10), (100, 0, 6)]
+    ("had", "n_own", "n_ahead"), [(-1, 0, 0), (0, 0, 1), (0, 2, 5), (10, 2, 8), (-4, 2, 3), (-4, 6, 11), (100, 0, 6)]
 )
 def test_calls_of_others_are_ahead_until_those_have_had_as_much(front: Front, had: float, n_own: int, n_ahead: int):
     full(front, *("a" * 6 + "b" * n_own))
@@ -344,3 +344,13 @@ def test_calls_of_better_tiers_are_ahead_and_none_of_worse_ones(front: Front):
         counts.append(queue.count_ahead(call, front.clock.now))
 
     assert counts == [1, 2, 5]
+
+
+def test_some_hundred_callers_stand_for_thousands(front: Front):
+    full(front, *(f"caller {number}" for number in range(1000)))
+    queue = front.dispatcher._waiting.get("model:add:")
+    assert queue is not None
+
+    call = QueuedCall(front.job(caller="new"), queue.entry, queue.traffic, 10_000, front.clock.now)
+
+    assert queue.count_ahead(call, front.clock.now) == 1000
