@@ -1,8 +1,9 @@
 """Handlers that are asked for more than they can do: `python -m tests.load.overload [--seconds 30]`.
 
-Five kinds of overload: one client beside forty of another API key; a full queue of batch calls that urgent ones meet; calls with a deadline, three and ten times as
-many as can run; a handler that kills its process every five seconds beside one that does not; handlers that wait for
-each other. Prints each figure with its goal, and exits with 1 where one is missed. On 127.0.0.1 alone.
+Five kinds of overload: one client beside forty of another API key; a full queue of batch calls that urgent ones meet;
+calls with a deadline, three and ten times as many as can run; a handler that kills its process every five seconds
+beside one that does not; handlers that wait for each other. Prints each figure with its goal, and exits with 1 where
+one is missed. On 127.0.0.1 alone.
 """
 
 from __future__ import annotations

@@ -217,8 +217,8 @@ class KeyQueue:
         """Estimates how many calls a call comes after, were it new; of its caller, those of its own class as well.
 
         Of another caller they are those of better tiers, and as many of the same tier as start before that one has had
-        as much as the call's caller will have had by then. A call that runs is taken to have half of its time left. Where
-        there are more than MAX_COMPARED others, so many stand for all.
+        as much as the call's caller will have had by then. A call that runs is taken to have half of its time left.
+        Where there are more than MAX_COMPARED others, so many stand for all.
         """
         own, tier = call.account, call.job.terms.tier
         seconds = self.traffic.service.value or 0.0
