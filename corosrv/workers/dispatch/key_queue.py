@@ -220,6 +220,7 @@ class KeyQueue:
         as much as the call's caller will have had by then. A call that runs is taken to have half of its time left.
         Where there are more than MAX_COMPARED others, so many stand for all.
         """
+        self.entry.ledger.settle(now)
         own, tier = call.account, call.job.terms.tier
         seconds = self.traffic.service.value or 0.0
         n_own, others = 0, []

@@ -65,7 +65,7 @@ class QueueClaim:
     """Says what waits for a worker's permits: how many calls, and of the first one its order beside other servers'."""
 
     n_calls: int
-    band: int  # tier and priority class: the lowest is first
+    band: int  # tier and priority class, in one number
     caller: str
     weight: float  # of the caller
     number: int  # of its arrival here

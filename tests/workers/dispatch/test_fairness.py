@@ -94,16 +94,27 @@ def test_a_better_tier_goes_first_until_others_have_waited_for_half_a_minute(fro
 
 def test_a_call_that_still_runs_counts_for_its_caller(front: Front):
     host = front.add("p/0", n_slots=2)
-    front.call(caller="long")
-    front.call(caller="short")
-    for _ in range(3):
-        front.call(caller="long")
-        front.call(caller="short")
-    for _ in range(3):
-        front.clock.pass_time(1)
-        host.calls[-1].finish()
+    for caller in ("long", "short", "long", "short"):
+        front.call(caller=caller)
+    front.clock.pass_time(1)
+
+    host.calls[1].finish()
 
     assert callers(host) == ["long", "short"]
+
+
+def test_flows_of_one_caller_have_shares_of_their_own(front: Front):
+    host = front.add("p/0")
+    for flow in "xxxy":
+        front.call(caller="a", owner=f"a {flow}")
+    order = ""
+
+    while host.calls:
+        order += host.calls[0].call.items[0].owner[-1]
+        front.clock.pass_time(1)
+        host.calls[0].finish()
+
+    assert order == "xyxx"
 
 
 def test_a_permit_counts_for_its_caller_until_it_is_free_also_when_its_call_was_cancelled(front: Front):
@@ -131,6 +142,19 @@ def test_the_calls_of_a_batch_have_a_part_of_its_seconds_each(front: Front):
     host.calls[0].finish()  # a has had three seconds, and b has had one
 
     assert run_all(front, host, 0.9) == "bbaa"
+
+
+def test_calls_that_have_left_a_batch_that_gathers_are_not_kept(front: Front):
+    front.add("p/0", card("batch", batch=BatchLimits(4, 0)))
+    for _ in range(2):
+        front.call("batch")
+    for number in range(1000):
+        front.call("batch", caller=str(number)).cancel()
+
+    queue = front.dispatcher._waiting.get("model:batch:")
+    assert queue is not None
+    (gathering,) = queue._gatherings.values()
+    assert len(gathering._arrivals) < 100
 
 
 def test_what_a_handler_calls_counts_for_whoever_called_the_handler(front: Front):
@@ -232,12 +256,12 @@ def full(front: Front, *waiting: str, **options: object) -> list[HandlerReader]:
 
 
 def test_in_a_full_queue_the_caller_with_most_gives_a_place_to_one_with_less(front: Front):
-    waiting = full(front, *"aaaaaabb")
+    waiting = full(front, *"bbaaaaaa")
 
     other = front.call(caller="c")
 
-    assert [ended(reader) for reader in waiting] == [False] * 5 + [True, False, False]
-    error = error_of(waiting[5])
+    assert [ended(reader) for reader in waiting] == [False] * 7 + [True]
+    error = error_of(waiting[7])
     assert isinstance(error, QueueFull)
     assert "a call of another caller took its place" in str(error)
     assert error.retry_after is not None

@@ -105,9 +105,9 @@ class FairQueues(RuleBasedStateMachine):
         self.waiting: dict[int, tuple[int, int, float, QueuePlace[int]]] = {}  # tier, priority, arrived, place
         self.running: list[CallerAccount] = []
 
-    @rule(owner=st.integers(0, 6), priority=st.integers(1, 9), seconds=st.integers(0, 60))
+    @rule(owner=st.integers(0, 3), priority=st.sampled_from([1, 5, 9]), seconds=st.sampled_from([0, 60]))
     def push(self, owner: int, priority: int, seconds: int) -> None:
-        number, tier = next(self.numbers), owner % 3
+        number, tier = next(self.numbers), owner // 3
         account = self.ledger.join(str(owner), tier, 1.0 + owner)
         place = self.queue.push(number, account, tier, priority, self.now + seconds, self.now, number, self.now)
         self.waiting[number] = tier, priority, self.now, place
@@ -162,7 +162,7 @@ class FairQueues(RuleBasedStateMachine):
 TestQueues = Queues.TestCase
 TestQueues.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestFairQueues = FairQueues.TestCase
-TestFairQueues.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestFairQueues.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +293,18 @@ def test_the_order_is_the_one_that_the_decode_loop_has(line: str):
         names += timed.take()[0]
 
     assert names == expected.replace(" ", "")
+
+
+def test_a_more_urgent_call_of_a_caller_takes_its_line_before_those_of_others_that_have_had_as_much():
+    ledger, queue = Ledger(), FairQueue[str]()
+    one, two = ledger.join("one"), ledger.join("two")
+    queue.push("last", one, 0, 9, 60.0, 0.0, 0, 0.0)
+    queue.push("second", two, 0, 5, 60.0, 0.0, 1, 0.0)
+    queue.head(0.0)
+
+    first = queue.push("first", one, 0, 1, 60.0, 0.0, 2, 0.0)
+
+    assert queue.head(0.0) is first
 
 
 def test_a_call_that_leaves_and_returns_has_its_place_again():
