@@ -249,7 +249,7 @@ class Dispatcher(InferWorker):
                 raise too_late(call, now)
             displaced = self._check_wait(call, now) if group is None else None
         except BaseException as error:
-            entry.ledger.leave(call.account)
+            entry.ledger.leave(call.account, waits=True)
             if isinstance(error, CorosrvError):
                 queue.traffic.count_end(error)
             raise

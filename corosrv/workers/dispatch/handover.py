@@ -68,10 +68,11 @@ class CallFollower(CallListener):
         self.error: CorosrvError | None = None  # of one of the items
         self.is_abandoned = False  # some item was
         self.accounts: list[CallerAccount] = []  # of all its calls, also of those that end before their permit
+        ledger, part = self.entry.ledger, 1 / self.size
         for item, call in enumerate(calls):
             call.begin(self, item, now)
             self.accounts.append(call.account)
-            self.entry.ledger.start(call.account, 1 / self.size, now)
+            ledger.start(call.account, part, now)
 
     @property
     def host(self) -> HandlerHost:

@@ -333,6 +333,7 @@ class CallLives(Outcomes):
 
     def _end(self, call: QueuedCall, error: CorosrvError | None) -> None:
         now = self._clock()
+        call.entry.ledger.leave(call.account, call.state is CallState.WAITING)
         call.enter(CallState.ENDED)
         if call.expiry is not None or call.appointment is not None:
             self._timetable.cancel(call.expiry)
@@ -346,7 +347,6 @@ class CallLives(Outcomes):
             self._n_owned[call.owner] -= 1
             if not self._n_owned[call.owner]:
                 del self._n_owned[call.owner]
-        call.entry.ledger.leave(call.account)
         call.traffic.count_end(error)
         if call.is_trial:
             call.entry.quarantine.end_trial(call.n_attempts > 0 and not isinstance(error, _UNTOLD))

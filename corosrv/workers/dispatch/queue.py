@@ -76,6 +76,8 @@ Rank = tuple[int, float, float, int, float, int]
 
 def band_of(tier: int, priority: int, n_rises: int) -> int:
     """Returns the tier and the priority class, in one number, of something that has risen so often."""
+    if not n_rises:
+        return tier * CLASSES + priority
     return max(tier - n_rises // RISES_OF_TIER, 0) * CLASSES + max(priority - n_rises, FIRST_PRIORITY)
 
 

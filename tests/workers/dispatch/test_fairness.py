@@ -103,6 +103,27 @@ def test_a_call_that_still_runs_counts_for_its_caller(front: Front):
     assert callers(host) == ["long", "short"]
 
 
+def test_a_caller_whose_one_call_always_runs_saves_up_nothing_for_those_that_come(front: Front):
+    host = front.add("p/0", n_slots=4)
+    front.call(caller="quiet")
+    for _ in range(20):
+        front.call(caller="busy")
+    for _ in range(9):
+        front.clock.pass_time(5)
+        host.calls[1].finish()
+    for _ in range(4):
+        front.call(caller="new")
+        front.call(caller="quiet")
+    started = []
+
+    for _ in range(6):
+        front.clock.pass_time(1)
+        host.calls[1].finish()
+        started.append(callers(host)[-1])
+
+    assert started == ["new", "new", "quiet", "new", "busy", "busy"]
+
+
 def test_flows_of_one_caller_have_shares_of_their_own(front: Front):
     host = front.add("p/0")
     for flow in "xxxy":

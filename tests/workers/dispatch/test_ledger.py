@@ -8,9 +8,11 @@ from corosrv.workers.dispatch.ledger import MAX_IDLE, SETTLE_AFTER, CallerAccoun
 
 
 def hold(ledger: Ledger, account: CallerAccount, seconds: float, permits: float = 1.0) -> None:
-    """Charges a caller as if it alone had held so much since time began."""
+    """Charges a caller for one more call, as if it had run since time began."""
+    ledger.join(account.caller, account.tier, account.weight)
     ledger.start(account, permits, 0.0)
     ledger.stop(account, permits, seconds)
+    ledger.leave(account, waits=False)
 
 
 def test_callers_are_charged_for_seconds_of_permits_by_their_weights():
@@ -58,7 +60,7 @@ def test_who_comes_or_comes_back_begins_where_the_least_of_the_others_stands():
     three = ledger.join("three")
     assert three.virtual_s == 3.0
 
-    ledger.leave(three)
+    ledger.leave(three, waits=True)
     hold(ledger, two, 4.0)
 
     assert ledger.join("three").virtual_s == 5.0
@@ -70,7 +72,7 @@ def test_who_has_had_more_than_others_does_not_lose_that_by_leaving():
     account = ledger.join("two")
     hold(ledger, account, 5.0)
 
-    ledger.leave(account)
+    ledger.leave(account, waits=True)
 
     assert ledger.join("two").virtual_s == 5.0
 
@@ -80,7 +82,7 @@ def test_one_whose_call_has_ended_is_not_idle_while_its_permit_is_held():
     ledger.join("one")
     account = ledger.join("two")
     ledger.start(account, 1.0, 0.0)
-    ledger.leave(account)
+    ledger.leave(account, waits=False)
 
     assert ledger.join("two") is account
     ledger.stop(account, 1.0, 7.0)
@@ -92,7 +94,7 @@ def test_an_idle_caller_is_forgotten_once_that_changes_nothing():
     ledger = Ledger()
     one, two = ledger.join("one"), ledger.join("two")
     hold(ledger, one, 5.0)
-    ledger.leave(one)
+    ledger.leave(one, waits=True)
     ledger.join("three")
     assert len(ledger) == 3
 
@@ -109,7 +111,7 @@ def test_of_callers_that_come_once_no_more_are_remembered_than_may_be():
     for number in range(3 * MAX_IDLE):
         account = ledger.join(str(number))
         hold(ledger, account, 1.0 + number)
-        ledger.leave(account)
+        ledger.leave(account, waits=True)
 
     assert len(ledger) <= MAX_IDLE + 1
     assert sum(map(len, ledger._heaps.values())) <= len(ledger) + MAX_IDLE
@@ -145,6 +147,41 @@ def test_two_ledgers_become_one_in_which_nobody_is_behind_for_what_came_before()
     ledger.absorb(other)
     ledger.settle(11.0)
 
-    assert (two.virtual_s, three.virtual_s) == (101.0, 102.0)
+    assert (two.virtual_s, three.virtual_s) == (99.0, 100.0)
     assert ledger.join("three") is three
     assert len(ledger) == 3
+
+
+def test_one_that_only_runs_is_not_compared_with_those_that_wait_and_is_lifted_when_it_does():
+    ledger = Ledger()
+    busy, quiet = ledger.join("busy"), ledger.join("quiet")
+    ledger.start(quiet, 1.0, 0.0)
+    hold(ledger, busy, 100.0)
+
+    assert ledger.join("new").virtual_s == 100.0
+    assert quiet.virtual_s == 0.0
+    assert ledger.join("quiet") is quiet
+    assert quiet.virtual_s == 100.0
+
+
+def test_where_nobody_waits_one_begins_where_the_last_one_started():
+    ledger = Ledger()
+    one = ledger.join("one")
+    hold(ledger, one, 7.0)
+    ledger.start(one, 1.0, 10.0)
+
+    assert ledger.join("two").virtual_s == 7.0
+
+
+def test_one_whose_call_waits_once_more_is_compared_again():
+    ledger = Ledger()
+    one, two = ledger.join("one"), ledger.join("two")
+    ledger.start(one, 1.0, 0.0)
+    hold(ledger, two, 9.0)
+    ledger.join("three")
+    ledger.stop(one, 1.0, 4.0)
+
+    ledger.wait_again(one)
+
+    assert (one.virtual_s, one.n_waiting) == (9.0, 1)
+    assert ledger.join("four").virtual_s == 9.0

@@ -123,7 +123,7 @@ class FairQueues(RuleBasedStateMachine):
             place = self.waiting.pop(data.draw(st.sampled_from(sorted(self.waiting))))[3]
             self.queue.remove(place)
             self.queue.remove(place)
-            self.ledger.leave(place.account)
+            self.ledger.leave(place.account, waits=True)
 
     @rule(n_calls=st.integers(1, 4))
     def start(self, n_calls: int) -> None:
@@ -141,7 +141,7 @@ class FairQueues(RuleBasedStateMachine):
             self.now += 1
             account = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
             self.ledger.stop(account, 1.0, self.now)
-            self.ledger.leave(account)
+            self.ledger.leave(account, waits=False)
 
     def rank(self, number: int) -> Rank:
         tier, priority, arrived, place = self.waiting[number]
@@ -261,7 +261,7 @@ class Timed:
 
     def stop(self, owner: str) -> None:
         self.ledger.stop(self.owners[owner], 1.0, self.now)
-        self.ledger.leave(self.owners[owner])
+        self.ledger.leave(self.owners[owner], waits=False)
 
     def charge(self, owner: str, seconds: float) -> None:
         self.owners[owner].virtual_s += seconds / self.owners[owner].weight
