@@ -24,6 +24,7 @@ from corosrv.base.errors import (
 from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard, InferEnd, InferOutputs
 from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from corosrv.workers.dispatch.key_queue import KeyQueue
+from corosrv.workers.dispatch.ledger import CallerAccount
 from corosrv.workers.dispatch.reader import HandlerReader
 from tests.workers.dispatch.hosts import FakeCall, FakeHost, Front, card, outputs, text, texts
 
@@ -225,14 +226,16 @@ class Simulation:
 
     def check_rest(self) -> None:
         waiting = self.front.dispatcher._waiting
-        total = 0
+        total, accounts = 0, Counter[CallerAccount]()
         for queue in waiting:
             traffic = queue.traffic
             assert queue.depth == traffic.n_admitted - traffic.n_dispatched - traffic.n_left
             assert queue.depth == len(waiting.calls_of(queue.entry.key))
             total += queue.depth
+            accounts.update(call.account for call in waiting.calls_of(queue.entry.key))
             if queue.entry.has_free and self.front.clock.rings_at > self.front.clock.now:
                 self.check_idle(queue)
+        assert all(account.n_waiting == n_waiting for account, n_waiting in accounts.items())
         # Those that wait again are not refused, and so may be more than the limit allows.
         assert total == waiting.bounds.n_calls <= 80
 
@@ -288,7 +291,7 @@ class Simulation:
             assert host.permits.in_use == 0
         for entry in self.front.dispatcher._registry:
             assert not entry.ledger._running
-            assert all(account.is_idle for account in entry.ledger._accounts.values())
+            assert all(account.is_idle and not account.n_waiting for account in entry.ledger._accounts.values())
         assert len(self.front.dispatcher._timetable) == 0
 
 

@@ -185,3 +185,18 @@ def test_one_whose_call_waits_once_more_is_compared_again():
 
     assert (one.virtual_s, one.n_waiting) == (9.0, 1)
     assert ledger.join("four").virtual_s == 9.0
+
+
+def test_one_that_was_not_compared_while_it_ran_is_forgotten_like_others():
+    ledger = Ledger()
+    quiet, busy = ledger.join("quiet"), ledger.join("busy")
+    ledger.start(quiet, 1.0, 0.0)
+    hold(ledger, busy, 9.0)
+    ledger.join("other")
+    ledger.leave(quiet, waits=False)
+    ledger.stop(quiet, 1.0, 1.0)
+    assert len(ledger) == 3
+
+    ledger.join("new")
+
+    assert len(ledger) == 3
