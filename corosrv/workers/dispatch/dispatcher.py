@@ -259,7 +259,9 @@ class Dispatcher(InferWorker):
         call.is_trial = entry.quarantine.begin()
         self._scheduler.enter(call, group)
         if displaced is not None and displaced.state is CallState.WAITING:
-            reason = "a more urgent call" if displaced.account is call.account else "a call of another caller"
+            reason = (
+                "a more urgent call" if displaced.account.caller == call.account.caller else "a call of another caller"
+            )
             self._lives.stop(displaced, self._waiting.queue_full(displaced, f"{reason} took its place", now))
         return call.reader
 

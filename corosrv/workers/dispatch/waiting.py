@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from corosrv.base.errors import QueueFull
 from corosrv.base.retry_after import retry_seconds
+from corosrv.contracts.jobs.terms import CLASSES
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
 from corosrv.workers.dispatch.key_queue import KeyQueue
@@ -161,27 +162,32 @@ class WaitingCalls:
         keys = {queue.entry.key for queue in queues}
         lines = [line for queue in queues for line in queue.lines()]
         strays = [waiting for local in self._locals.values() for waiting in local if waiting.key in keys]
-        counts: dict[CallerAccount, int] = {}
-        for line in lines:
-            counts[line.account] = counts.get(line.account, 0) + len(line)
+        counts: dict[str, int] = {}  # by caller, which has an account in each ledger
+        accounts: dict[str, CallerAccount] = {}
+        for account, n_calls in ((line.account, len(line)) for line in lines):
+            counts[account.caller] = counts.get(account.caller, 0) + n_calls
+            accounts[account.caller] = account
         for waiting in strays:
-            counts[waiting.account] = counts.get(waiting.account, 0) + 1
+            counts[waiting.account.caller] = counts.get(waiting.account.caller, 0) + 1
+            accounts[waiting.account.caller] = waiting.account
 
-        def last_of(account: CallerAccount) -> QueuedCall | None:
-            calls = [waiting for waiting in strays if waiting.account is account]
-            places = [line.last(now) for line in lines if line.account is account]
+        def last_of(caller: str) -> QueuedCall | None:
+            calls = [waiting for waiting in strays if waiting.account.caller == caller]
+            places = [line.last(now) for line in lines if line.account.caller == caller]
             calls += [place.item for place in places if place is not None and place.item is not None]
-            return max(calls, key=lambda waiting: waiting.order(now), default=None)
+            return max(calls, key=lambda waiting: (waiting.level(now), waiting.due, waiting.number), default=None)
 
         own, tier = call.account, call.job.terms.tier
-        others = [account for account in counts if account is not own]
-        most = max(others, key=lambda account: (account.tier, counts[account] / account.weight), default=None)
-        if most is not None and (last := last_of(most)) is not None:
-            last_tier = last.order(now)[0]
-            is_less = (counts.get(own, 0) + 1) / own.weight <= (counts[most] - 1) / most.weight
+        n_own = counts.pop(own.caller, 0)
+        most = max(
+            counts, key=lambda caller: (accounts[caller].tier, counts[caller] / accounts[caller].weight), default=""
+        )
+        if counts and (last := last_of(most)) is not None:
+            last_tier = last.level(now) // CLASSES
+            is_less = (n_own + 1) / own.weight <= (counts[most] - 1) / accounts[most].weight
             if last_tier > tier or (last_tier == tier and is_less):
                 return last
-        last = last_of(own)
+        last = last_of(own.caller)
         return last if last is not None and last.level(now) > band_of(tier, call.priority, 0) else None
 
     def has_room(self, call: QueuedCall) -> bool:

@@ -346,6 +346,21 @@ def test_a_full_front_gives_a_place_of_another_handlers_calls():
     assert [ended(reader) for reader in waiting] == [False] * 3 + [True]
 
 
+def test_a_call_in_a_full_front_takes_no_place_from_its_own_callers_calls_of_other_workers():
+    front = Front.make(max_calls=4)
+    front.add("p/0", card("a"))
+    front.add("q/0", card("b"))
+    waiting = [front.call("a", caller="a") for _ in range(5)][1:]
+    front.call("b", caller="a")
+
+    with pytest.raises(QueueFull):
+        front.call("b", caller="a")
+    assert not any(map(ended, waiting))
+    front.call("b", caller="a", priority=1)
+
+    assert [ended(reader) for reader in waiting] == [False] * 3 + [True]
+
+
 # What is predicted.
 
 
