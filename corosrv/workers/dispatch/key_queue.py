@@ -195,9 +195,8 @@ class KeyQueue:
         limits, oldest = self.entry.batch_limits, gathering.oldest()
         if limits is None or oldest is None:
             return -math.inf
-        return ready_at(
-            limits, len(gathering), oldest, gathering.earliest, self.traffic.times.longest, self.gathers
-        )  # fmt: skip
+        longest = self.traffic.times.longest
+        return ready_at(limits, len(gathering), oldest, gathering.earliest, longest, self.gathers)
 
     def oldest(self) -> float | None:
         """Returns when the call arrived that has waited longest; None if none waits here."""
@@ -236,9 +235,8 @@ class KeyQueue:
             n_better, n_same = line.count_tiers(tier, now)
             if n_same and seconds:
                 lag = had - _had_soon(line.account, seconds)
-                n_turns = (
-                    math.floor(lag * line.account.weight / seconds + 1e-6) + 1
-                )  # the first of equals has come before
+                # The first of those that are equal has come before.
+                n_turns = math.floor(lag * line.account.weight / seconds + 1e-6) + 1
                 n_same = min(n_same, max(n_turns, 0))
             n_ahead += n_better + n_same
         return self.n_local + n_own + n_ahead * len(others) // max(min(len(others), MAX_COMPARED), 1)
