@@ -1,8 +1,9 @@
 """Handlers that are asked for more than they can do: `python -m tests.load.overload [--seconds 30]`.
 
-Four kinds of overload: a full queue of batch calls that urgent ones meet; calls with a deadline, three and ten times as
-many as can run; a handler that kills its process every five seconds beside one that does not; handlers that wait for
-each other. Prints each figure with its goal, and exits with 1 where one is missed. On 127.0.0.1 alone.
+Five kinds of overload: one client beside forty of another API key; a full queue of batch calls that urgent ones meet;
+calls with a deadline, three and ten times as many as can run; a handler that kills its process every five seconds
+beside one that does not; handlers that wait for each other. Prints each figure with its goal, and exits with 1 where
+one is missed. On 127.0.0.1 alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.load.overload_app import TURN
+from tests.load.overload_app import SHARED_SERVICE, TURN
 from tests.serve.server import REPOSITORY, SERVE, Server, Servers, servers
 
 APP = f"{REPOSITORY}/tests/load/overload_app.py:app"
@@ -28,6 +29,8 @@ PATIENCE = 30.0  # seconds after which a call counts as one that waits for ever
 DEADLINE_MS = 800
 GRACE = 0.05  # seconds that an answer in time may take to be read
 URGENT, BATCH = 1, 9  # priorities
+CROWD, ONE = "crowd", "one"  # API keys
+N_CROWD = 40  # clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Call:
     priority: int = 5
     timeout_ms: int = int(PATIENCE * 1000)
     path: Sequence[str] | None = None
+    key: str = CROWD
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,11 @@ class Figure:
 def make(server: Server, call: Call) -> Answer:
     """Makes one call over a connection of its own."""
     tensors = [] if call.path is None else [_tensor(call.path)]
-    headers = {"X-Priority": str(call.priority), "X-Request-Timeout-Ms": str(call.timeout_ms)}
+    headers = {
+        "X-Priority": str(call.priority),
+        "X-Request-Timeout-Ms": str(call.timeout_ms),
+        "Authorization": f"Bearer {call.key}",
+    }
     with server.connect(timeout=PATIENCE + 10) as connection:
         began = time.perf_counter()
         answer = connection.post({"inputs": tensors}, f"/v2/models/{call.model}/infer", headers)
@@ -143,6 +151,28 @@ def statuses(answers: Sequence[Answer]) -> str:
 
 
 # The kinds of overload.
+
+
+def beside_a_crowd(server: Server, seconds: float) -> list[Figure]:
+    """One client of a key beside many of another, which all ask again once they are answered."""
+    over = time.perf_counter() + seconds
+
+    def ask_again(key: str) -> list[Answer]:
+        answers = []
+        while time.perf_counter() < over:
+            answers.append(make(server, Call(0, "shared", key=key)))
+        return answers
+
+    with ThreadPoolExecutor(N_CROWD + 1) as clients:
+        crowd = [clients.submit(ask_again, CROWD) for _ in range(N_CROWD)]
+        answers = clients.submit(ask_again, ONE).result()
+        all_answers = [*answers, *(answer for client in crowd for answer in client.result())]
+    waits = sorted(1000 * (answer.seconds - SHARED_SERVICE) for answer in answers)
+    name = "one client beside 40 of another key: wait p"
+    return [
+        Figure(f"{name}50 (ms)", waits[len(waits) // 2], most=2000 * SHARED_SERVICE, seen=statuses(answers)),
+        Figure(f"{name}99 (ms)", waits[99 * len(waits) // 100], most=8000 * SHARED_SERVICE, seen=statuses(all_answers)),
+    ]
 
 
 def full_queue(server: Server, seconds: float) -> list[Figure]:
@@ -236,7 +266,7 @@ def circles(server: Server, n_rounds: int) -> list[Figure]:
 
 
 def start(started: Servers) -> Server:
-    return started.start(*SERVE, APP, model="")
+    return started.start(*SERVE, APP, model="", api_keys=f"{CROWD},{ONE}")
 
 
 def main() -> None:
@@ -247,6 +277,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, servers(Path(folder), Path(folder)) as started:
         server = start(started)
         for kind in (
+            lambda: beside_a_crowd(server, seconds),
             lambda: full_queue(server, seconds),
             lambda: past_capacity(server, seconds, 3),
             lambda: past_capacity(server, seconds, 10),

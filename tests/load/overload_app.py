@@ -11,6 +11,7 @@ from typing import Any
 from corosrv.worker import App, Context, ModelInferRequest, Tensor, TensorSpec
 
 SERVICE = 0.1  # seconds of one call
+SHARED_SERVICE = 0.05
 TURN = 0.2  # seconds for which a handler of a circle runs before it calls the next
 Answer = dict[str, Any]
 
@@ -27,6 +28,12 @@ def work(request: ModelInferRequest) -> Answer:
 @app.model("timely", max_queue=1000)
 def work_in_time(request: ModelInferRequest) -> Answer:
     return work(request)
+
+
+@app.model("shared", concurrency=4)
+def work_for_all(request: ModelInferRequest) -> Answer:
+    time.sleep(SHARED_SERVICE)
+    return {}
 
 
 @app.model("plain", concurrency=4, max_queue=1000)

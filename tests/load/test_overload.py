@@ -25,6 +25,12 @@ def values(figures: list[Figure]) -> list[float]:
     return [figure.value for figure in figures]
 
 
+def test_one_client_waits_little_beside_forty_of_another_key(server: Server):
+    median, _ = values(overload.beside_a_crowd(server, 3))
+
+    assert median < 1000 * 40 / 4 * overload.SHARED_SERVICE / 3  # a third of what it would wait as one of them
+
+
 def test_urgent_calls_are_answered_although_batch_calls_fill_the_queue(server: Server):
     in_time, of_capacity, told_when = values(overload.full_queue(server, 3))
 

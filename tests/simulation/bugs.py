@@ -167,6 +167,11 @@ BUGS = {
         "            call.keeper.end(error, now, has_run=call.n_attempts > 0)",
         "            call.keeper.end(error or CallCancelled(''), now, has_run=call.n_attempts > 0)",
     ),
+    "a caller is charged for ever for a call that it gave up": Bug(
+        "workers", "corosrv.workers.dispatch.lives",
+        "        for account in attempt.accounts:",
+        "        for account in attempt.accounts if not attempt.is_abandoned else ():",
+    ),
     "a batch that is ready is forgotten": Bug(
         "workers", "corosrv.workers.dispatch.scheduler",
         "            self._timetable.add(ready_at, self._look_again, group)",

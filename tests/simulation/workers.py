@@ -84,7 +84,7 @@ class Caller:
     def _submit(self) -> Any:
         record, random = self._record, self._world.random
         terms = Terms(
-            caller="a",
+            caller="ab"[record.number % 2],
             priority=record.priority,
             session=random.choice(("", "", "s")),
             deadline=None if record.deadline == float("inf") else record.deadline,
@@ -240,6 +240,11 @@ class WorkersWorld(World):
         for queue in self.dispatcher._waiting:
             if queue.depth and queue.entry.has_free and queue.head(now) is not None:
                 self.violate(f"a call of {queue.entry.key} waits beside a free permit")
+        n_held = sum(queue.traffic.n_in_flight for queue in self.dispatcher._waiting)
+        ledgers = {queue.entry.ledger for queue in self.dispatcher._waiting}
+        n_charged = sum(account.permits for ledger in ledgers for account in ledger._running)
+        if abs(n_held - n_charged) > 0.001:
+            self.violate(f"callers are charged for {n_charged} permits, and their calls hold {n_held}")
 
     def check_calm(self) -> None:
         stats = self.dispatcher.stats()

@@ -18,6 +18,7 @@ from corosrv.contracts.jobs.reader import Chunk
 FIRST_PRIORITY = 1
 DEFAULT_PRIORITY = 5
 LAST_PRIORITY = 9
+CLASSES = 16  # of priority in one tier, or more: a tier and a priority in one number are tier * CLASSES + priority
 
 PRIORITY = "X-Priority"
 TIMEOUT = "X-Request-Timeout-Ms"

@@ -9,9 +9,9 @@ A *resource* is what the permits are for: an upstream. Its hash has a record for
 
 A front tells its state as a whole, so that a run that is lost or repeated does no harm, and no other front changes
 what one holds. It numbers its runs: one that reaches Redis after a later one, as from a connection that was given up,
-changes nothing, also after the front has left. The order of those that wait is band, then the permits that their key
-has in all fronts over its weight, then arrival by a number that each run counts up. Redis' clock is used for leases
-alone.
+changes nothing, also after the front has left. The order of those that wait is tier, then the permits that their key
+has in all fronts over its weight, then priority class, then arrival by a number that each run counts up. A band is tier
+and class. Redis' clock is used for leases alone.
 
 A state that was lost, by another run of Redis, by its keys' deletion or by a pause in which nobody was heard, grants
 nothing for one lease, in which all fronts have said what they hold. A front that has only just started, and so cannot
@@ -20,12 +20,15 @@ know whether others hold permits, finds that out in one beat.
 
 from __future__ import annotations
 
+from corosrv.contracts.jobs.terms import CLASSES
+
 BEAT = 3.0  # seconds between two times at which a front says what it holds
 LEASE_MS = 9000  # after which a front that says nothing has lost its permits
 MAX_OFFERS = 8  # in a row that a front may leave unanswered before its turn passes to others
 LATEST_MS = 3_600_000  # in which a run that was held up on its way may arrive
 
-SYNC = """
+SYNC = (
+    """
 -- KEYS: the hash of the namespace, the number of the front's last run, then a hash for each resource. ARGV: front, the
 -- epoch that it knows (or nothing), lease in ms, beat in ms, beginning of the channels of fronts, calls that wait there
 -- in all (-1: it ends), msgpack: for each resource {permits that there are, held, used, n, band, share, weight, stamp,
@@ -90,14 +93,14 @@ local function tell(front, resource)  -- returns whether the front listens
 end
 
 local function first_of(claims, totals)
-  local best, best_share
+  local best, best_rank
   for _, claim in ipairs(claims) do
     if claim.n > 0 then
       local share = (totals[claim.share] or 0) / claim.weight
-      if not best or claim.band < best.band or (claim.band == best.band and (share < best_share or
-          (share == best_share and claim.stamp < best.stamp))) then
-        best, best_share = claim, share
-      end
+      local rank = {math.floor(claim.band / CLASSES), share, claim.band, claim.stamp}
+      local place = 1
+      while best and place < 4 and rank[place] == best_rank[place] do place = place + 1 end
+      if not best or rank[place] < best_rank[place] then best, best_rank = claim, rank end
     end
   end
   return best
@@ -172,4 +175,7 @@ for place, asked in ipairs(cmsgpack.unpack(ARGV[7])) do
 end
 if waiting < 0 and n_left_behind == 0 then redis.call('HSET', KEYS[1], 'last', '0') end
 return replies
-""".replace("MAX_OFFERS", str(MAX_OFFERS)).replace("LATEST_MS", str(LATEST_MS))
+""".replace("MAX_OFFERS", str(MAX_OFFERS))
+    .replace("LATEST_MS", str(LATEST_MS))
+    .replace("CLASSES", str(CLASSES))
+)

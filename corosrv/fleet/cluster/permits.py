@@ -25,7 +25,7 @@ from corosrv.fleet.cluster.key_names import KeyNames
 from corosrv.fleet.cluster.permit_script import BEAT, LEASE_MS, SYNC
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.host import PermitPool
-from corosrv.workers.dispatch.waiting import QueueClaim, band_of
+from corosrv.workers.dispatch.waiting import QueueClaim
 
 log = logging.getLogger("corosrv.cluster")
 
@@ -249,7 +249,7 @@ class PermitShares:
 
     def _on_wait(self, call: QueuedCall) -> None:
         """Asks for a permit, unless one was asked for by a call that goes before this one."""
-        band = band_of(call, time.monotonic())
+        band = call.level(time.monotonic())
         for group in call.entry.groups:
             share = self._by_worker.get(group.host.id)
             if share is not None and (not share.claim.n_calls or band < share.claim.band):

@@ -13,7 +13,7 @@ from corosrv.workers.dispatch.answers import AnswerKeeper, UnaryAnswer
 from corosrv.workers.dispatch.entries import HandlerEntry
 from corosrv.workers.dispatch.estimates import KeyTraffic
 from corosrv.workers.dispatch.host import HandlerHost
-from corosrv.workers.dispatch.queue import CallQueue, Order, QueuePlace, Signature, level_at
+from corosrv.workers.dispatch.queue import FairQueue, QueuePlace, Rank, Signature, level_at, rank
 from corosrv.workers.dispatch.reader import HandlerReader
 from corosrv.workers.dispatch.timetable import Appointment
 
@@ -52,10 +52,10 @@ class QueuedCall:
     """Holds what the dispatcher knows of a call from `submit` to its end. Belongs to the hub's thread."""
 
     __slots__ = (
-        "answer", "appointment", "arrived", "attempt", "avoided", "deadline", "due", "entry", "expiry",
-        "failure", "has_sent", "is_single", "is_trial", "item", "job", "keeper", "line", "local_host", "n_attempts",
-        "n_bytes", "n_refusals", "number", "owner", "place", "priority", "reader", "signature", "started_at", "state",
-        "stealable_at", "trace", "traffic", "waited", "waits_since", "worker"
+        "account", "answer", "appointment", "arrived", "attempt", "avoided", "deadline", "due", "entry", "expiry",
+        "failure", "has_sent", "is_single", "is_trial", "item", "job", "keeper", "local_host", "n_attempts",
+        "n_bytes", "n_refusals", "number", "owner", "place", "priority", "queue", "reader", "signature", "started_at",
+        "state", "stealable_at", "trace", "traffic", "waited", "waits_since", "worker"
     )  # fmt: skip
 
     def __init__(self, job: InferJob, entry: HandlerEntry, traffic: KeyTraffic, number: int, now: float) -> None:
@@ -69,9 +69,11 @@ class QueuedCall:
         self.state = CallState.WAITING
         self.is_trial = False  # of a handler in quarantine
         self.reader: HandlerReader
-        self.priority = min(max(job.terms.priority or DEFAULT_PRIORITY, FIRST_PRIORITY), LAST_PRIORITY)
+        terms = job.terms
+        self.account = entry.ledger.join(terms.owner or terms.caller, terms.tier, terms.weight)
+        self.priority = min(max(terms.priority or DEFAULT_PRIORITY, FIRST_PRIORITY), LAST_PRIORITY)
         self.arrived = now
-        self.deadline = math.inf if job.terms.deadline is None else job.terms.deadline
+        self.deadline = math.inf if terms.deadline is None else terms.deadline
         if card.timeout_ms is not None:
             self.deadline = min(self.deadline, now + card.timeout_ms / 1000)
         self.due = min(self.deadline, now + card.slo_ms / 1000)  # the effective deadline, by which calls are ordered
@@ -82,7 +84,7 @@ class QueuedCall:
         self.appointment: Appointment | None = None  # for what is to change before it can run
         # While it waits.
         self.waits_since = now
-        self.line: CallQueue[QueuedCall] | None = None  # the queue that it has a place in
+        self.queue: FairQueue[QueuedCall] | None = None  # that it has a place in
         self.place: QueuePlace[QueuedCall] | None = None
         self.local_host: str | None = None  # the host in whose local queue it is instead
         self.stealable_at = now  # when another worker may take it from there
@@ -115,9 +117,13 @@ class QueuedCall:
             raise IllegalTransition(f"call {self.number}", self.state, state)
         self.state = state
 
-    def order(self, now: float) -> Order:
-        """Returns what waiting calls are compared by."""
-        return level_at(self.priority, self.arrived, now), self.due, self.number
+    def order(self, now: float) -> Rank:
+        """Returns what waiting calls are compared by: tier, what the caller has had, class, deadline, arrival."""
+        return rank(self.account, self.level(now), self.due, self.number)
+
+    def level(self, now: float) -> int:
+        """Returns its tier and priority class by now, in one number."""
+        return level_at(self.priority, self.arrived, now, self.job.terms.tier)
 
     @property
     def holder(self) -> int:

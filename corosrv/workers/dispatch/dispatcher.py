@@ -34,13 +34,12 @@ from corosrv.workers.dispatch.handover import check_circle, check_depth, check_w
 from corosrv.workers.dispatch.host import HandlerHost
 from corosrv.workers.dispatch.lives import CallLives
 from corosrv.workers.dispatch.policy import DispatchSettings, LeastLoaded, Policy
-from corosrv.workers.dispatch.queue import QueueBounds
 from corosrv.workers.dispatch.reader import HandlerReader
 from corosrv.workers.dispatch.registry import Registry, check_ready, look_up, name_of
 from corosrv.workers.dispatch.scheduler import Scheduler, too_late
 from corosrv.workers.dispatch.stats import DispatchStats, key_stats
 from corosrv.workers.dispatch.timetable import Alarm, HubAlarm, Timetable
-from corosrv.workers.dispatch.waiting import QueueClaim, WaitingCalls
+from corosrv.workers.dispatch.waiting import QueueBounds, QueueClaim, WaitingCalls
 
 log = logging.getLogger("corosrv.dispatch")
 
@@ -249,8 +248,10 @@ class Dispatcher(InferWorker):
             if group is not None and not queue.may_start(call, now):
                 raise too_late(call, now)
             displaced = self._check_wait(call, now) if group is None else None
-        except CorosrvError as error:
-            queue.traffic.count_end(error)
+        except BaseException as error:
+            entry.ledger.leave(call.account, waits=True)
+            if isinstance(error, CorosrvError):
+                queue.traffic.count_end(error)
             raise
         if claim is not None:
             call.keeper = AnswerKeeper(claim, entry.card)
@@ -258,7 +259,10 @@ class Dispatcher(InferWorker):
         call.is_trial = entry.quarantine.begin()
         self._scheduler.enter(call, group)
         if displaced is not None and displaced.state is CallState.WAITING:
-            self._lives.stop(displaced, self._waiting.queue_full(displaced, "a more urgent call took its place", now))
+            reason = (
+                "a more urgent call" if displaced.account.caller == call.account.caller else "a call of another caller"
+            )
+            self._lives.stop(displaced, self._waiting.queue_full(displaced, f"{reason} took its place", now))
         return call.reader
 
     def _entry_of(self, job: InferJob) -> HandlerEntry:

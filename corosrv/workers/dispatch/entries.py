@@ -13,6 +13,7 @@ from enum import Enum
 from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard
 from corosrv.workers.dispatch.estimates import RecentCount
 from corosrv.workers.dispatch.host import HandlerHost, LaneGroup
+from corosrv.workers.dispatch.ledger import Ledger
 
 WINDOW = 60.0  # seconds over which crashes are compared with calls
 MAX_CRASHES = 2  # within the window, that put a handler into quarantine
@@ -184,6 +185,7 @@ class HandlerEntry:
     left_at: float | None = None  # when the last host or pool left; None while there is one
     turn: int = 0  # when a call was last given to it; the entry with the lowest is next among equals
     quarantine: Quarantine = field(default_factory=Quarantine)
+    ledger: Ledger = field(default_factory=Ledger)  # of its callers; one for all entries that share permits
 
     @property
     def batch_limits(self) -> BatchLimits | None:
@@ -207,7 +209,10 @@ class HandlerEntry:
     @property
     def is_ready(self) -> bool:
         """True if some worker takes its calls, now or when it has ended others."""
-        return any(group.n_permits > 0 for group in self.groups)
+        for group in self.groups:  # noqa: SIM110 - this is asked for with each call, and `any` takes thrice the time
+            if group.n_permits > 0:
+                return True
+        return False
 
     @property
     def is_startable(self) -> bool:

@@ -13,6 +13,7 @@ from corosrv.contracts.jobs.infer import InferOutputs
 from corosrv.workers.dispatch.call import CallState, QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry
 from corosrv.workers.dispatch.host import CallListener, HandedCall, HandedItem, HandlerHost, RunningCall
+from corosrv.workers.dispatch.ledger import CallerAccount
 
 
 class Outcomes(Protocol):
@@ -35,7 +36,7 @@ class CallFollower(CallListener):
     """Follows one call or batch on a worker, and reports each call's end once; abandoned calls get no reports."""
 
     __slots__ = (
-        "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "entry", "error",
+        "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "accounts", "entry", "error",
         "is_abandoned", "number", "running_of", "size", "started_at", "trace", "traffic",
     )  # fmt: skip
 
@@ -66,8 +67,12 @@ class CallFollower(CallListener):
         self.started_at = now
         self.error: CorosrvError | None = None  # of one of the items
         self.is_abandoned = False  # some item was
+        self.accounts: list[CallerAccount] = []  # of all its calls, also of those that end before their permit
+        ledger, part = self.entry.ledger, 1 / self.size
         for item, call in enumerate(calls):
             call.begin(self, item, now)
+            self.accounts.append(call.account)
+            ledger.start(call.account, part, now)
 
     @property
     def host(self) -> HandlerHost:

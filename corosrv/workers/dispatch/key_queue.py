@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 
+from corosrv.contracts.jobs.terms import CLASSES
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry
 from corosrv.workers.dispatch.estimates import KeyTraffic
-from corosrv.workers.dispatch.queue import MAX_SIGNATURES, ArrivalGaps, CallQueue, Signature, ready_at, signature_of
+from corosrv.workers.dispatch.ledger import CallerAccount
+from corosrv.workers.dispatch.queue import (
+    MAX_SIGNATURES,
+    ArrivalGaps,
+    CallQueue,
+    FairQueue,
+    QueuePlace,
+    Signature,
+    band_of,
+    ready_at,
+    signature_of,
+)
+
+MAX_COMPARED = 256  # callers whose calls are counted to estimate how many are ahead
 
 
-class _Gathering(CallQueue[QueuedCall]):
-    """Collects calls that may be handed over as one batch."""
+class _Gathering(FairQueue[QueuedCall]):
+    """Collects calls, of whatever callers, that may be handed over as one batch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.earliest = math.inf  # no call has an earlier deadline
+        self._arrivals: deque[QueuePlace[QueuedCall]] = deque()
+
+    def note(self, place: QueuePlace[QueuedCall]) -> None:
+        """Takes the place of a call that has been added."""
+        self.earliest = min(self.earliest, place.deadline)
+        if len(self._arrivals) > 2 * len(self) + 64:
+            self._arrivals = deque(other for other in self._arrivals if other.item is not None)
+        if self._arrivals and place.arrived < self._arrivals[0].arrived:
+            self._arrivals.appendleft(place)
+        else:
+            self._arrivals.append(place)
+
+    def oldest(self) -> float | None:
+        """Returns when the call arrived that was added first; None if there is none."""
+        while self._arrivals and self._arrivals[0].item is None:
+            self._arrivals.popleft()
+        return self._arrivals[0].arrived if self._arrivals else None
 
 
 class KeyQueue:
@@ -31,7 +62,7 @@ class KeyQueue:
         self.traffic = KeyTraffic()
         self.n_local = 0  # calls of this key in local queues
         self._n_central = 0  # calls that are here
-        self._singles: CallQueue[QueuedCall] = CallQueue()
+        self._singles: FairQueue[QueuedCall] = FairQueue()
         self._gatherings: dict[Signature, _Gathering] = {}
         self._gaps = ArrivalGaps()
 
@@ -62,10 +93,15 @@ class KeyQueue:
     def push(self, call: QueuedCall, now: float) -> None:
         """Adds a call, or lets one return with its original order."""
         self._n_central += 1
-        call.line = self._line_for(call)
-        call.place = call.line.push(call, call.priority, call.due, call.arrived, call.number, now, call.deadline)
+        call.queue = queue = self._queue_for(call)
+        call.place = queue.push(
+            call, call.account, call.job.terms.tier, call.priority, call.due, call.arrived, call.number, now,
+            call.deadline,
+        )  # fmt: skip
+        if isinstance(queue, _Gathering):
+            queue.note(call.place)
 
-    def _line_for(self, call: QueuedCall) -> CallQueue[QueuedCall]:
+    def _queue_for(self, call: QueuedCall) -> FairQueue[QueuedCall]:
         if call.is_single or self.entry.batch_limits is None:
             return self._singles
         if call.signature is None:
@@ -75,33 +111,35 @@ class KeyQueue:
             if len(self._gatherings) >= MAX_SIGNATURES:
                 return self._singles
             gathering = self._gatherings[call.signature] = _Gathering()
-        gathering.earliest = min(gathering.earliest, call.deadline)
         return gathering
 
     def remove(self, call: QueuedCall) -> None:
-        assert call.line is not None
+        queue = call.queue
+        assert queue is not None
         assert call.place is not None
         self._n_central -= 1
-        call.line.remove(call.place)
-        if not call.line and call.line is not self._singles:
+        queue.remove(call.place)
+        if queue is not self._singles and not queue:
             assert call.signature is not None
             del self._gatherings[call.signature]
-        call.line = call.place = None
+        call.queue = call.place = None
 
     def head(self, now: float) -> QueuedCall | None:
         """Returns the next call that can be handed over now; it stays."""
+        if not self._n_central:
+            return None
+        self.entry.ledger.settle(now)
         needed = self._needed
         best = self._singles.head(now, needed)
-        for line in self._gatherings.values():
-            if self._ready_at(line) <= now and (place := line.head(now, needed)) is not None:
-                best = place if best is None else min(best, place, key=lambda place: place.order)
+        for gathering in self._gatherings.values():
+            if self._ready_at(gathering) <= now and (place := gathering.head(now, needed)) is not None:
+                best = place if best is None else min(best, place, key=lambda place: place.rank)
         return None if best is None else best.item
 
-    def last(self, now: float) -> QueuedCall | None:
-        """Returns the last call of the worst class; it stays."""
-        lines = (self._singles, *self._gatherings.values())
-        places = [place for line in lines if (place := line.last(now)) is not None]
-        return max(places, key=lambda place: place.order).item if places else None
+    def lines(self) -> Iterator[CallQueue[QueuedCall]]:
+        """Yields the lines of all callers: of one caller, one with its single calls, and one for each kind of batch."""
+        for queue in (self._singles, *self._gatherings.values()):
+            yield from queue.lines.values()
 
     @property
     def _needed(self) -> float:
@@ -121,19 +159,26 @@ class KeyQueue:
         self.traffic.times.begin_trial()
         return True
 
-    def wait(self, priority: int, n_more: int, now: float) -> float:
-        """Predicts the seconds until what is before a new call of a class, and `n_more`, have got their permits."""
+    def wait(self, call: QueuedCall, n_more: int, now: float) -> float:
+        """Predicts the seconds until what is before a call, were it new, and `n_more`, have got their permits."""
+        return self._wait_for(self.count_ahead(call, now) + n_more, now)
+
+    def longest_wait(self, now: float) -> float:
+        """Predicts the wait of a new call that everything goes before."""
+        return self._wait_for(self.depth + 1, now)
+
+    def _wait_for(self, n_calls: int, now: float) -> float:
         limits = self.entry.batch_limits
-        n_turns = math.ceil((self.count_ahead(priority, now) + n_more) / (1 if limits is None else limits.max_size))
+        n_turns = math.ceil(n_calls / (1 if limits is None else limits.max_size))
         return self.traffic.times.wait(n_turns, self.entry.n_permits, self.entry.has_free, now)
 
     def take(self, head: QueuedCall, now: float) -> list[QueuedCall]:
         """Removes the call that `head` returned, and those that run in one batch with it, in their order."""
         calls = [head]
-        line, limits = head.line, self.entry.batch_limits
+        queue, limits = head.queue, self.entry.batch_limits
         self.remove(head)
-        while limits is not None and line is not self._singles and line and len(calls) < limits.max_size:
-            place = line.head(now, self._needed)
+        while limits is not None and queue is not self._singles and queue and len(calls) < limits.max_size:
+            place = queue.head(now, self._needed)
             assert place is not None
             assert place.item is not None
             if place.item.deadline <= now or self.is_too_late(place.item, now):
@@ -146,29 +191,57 @@ class KeyQueue:
         """Returns when the next batch is ready; infinity if nothing gathers."""
         return min(map(self._ready_at, self._gatherings.values()), default=math.inf)
 
-    def _ready_at(self, line: _Gathering) -> float:
-        limits, oldest = self.entry.batch_limits, line.oldest()
+    def _ready_at(self, gathering: _Gathering) -> float:
+        limits, oldest = self.entry.batch_limits, gathering.oldest()
         if limits is None or oldest is None:
             return -math.inf
-        return ready_at(limits, len(line), oldest, line.earliest, self.traffic.times.longest, self.gathers)
+        longest = self.traffic.times.longest
+        return ready_at(limits, len(gathering), oldest, gathering.earliest, longest, self.gathers)
 
     def oldest(self) -> float | None:
         """Returns when the call arrived that has waited longest; None if none waits here."""
-        times = [line.oldest() for line in (self._singles, *self._gatherings.values())]
+        times = (line.oldest() for line in self.lines())
         return min((time for time in times if time is not None), default=None)
 
     def classes(self, now: float) -> dict[int, int]:
         """Counts the calls that wait here by their class, 1 before 9."""
         counts: Counter[int] = Counter()
-        for line in (self._singles, *self._gatherings.values()):
+        for line in self.lines():
             line.head(now)
-            counts.update(line.counts())
+            for band, n_calls in line.counts().items():
+                counts[band % CLASSES] += n_calls
         return dict(counts)
 
-    def count_ahead(self, priority: int, now: float) -> int:
-        """Counts the calls that a new one of this class comes after, those of its own class among them."""
-        n_ahead = self.n_local
-        for line in (self._singles, *self._gatherings.values()):
-            line.head(now)
-            n_ahead += line.count_ahead(priority)
-        return n_ahead
+    def count_ahead(self, call: QueuedCall, now: float) -> int:
+        """Estimates how many calls a call comes after, were it new; of its caller, those of its own class as well.
+
+        Of another caller they are those of better tiers, and as many of the same tier as start before that one has had
+        as much as the call's caller will have had by then. A call that runs is taken to have half of its time left.
+        Where there are more than MAX_COMPARED others, so many stand for all.
+        """
+        self.entry.ledger.settle(now)
+        own, tier = call.account, call.job.terms.tier
+        seconds = self.traffic.service.value or 0.0
+        n_own, others = 0, []
+        for line in self.lines():
+            if line.account is own:
+                line.head(now)
+                n_own += line.count_ahead(band_of(tier, call.priority, 0))
+            else:
+                others.append(line)
+        had = _had_soon(own, seconds) + n_own * seconds / own.weight
+        n_ahead = 0
+        for line in others[:MAX_COMPARED]:
+            n_better, n_same = line.count_tiers(tier, now)
+            if n_same and seconds:
+                lag = had - _had_soon(line.account, seconds)
+                # The first of those that are equal has come before.
+                n_turns = math.floor(lag * line.account.weight / seconds + 1e-6) + 1
+                n_same = min(n_same, max(n_turns, 0))
+            n_ahead += n_better + n_same
+        return self.n_local + n_own + n_ahead * len(others) // max(min(len(others), MAX_COMPARED), 1)
+
+
+def _had_soon(account: CallerAccount, seconds: float) -> float:
+    """Returns what a caller will have had when what runs has ended, of calls that take so many seconds each."""
+    return account.virtual_s + account.permits * seconds / 2 / account.weight

@@ -99,9 +99,11 @@ class RetryBudget:
 
     def _turn_to(self, now: float) -> None:
         second = int(now)
+        if second <= self._second:
+            return
         for passed in range(max(self._second + 1, second - PERIOD + 1), second + 1):
             self._calls[passed % PERIOD] = self._retries[passed % PERIOD] = 0
-        self._second = max(self._second, second)
+        self._second = second
 
 
 log = logging.getLogger("corosrv.calls")
@@ -188,7 +190,8 @@ class CallLives(Outcomes):
             call.trace = trace.begin(f"call {call.entry.card.name}", {}, is_client=True)
         if call.job.terms.asker:
             self.asks.setdefault(call.job.terms.asker, {})[call] = None
-        self._n_owned[call.owner] += 1
+        if call.owner:
+            self._n_owned[call.owner] += 1
         self._is_idle.clear()
         if call.deadline != float("inf"):
             call.expiry = self._timetable.add(call.deadline, self.expire, call)
@@ -278,6 +281,8 @@ class CallLives(Outcomes):
         # A worker that was lost, and one that refused, say nothing of how long calls take.
         is_measured = not isinstance(attempt.error, (WorkerLost, NotHandedOver))
         now = self._clock()
+        for account in attempt.accounts:
+            attempt.entry.ledger.stop(account, 1 / attempt.size, now)
         attempt.traffic.count_finish(
             attempt.size, attempt.started_at, now, is_measured, attempt.is_abandoned, attempt.trace
         )
@@ -328,6 +333,7 @@ class CallLives(Outcomes):
 
     def _end(self, call: QueuedCall, error: CorosrvError | None) -> None:
         now = self._clock()
+        call.entry.ledger.leave(call.account, call.state is CallState.WAITING)
         call.enter(CallState.ENDED)
         if call.expiry is not None or call.appointment is not None:
             self._timetable.cancel(call.expiry)
@@ -337,9 +343,10 @@ class CallLives(Outcomes):
             asks.pop(call, None)
             if not asks:
                 del self.asks[call.job.terms.asker]
-        self._n_owned[call.owner] -= 1
-        if not self._n_owned[call.owner]:
-            del self._n_owned[call.owner]
+        if call.owner:
+            self._n_owned[call.owner] -= 1
+            if not self._n_owned[call.owner]:
+                del self._n_owned[call.owner]
         call.traffic.count_end(error)
         if call.is_trial:
             call.entry.quarantine.end_trial(call.n_attempts > 0 and not isinstance(error, _UNTOLD))

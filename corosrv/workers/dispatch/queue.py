@@ -1,65 +1,23 @@
-"""Orders the calls that wait for one key, bounds how many wait, and decides when a batch of them starts.
+"""Orders the calls that wait for one key, and decides when a batch of them starts.
 
-The order is priority class, then effective deadline, then arrival. The bounds on calls and bytes count over all queues
-of a front.
+Of different callers, the next is the one of the best tier that has had least of the permits, by its weight. Among one
+caller's calls the order is priority class, then effective deadline, then arrival.
 """
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from corosrv.base.errors import QueueFull
-from corosrv.base.retry_after import retry_seconds
 from corosrv.contracts.jobs.infer import BatchLimits, InferRequest
-from corosrv.contracts.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
+from corosrv.contracts.jobs.terms import CLASSES, FIRST_PRIORITY
 from corosrv.workers.dispatch.estimates import RunningMean
-
-
-@dataclass(slots=True)
-class QueueBounds:
-    """Counts the calls that wait and the bytes of their tensors, over all queues of a front."""
-
-    max_calls: int = 4096
-    max_bytes: int = 256 << 20
-    n_calls: int = 0
-    n_bytes: int = 0
-
-    def problem(
-        self, depth: int, max_depth: int, n_bytes: int, n_leaving: int = 0, bytes_leaving: int = 0
-    ) -> str | None:
-        """Returns why another call of so many bytes cannot wait in a queue of this depth; None if it can.
-
-        `n_leaving`, `bytes_leaving`: calls and bytes that leave before; those of this queue are not in `depth`.
-        """
-        if depth >= max_depth:
-            return f"{depth} calls wait for it, which is the limit"
-        if self.n_calls - n_leaving >= self.max_calls:
-            return f"{self.n_calls} calls wait here, which is the limit"
-        if self.n_bytes - bytes_leaving + n_bytes > self.max_bytes:
-            return f"the tensors of waiting calls would exceed {self.max_bytes} bytes"
-        return None
-
-    def add(self, n_bytes: int) -> None:
-        self.n_calls += 1
-        self.n_bytes += n_bytes
-
-    def remove(self, n_bytes: int) -> None:
-        self.n_calls -= 1
-        self.n_bytes -= n_bytes
-
-
-def queue_full(name: str, problem: str, wait: float) -> QueueFull:
-    """Makes the refusal of a call, which says after how many seconds there should be room. `wait`: predicted."""
-    error = QueueFull(f"{name} cannot be queued: {problem}; try again")
-    error.retry_after = retry_seconds(wait)
-    return error
-
+from corosrv.workers.dispatch.ledger import CallerAccount
 
 # Names, datatypes and non-batch dimensions of the inputs. The model and its version are those of the queue.
 Signature = tuple[tuple[str, str, tuple[int, ...], bool], ...]
@@ -106,63 +64,98 @@ def ready_at(
 
 
 RISE_AFTER = 10.0  # seconds of waiting that lift a call by one priority class
+RISES_OF_TIER = 3  # times that it has risen by then, for each tier
+ORDER_AFTER = 1.0  # seconds after which all lines are looked at anew, for calls that have risen
 
 T = TypeVar("T")
 
-Order = tuple[int, float, int]  # class, effective deadline, number of arrival: the lowest is next
+Order = tuple[int, float, int]  # band, effective deadline, number of arrival: the lowest is next
+# Tier, seconds that the caller has had, permits that it holds, class, effective deadline, number of arrival.
+Rank = tuple[int, float, float, int, float, int]
 
 
-def level_at(priority: int, arrived: float, now: float) -> int:
-    """Returns the priority class of something that has waited since it arrived."""
-    return max(priority - int((now - arrived) / RISE_AFTER), FIRST_PRIORITY)
+def band_of(tier: int, priority: int, n_rises: int) -> int:
+    """Returns the tier and the priority class, in one number, of something that has risen so often."""
+    if not n_rises:
+        return tier * CLASSES + priority
+    return max(tier - n_rises // RISES_OF_TIER, 0) * CLASSES + max(priority - n_rises, FIRST_PRIORITY)
+
+
+def level_at(priority: int, arrived: float, now: float, tier: int = 0) -> int:
+    """Returns the band of something that has waited since it arrived: in the first tier, its priority class."""
+    return band_of(tier, priority, int((now - arrived) / RISE_AFTER))
+
+
+def rank(account: CallerAccount, level: int, due_at: float, number: int) -> Rank:
+    """Returns what calls of different callers are compared by."""
+    return (
+        level // CLASSES, account.virtual_s, account.permits / account.weight, level % CLASSES, due_at, number
+    )  # fmt: skip
 
 
 class QueuePlace(Generic[T]):
     """Marks the place of one item in a CallQueue; `item` is None once it has left."""
 
-    __slots__ = ("arrived", "deadline", "due", "item", "level", "number", "rises_at", "serial")
+    __slots__ = (
+        "account", "arrived", "deadline", "due", "item", "level", "n_rises", "number", "priority", "rises_at", "serial",
+        "tier",
+    )  # fmt: skip
 
     def __init__(
         self,
         item: T,
-        level: int,
+        account: CallerAccount,
+        tier: int,
+        priority: int,
         due_at: float,
         number: int,
         arrived: float,
-        rises_at: float,
+        now: float,
         serial: int,
         deadline: float,
     ) -> None:
         self.item: T | None = item
-        self.level = level
+        self.account = account
+        self.tier = tier  # when it arrived, as its class
+        self.priority = priority
         self.due = due_at
         self.number = number
         self.arrived = arrived
-        self.rises_at = rises_at
+        self.n_rises = int((now - arrived) / RISE_AFTER)
+        self.level = band_of(tier, priority, self.n_rises)
+        self.rises_at = arrived + (self.n_rises + 1) * RISE_AFTER
         self.deadline = deadline
         self.serial = serial  # of the places of one queue, so that no two are equal
 
     @property
     def order(self) -> Order:
-        """Compares with the places of other queues, too, as long as both were looked at at the same time."""
+        """Compares with other places of the same caller, as long as both were looked at at the same time."""
         return self.level, self.due, self.number
+
+    @property
+    def rank(self) -> Rank:
+        """Compares with the places of other callers and queues as well."""
+        return rank(self.account, self.level, self.due, self.number)
 
 
 _Heap = list[tuple[float, int, int, QueuePlace[T]]]
 
 
 class CallQueue(Generic[T]):
-    """Orders items by their priority class, then their effective deadline, then their arrival.
+    """Orders items of one caller by tier, priority class, effective deadline, and arrival.
 
-    An item rises by one class for every RISE_AFTER seconds since it arrived. All operations take O(log n), spread over
-    many. The time is passed in and never goes backwards. What has left is forgotten at once, though its place may
-    linger in the heaps until it is met or half of them is dead.
+    An item rises by one class for every RISE_AFTER seconds since it arrived, and by one tier for every RISES_OF_TIER of
+    those. All operations take O(log n), spread over many. The time is passed in and never goes backwards. What has left
+    is forgotten at once, though its place may linger in the heaps until it is met or half of them is dead.
     """
 
-    def __init__(self) -> None:
-        self._levels: list[_Heap[T]] = [[] for _ in range(LAST_PRIORITY + 1)]  # by effective deadline and number
-        self._risky: list[_Heap[T]] = [[] for _ in self._levels]  # what `head` passed over, the latest deadline first
-        self._counts = [0] * (LAST_PRIORITY + 1)
+    def __init__(self, account: CallerAccount | None = None) -> None:
+        self.account = account or CallerAccount()
+        self.key: Rank | None = None  # by which it stands among other callers' lines
+        self._levels: dict[int, _Heap[T]] = {}  # by band: by effective deadline and number
+        self._risky: dict[int, _Heap[T]] = {}  # what `head` passed over, the latest deadline first
+        self._counts: dict[int, int] = {}  # of the bands that have some
+        self._bands: list[int] = []  # these, in their order
         self._rises: _Heap[T] = []  # by the time of the next rise and number
         self._tails: dict[int, _Heap[T]] = {}  # levels from their ends, of those that were asked for since `_compact`
         self._arrivals: deque[QueuePlace[T]] = deque()
@@ -186,21 +179,14 @@ class CallQueue(Generic[T]):
         number: int,
         now: float,
         deadline: float = math.inf,
+        tier: int = 0,
     ) -> QueuePlace[T]:
         """Adds an item. `number`: of its arrival, unique; one that returns takes its former number and arrival.
 
         `deadline`: when it is of no use any more.
         """
-        level = level_at(priority, arrived, now)
         place = QueuePlace(
-            item,
-            level,
-            due_at,
-            number,
-            arrived,
-            arrived + (priority - level + 1) * RISE_AFTER,
-            next(self._serials),
-            deadline,
+            item, self.account, tier, priority, due_at, number, arrived, now, next(self._serials), deadline
         )
         if self._arrivals and arrived < self._arrivals[0].arrived:
             self._arrivals.appendleft(place)
@@ -215,7 +201,7 @@ class CallQueue(Generic[T]):
         if place.item is None:
             return
         place.item = None
-        self._counts[place.level] -= 1
+        self._leave_level(place.level)
         self._n_live -= 1
         self._n_dead += 1
         if self._n_dead > self._n_live + 64:
@@ -229,20 +215,19 @@ class CallQueue(Generic[T]):
         if not self._n_live:
             return None
         self._rise(now)
-        for level in range(FIRST_PRIORITY, LAST_PRIORITY + 1):
-            if self._counts[level]:
-                return self._first(level, now + needed)
-        return None
+        return self._first(self._bands[0], now + needed)
 
     def _first(self, level: int, risky_until: float) -> QueuePlace[T]:
-        heap, risky = self._levels[level], self._risky[level]
+        heap = self._levels[level]
         while heap:
             place = heap[0][3]
             if place.item is not None and place.level == level:
                 if place.deadline >= risky_until:
                     return place
+                risky = self._risky.setdefault(level, [])
                 heapq.heappush(risky, (-place.deadline, place.number, place.serial, place))
             heapq.heappop(heap)
+        risky = self._risky[level]
         while (place := risky[0][3]).item is None or place.level != level:
             heapq.heappop(risky)
         return place
@@ -250,13 +235,13 @@ class CallQueue(Generic[T]):
     def last(self, now: float) -> QueuePlace[T] | None:
         """Returns the place of the last item of the worst class, which stays; None if there is none."""
         self._rise(now)
-        for level in range(LAST_PRIORITY, FIRST_PRIORITY - 1, -1):
-            if self._counts[level]:
-                tail = self._tail(level)
-                while (place := tail[0][3]).item is None or place.level != level:
-                    heapq.heappop(tail)
-                return place
-        return None
+        if not self._n_live:
+            return None
+        level = self._bands[-1]
+        tail = self._tail(level)
+        while (place := tail[0][3]).item is None or place.level != level:
+            heapq.heappop(tail)
+        return place
 
     def _tail(self, level: int) -> _Heap[T]:
         if level not in self._tails:
@@ -264,13 +249,23 @@ class CallQueue(Generic[T]):
             heapq.heapify(self._tails[level])
         return self._tails[level]
 
-    def count_ahead(self, priority: int) -> int:
-        """Counts the items of this class and of those before it, as they stood when `head` was last called."""
-        return sum(self._counts[FIRST_PRIORITY : priority + 1])
+    def count_ahead(self, level: int) -> int:
+        """Counts the items of this band and of those before it, as they stood when `head` was last called."""
+        return sum(n for band, n in self._counts.items() if band <= level)
+
+    def count_tiers(self, tier: int, now: float) -> tuple[int, int]:
+        """Counts the items of better tiers, and those of this one. The queue has some."""
+        if self._bands[-1] >= CLASSES:
+            self._rise(now)
+        first, last = self._bands[0] // CLASSES, self._bands[-1] // CLASSES
+        if first == last:
+            return (self._n_live if first < tier else 0), (self._n_live if first == tier else 0)
+        n_better = self.count_ahead(tier * CLASSES)
+        return n_better, self.count_ahead((tier + 1) * CLASSES) - n_better
 
     def counts(self) -> dict[int, int]:
-        """Counts the items of each class that has some, as they stood when `head` was last called."""
-        return {level: n for level, n in enumerate(self._counts) if n}
+        """Counts the items of each band that has some, as they stood when `head` was last called."""
+        return self._counts
 
     def oldest(self) -> float | None:
         """Returns when the item arrived that was pushed first; None if there is none."""
@@ -282,26 +277,40 @@ class CallQueue(Generic[T]):
         while self._rises and self._rises[0][0] <= now:
             place = heapq.heappop(self._rises)[3]
             if place.item is not None:
-                self._counts[place.level] -= 1
-                place.level -= 1
+                self._leave_level(place.level)
+                place.n_rises += 1
+                place.level = band_of(place.tier, place.priority, place.n_rises)
                 place.rises_at += RISE_AFTER
                 self._enter_level(place)
 
     def _enter_level(self, place: QueuePlace[T]) -> None:
-        self._counts[place.level] += 1
-        heapq.heappush(self._levels[place.level], (place.due, place.number, place.serial, place))
-        if place.level in self._tails:
-            heapq.heappush(self._tails[place.level], _from_end(place))
-        if place.level > FIRST_PRIORITY:
+        level = place.level
+        if level in self._counts:
+            self._counts[level] += 1
+            heapq.heappush(self._levels[level], (place.due, place.number, place.serial, place))
+        else:
+            self._counts[level] = 1
+            bisect.insort(self._bands, level)
+            heapq.heappush(self._levels.setdefault(level, []), (place.due, place.number, place.serial, place))
+        if level in self._tails:
+            heapq.heappush(self._tails[level], _from_end(place))
+        if level > FIRST_PRIORITY:
             heapq.heappush(self._rises, (place.rises_at, place.number, place.serial, place))
+
+    def _leave_level(self, level: int) -> None:
+        self._counts[level] -= 1
+        if not self._counts[level]:
+            del self._counts[level]
+            self._bands.remove(level)
 
     def _compact(self) -> None:
         """Builds everything anew from the places that are taken."""
         places = [place for place in self._arrivals if place.item is not None]
         self._arrivals = deque(places)
-        self._levels = [[] for _ in self._levels]
-        self._risky = [[] for _ in self._levels]
-        self._counts = [0] * len(self._counts)
+        self._levels = {}
+        self._risky = {}
+        self._counts = {}
+        self._bands = []
         self._rises = []
         self._tails = {}
         self._n_dead = 0
@@ -312,3 +321,111 @@ class CallQueue(Generic[T]):
 def _from_end(place: QueuePlace[T]) -> tuple[float, int, int, QueuePlace[T]]:
     """Returns what orders the places of one level from the last to the first."""
     return -place.due, -place.number, -place.serial, place
+
+
+def _may_precede(place: QueuePlace[T], key: Rank) -> bool:
+    """Returns whether an item may come before the one by whose rank its line stands among others."""
+    return place.level < key[0] * CLASSES + key[3] or place.due <= key[4]
+
+
+class FairQueue(Generic[T]):
+    """Orders items of several callers: by tier, by what their callers have had (Ledger), and then as CallQueue does.
+
+    Each caller has a line of its own. A caller that is charged comes later among the others when its line is next
+    looked at; all lines are put into their order every ORDER_AFTER seconds, for what has risen. So an item is found in
+    O(log n) of the callers.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[CallerAccount, CallQueue[T]] = {}
+        # Lines by their keys. One whose key is another by now, or None, stands here in vain.
+        self._heads: list[tuple[Rank, int, CallQueue[T]]] = []
+        self._serials = itertools.count()  # of these entries, so that no two are equal
+        self._orders_at = -math.inf
+        self._n_items = 0
+
+    def __len__(self) -> int:
+        return self._n_items
+
+    def __iter__(self) -> Iterator[T]:
+        """Yields the items, those of one caller after the other."""
+        return itertools.chain.from_iterable(self._lines.values())
+
+    @property
+    def lines(self) -> Mapping[CallerAccount, CallQueue[T]]:
+        """The lines by their callers, none of which is empty."""
+        return self._lines
+
+    def push(
+        self,
+        item: T,
+        account: CallerAccount,
+        tier: int,
+        priority: int,
+        due_at: float,
+        arrived: float,
+        number: int,
+        now: float,
+        deadline: float = math.inf,
+    ) -> QueuePlace[T]:
+        """Adds an item of a caller; see CallQueue.push."""
+        line = self._lines.get(account)
+        if line is None:
+            line = self._lines[account] = CallQueue(account)
+        self._n_items += 1
+        place = line.push(item, priority, due_at, arrived, number, now, deadline, tier)
+        if now < self._orders_at and (line.key is None or _may_precede(place, line.key)):
+            self._note(line, place.rank)
+        return place
+
+    def _note(self, line: CallQueue[T], key: Rank) -> None:
+        """Lets a line come where one of its items is, if that is earlier than where it stood."""
+        if line.key is None or key < line.key:
+            line.key = key
+            heapq.heappush(self._heads, (key, next(self._serials), line))
+            if len(self._heads) > 2 * len(self._lines) + 64:
+                self._orders_at = -math.inf
+
+    def remove(self, place: QueuePlace[T]) -> None:
+        """Removes an item by its place. Later calls do nothing."""
+        if place.item is None:
+            return
+        self._n_items -= 1
+        line = self._lines[place.account]
+        line.remove(place)
+        if not line:
+            line.key = None
+            del self._lines[place.account]
+            if len(self._lines) < 2:
+                self._orders_at = -math.inf
+                self._heads.clear()
+
+    def head(self, now: float, needed: float = 0.0) -> QueuePlace[T] | None:
+        """Returns the place of the next item, which stays; None if there is none. `needed`: see CallQueue.head."""
+        if len(self._lines) < 2:
+            for line in self._lines.values():
+                return line.head(now, needed)
+            return None
+        if now >= self._orders_at:
+            self._order(now, needed)
+        while True:
+            key, serial, line = self._heads[0]
+            if line.key is not key:
+                heapq.heappop(self._heads)
+                continue
+            place = line.head(now, needed)
+            assert place is not None
+            if (line_key := place.rank) == key:
+                return place
+            line.key = line_key
+            heapq.heapreplace(self._heads, (line_key, serial, line))
+
+    def _order(self, now: float, needed: float) -> None:
+        self._heads = []
+        for line in self._lines.values():
+            place = line.head(now, needed)
+            assert place is not None
+            line.key = place.rank
+            self._heads.append((line.key, next(self._serials), line))
+        heapq.heapify(self._heads)
+        self._orders_at = now + ORDER_AFTER

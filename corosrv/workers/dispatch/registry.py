@@ -65,6 +65,7 @@ class Registry:
         for group in groups:
             for position in group.group.handlers:
                 self._offer(group, position, host.handlers[position])
+            self._share_ledger(group)
         self._mark_left(now)
         return True
 
@@ -104,6 +105,15 @@ class Registry:
         entry.left_at = None
         entry.groups.append(group)
         group.entries[entry.key] = (entry, position)
+
+    def _share_ledger(self, group: HostGroup) -> None:
+        """Gives all handlers of a group one ledger, for good: those who call any of them compete."""
+        ledgers = list(dict.fromkeys(entry.ledger for entry, _ in group.entries.values()))
+        for ledger in ledgers[1:]:
+            ledgers[0].absorb(ledger)
+            for entry in self._entries.values():
+                if entry.ledger is ledger:
+                    entry.ledger = ledgers[0]
 
     def _leave(self, groups: Iterable[HostGroup]) -> None:
         for group in groups:

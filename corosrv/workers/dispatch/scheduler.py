@@ -103,6 +103,7 @@ class Scheduler:
             return
         now = self._clock()
         call.wait_again(now)
+        call.entry.ledger.wait_again(call.account)
         groups = [group for group in call.entry.groups if group.n_permits and group.host is not call.avoided]
         best = self._policy.choose(call, groups) if groups else None
         if best is not None and len(groups) < len(call.entry.groups) and self._waiting.has_local_room(best.host.id):

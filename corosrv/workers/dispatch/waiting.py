@@ -1,4 +1,7 @@
-"""Keeps all calls that wait: which one is next for whom, and how many there may be."""
+"""Keeps all calls that wait: which one is next for whom, and how many there may be.
+
+The bounds on calls and bytes count over all queues of a front.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,55 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from corosrv.base.errors import QueueFull
+from corosrv.base.retry_after import retry_seconds
+from corosrv.contracts.jobs.terms import CLASSES
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
 from corosrv.workers.dispatch.key_queue import KeyQueue
+from corosrv.workers.dispatch.ledger import CallerAccount
 from corosrv.workers.dispatch.policy import LocalQueue
-from corosrv.workers.dispatch.queue import QueueBounds, queue_full
+from corosrv.workers.dispatch.queue import band_of
 from corosrv.workers.dispatch.registry import name_of
 
-LEVELS = 16  # of priority in one tier, at least
+
+@dataclass(slots=True)
+class QueueBounds:
+    """Counts the calls that wait and the bytes of their tensors, over all queues of a front."""
+
+    max_calls: int = 4096
+    max_bytes: int = 256 << 20
+    n_calls: int = 0
+    n_bytes: int = 0
+
+    def problem(
+        self, depth: int, max_depth: int, n_bytes: int, n_leaving: int = 0, bytes_leaving: int = 0
+    ) -> str | None:
+        """Returns why another call of so many bytes cannot wait in a queue of this depth; None if it can.
+
+        `n_leaving`, `bytes_leaving`: calls and bytes that leave before; those of this queue are not in `depth`.
+        """
+        if depth >= max_depth:
+            return f"{depth} calls wait for it, which is the limit"
+        if self.n_calls - n_leaving >= self.max_calls:
+            return f"{self.n_calls} calls wait here, which is the limit"
+        if self.n_bytes - bytes_leaving + n_bytes > self.max_bytes:
+            return f"the tensors of waiting calls would exceed {self.max_bytes} bytes"
+        return None
+
+    def add(self, n_bytes: int) -> None:
+        self.n_calls += 1
+        self.n_bytes += n_bytes
+
+    def remove(self, n_bytes: int) -> None:
+        self.n_calls -= 1
+        self.n_bytes -= n_bytes
+
+
+def queue_full(name: str, problem: str, wait: float) -> QueueFull:
+    """Makes the refusal of a call, which says after how many seconds there should be room. `wait`: predicted."""
+    error = QueueFull(f"{name} cannot be queued: {problem}; try again")
+    error.retry_after = retry_seconds(wait)
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +66,10 @@ class QueueClaim:
     """Says what waits for a worker's permits: how many calls, and of the first one its order beside other servers'."""
 
     n_calls: int
-    band: int  # tier and priority class: the lowest is first
+    band: int  # tier and priority class, in one number
     caller: str
     weight: float  # of the caller
     number: int  # of its arrival here
-
-
-def band_of(call: QueuedCall, now: float) -> int:
-    """Returns the band of a call: those of a lower one go first."""
-    return call.job.terms.tier * LEVELS + call.order(now)[0]
 
 
 class WaitingCalls:
@@ -77,20 +116,23 @@ class WaitingCalls:
     # Entering and leaving.
 
     def make_room(self, call: QueuedCall, now: float) -> QueuedCall | None:
-        """Returns the call of a worse class that has to leave so that a new one may wait; None if there is room.
+        """Returns the call that has to leave so that a new one may wait; None if there is room.
 
         Raises QueueFull for a call that must not wait: for want of room, or because its time would be over.
         """
         problem = self._problem(call)
         displaced = None
         if problem is not None:
-            displaced = self._last_below(call, now)
+            displaced = self._giving_way(call, now)
             if displaced is None or self._problem(call, displaced) is not None:
                 raise self.queue_full(call, problem, now)
         queue = self._queues[call.key]
         if call.entry.n_permits and call.deadline != math.inf and not queue.traffic.times.may_try(now):
-            wait = queue.wait(call.priority, 1, now)
-            if queue.is_too_late(call, now + wait):
+            # Whoever has time even after all others need not be compared with them.
+            wait = queue.longest_wait(now)
+            if queue.is_too_late(call, now + wait) and queue.is_too_late(
+                call, now + (wait := queue.wait(call, 1, now))
+            ):
                 problem = f"it would wait for some {wait:.1f} s, which is longer than its deadline allows"
                 raise self.queue_full(call, problem, now)
         return displaced
@@ -98,7 +140,7 @@ class WaitingCalls:
     def queue_full(self, call: QueuedCall, problem: str, now: float) -> QueueFull:
         """Makes the refusal of a call, which says when those before it should have been given their permits."""
         is_counted = call.place is not None or call.local_host is not None
-        return queue_full(name_of(call.entry), problem, self._queues[call.key].wait(call.priority, -is_counted, now))
+        return queue_full(name_of(call.entry), problem, self._queues[call.key].wait(call, -is_counted, now))
 
     def _problem(self, call: QueuedCall, displaced: QueuedCall | None = None) -> str | None:
         """Returns why a call cannot wait; None if it can, perhaps once another has left."""
@@ -108,15 +150,45 @@ class WaitingCalls:
         depth -= displaced.key == call.key
         return self.bounds.problem(depth, call.entry.card.max_queue, call.n_bytes, 1, displaced.n_bytes)
 
-    def _last_below(self, call: QueuedCall, now: float) -> QueuedCall | None:
-        """Returns the last of the worst class that waits in the full queue, if that is worse than the call's."""
+    def _giving_way(self, call: QueuedCall, now: float) -> QueuedCall | None:
+        """Returns the call that gives its place in the full queue to a new one; None if none does.
+
+        It is the last one of the caller that has most there, by its weight, in the worst tier: if that tier is worse,
+        or if that caller still has no fewer than the new call's when it has given way. Else it is the last one of the
+        new call's own caller, if its class is worse.
+        """
         is_key_full = self._queues[call.key].depth >= call.entry.card.max_queue
         queues = [self._queues[call.key]] if is_key_full else list(self._queues.values())
         keys = {queue.entry.key for queue in queues}
-        calls = [last for queue in queues if (last := queue.last(now)) is not None]
-        calls += [waiting for local in self._locals.values() for waiting in local if waiting.key in keys]
-        last = max(calls, key=lambda waiting: waiting.order(now), default=None)
-        return last if last is not None and last.order(now)[0] > call.priority else None
+        lines = [line for queue in queues for line in queue.lines()]
+        strays = [waiting for local in self._locals.values() for waiting in local if waiting.key in keys]
+        counts: dict[str, int] = {}  # by caller, which has an account in each ledger
+        accounts: dict[str, CallerAccount] = {}
+        for account, n_calls in ((line.account, len(line)) for line in lines):
+            counts[account.caller] = counts.get(account.caller, 0) + n_calls
+            accounts[account.caller] = account
+        for waiting in strays:
+            counts[waiting.account.caller] = counts.get(waiting.account.caller, 0) + 1
+            accounts[waiting.account.caller] = waiting.account
+
+        def last_of(caller: str) -> QueuedCall | None:
+            calls = [waiting for waiting in strays if waiting.account.caller == caller]
+            places = [line.last(now) for line in lines if line.account.caller == caller]
+            calls += [place.item for place in places if place is not None and place.item is not None]
+            return max(calls, key=lambda waiting: (waiting.level(now), waiting.due, waiting.number), default=None)
+
+        own, tier = call.account, call.job.terms.tier
+        n_own = counts.pop(own.caller, 0)
+        most = max(
+            counts, key=lambda caller: (accounts[caller].tier, counts[caller] / accounts[caller].weight), default=""
+        )
+        if counts and (last := last_of(most)) is not None:
+            last_tier = last.level(now) // CLASSES
+            is_less = (n_own + 1) / own.weight <= (counts[most] - 1) / accounts[most].weight
+            if last_tier > tier or (last_tier == tier and is_less):
+                return last
+        last = last_of(own.caller)
+        return last if last is not None and last.level(now) > band_of(tier, call.priority, 0) else None
 
     def has_room(self, call: QueuedCall) -> bool:
         """Returns whether a call may wait without another having to leave."""
@@ -206,7 +278,7 @@ class WaitingCalls:
             return None
         n_calls = sum(queue.depth for key in group.entries if (queue := self._queues.get(key)) is not None)
         terms = first.job.terms
-        return QueueClaim(n_calls, band_of(first, now), terms.caller, terms.weight, first.number)
+        return QueueClaim(n_calls, first.level(now), terms.caller, terms.weight, first.number)
 
     def take(self, call: QueuedCall, now: float) -> list[QueuedCall]:
         """Removes a call that is handed over now, and those that run in one batch with it."""

@@ -11,6 +11,7 @@ import pytest
 import redis as redis_py
 
 from corosrv.base.errors import RedisRefused
+from corosrv.contracts.jobs.terms import CLASSES
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.permit_script import SYNC
 from tests.support.redis_server import RedisServer
@@ -124,13 +125,16 @@ def test_whoever_holds_idle_permits_is_told_that_others_wait(fronts: ScriptFront
         ({"key": "idle"}, {"key": "busy"}),
         ({"key": "busy", "weight": 9.0}, {"key": "other", "uses": {"other": 1}}),
         ({"stamp": 7}, {"stamp": 8}),
-        ({"band": 4, "stamp": 9, "key": "busy"}, {"band": 5, "stamp": 1}),
-        ({"key": "idle", "stamp": 9}, {"key": "busy", "stamp": 1}),
+        ({"band": 9, "stamp": 9, "key": "busy"}, {"band": CLASSES + 1, "stamp": 1}),
+        ({"band": 4, "stamp": 9}, {"band": 5, "stamp": 1}),
+        ({"band": 9, "key": "idle", "stamp": 9}, {"band": 1, "key": "busy", "stamp": 1}),
     ],
-    ids=["band", "share", "weight", "arrival", "band-first", "share-before-arrival"],
+    ids=["class", "share", "weight", "arrival", "tier-first", "class-before-arrival", "share-before-class"],
 )
 @pytest.mark.parametrize("order", ["bc", "cb"])
-def test_what_goes_first_is_band_then_the_keys_share_then_arrival(fronts: ScriptFronts, first, second, order):
+def test_what_goes_first_is_tier_then_the_keys_share_then_class_then_arrival(
+    fronts: ScriptFronts, first, second, order
+):
     fronts.sync("a", 4, key="busy")
     terms = {"b": first, "c": second}
     for front in order:

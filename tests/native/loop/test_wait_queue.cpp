@@ -1,5 +1,7 @@
+#include <fstream>
 #include <optional>
 #include <random>
+#include <sstream>
 
 #include "check.h"
 #include "fakes/byte_vocabulary.h"
@@ -20,6 +22,7 @@ struct Waiting {
   uint64_t owner = 0;
   int32_t slot = -1;
   int32_t tier = 0;
+  double weight = 1;
 };
 
 // A queue whose time a test sets, and which names what it is asked for.
@@ -32,7 +35,7 @@ class Timed {
     task.sharing_scope.owner = waiting.owner;
     task.slot = waiting.slot;
     task.tier = waiting.tier;
-    ledger_.join(waiting.owner, waiting.tier);
+    ledger_.join(waiting.owner, waiting.tier, waiting.weight);
     return std::make_unique<Sequence>(Submission{std::move(task), make_reader(), now_}, vocabulary_, 100, signals_,
                                       stats_);
   }
@@ -51,6 +54,21 @@ class Timed {
 
   void charge(uint64_t owner, double seconds) {
     ledger_.charge(owner, seconds);
+    queue.reorder(owner);
+  }
+
+  // The next one has got a slot; its name.
+  char start() {
+    const auto sequence = queue.take_next({0});
+    ledger_.start(sequence->owner());
+    queue.reorder(sequence->owner());
+    return static_cast<char>(sequence->token(0));
+  }
+
+  // One that had a slot has ended.
+  void stop(uint64_t owner) {
+    ledger_.stop(owner);
+    ledger_.leave(owner);
     queue.reorder(owner);
   }
 
@@ -215,6 +233,51 @@ TEST("what is done is swept out of the queue, and nothing else") {
   CHECK_EQ(done.size(), size_t{2});
   CHECK_EQ(timed.queue.size(), size_t{1});
   CHECK_EQ(timed.take_all(), "a");
+}
+
+Waiting waiting_of(const std::string& text) {
+  Waiting waiting{text[0]};
+  std::istringstream options(text.substr(1));
+  char option;
+  options >> waiting.owner;
+  while (options >> option >> option) {
+    if (option == 'p') options >> waiting.priority;
+    if (option == 't') options >> waiting.tier;
+    if (option == 'w') options >> waiting.weight;
+    int seconds;
+    if (option == 'd' && options >> seconds) waiting.due = kSecond * seconds;
+  }
+  return waiting;
+}
+
+TEST("the order is the one that the dispatcher has") {
+  std::ifstream table("loop/fair_order.txt");
+  int n_lines = 0;
+  for (std::string line; std::getline(table, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    ++n_lines;
+    Timed timed;
+    std::istringstream steps(line);
+    std::string step, names, expected;
+    while (steps >> step && step != "=") {
+      const char kind = step[0];
+      if (kind == '+') {
+        timed.pass(kSecond * std::stoi(step.substr(1)));
+      } else if (kind == '$') {
+        timed.charge(std::stoul(step.substr(1)), std::stod(step.substr(step.find(':') + 1)));
+      } else if (kind == '>') {
+        names += timed.start();
+      } else if (kind == '!') {
+        timed.stop(std::stoul(step.substr(1)));
+      } else {
+        timed.add(waiting_of(step));
+      }
+    }
+    while (steps >> step) expected += step;
+
+    CHECK_EQ(line + ": " + names + timed.take_all(), line + ": " + expected);
+  }
+  CHECK(n_lines > 10);
 }
 
 // The order that the queue promises, looked up in a list of all.

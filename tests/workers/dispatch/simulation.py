@@ -24,6 +24,7 @@ from corosrv.base.errors import (
 from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard, InferEnd, InferOutputs
 from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from corosrv.workers.dispatch.key_queue import KeyQueue
+from corosrv.workers.dispatch.ledger import CallerAccount
 from corosrv.workers.dispatch.reader import HandlerReader
 from tests.workers.dispatch.hosts import FakeCall, FakeHost, Front, card, outputs, text, texts
 
@@ -35,6 +36,9 @@ CARDS = [
     card("once", batch=BatchLimits(8, 5)),
     card("predicts", admission="predict", timeout_ms=3000),
 ]
+CALLERS: list[dict[str, object]] = [
+    {"caller": "a"}, {"caller": "b", "weight": 3.0}, {"caller": "c", "tier": 2}, {"caller": "c", "owner": "d"}, {}
+]  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -159,6 +163,7 @@ class Simulation:
                 handler.name, text("n" if self.random.random() < 0.8 else "m", name),
                 seconds=seconds, stream=is_stream, priority=self.random.randint(0, 9),
                 session=self.random.choice(["", "", "s1", "s2"]), waits=self.random.random() < 0.95,
+                **self.random.choice(CALLERS),
             )  # fmt: skip
         except (Unavailable, Refused, DeadlinePassed) as error:
             del self.by_number[name]
@@ -221,14 +226,16 @@ class Simulation:
 
     def check_rest(self) -> None:
         waiting = self.front.dispatcher._waiting
-        total = 0
+        total, accounts = 0, Counter[CallerAccount]()
         for queue in waiting:
             traffic = queue.traffic
             assert queue.depth == traffic.n_admitted - traffic.n_dispatched - traffic.n_left
             assert queue.depth == len(waiting.calls_of(queue.entry.key))
             total += queue.depth
+            accounts.update(call.account for call in waiting.calls_of(queue.entry.key))
             if queue.entry.has_free and self.front.clock.rings_at > self.front.clock.now:
                 self.check_idle(queue)
+        assert all(account.n_waiting == n_waiting for account, n_waiting in accounts.items())
         # Those that wait again are not refused, and so may be more than the limit allows.
         assert total == waiting.bounds.n_calls <= 80
 
@@ -282,4 +289,67 @@ class Simulation:
         assert all(key.depth == 0 and key.in_flight == 0 for key in stats.keys)
         for host in self.hosts.values():
             assert host.permits.in_use == 0
+        for entry in self.front.dispatcher._registry:
+            assert not entry.ledger._running
+            assert all(account.is_idle and not account.n_waiting for account in entry.ledger._accounts.values())
         assert len(self.front.dispatcher._timetable) == 0
+
+
+class Crowds:
+    """Callers with so many clients that their calls always wait, beside one worker whose permits they share.
+
+    The calls of each are for other handlers, and take other times. Some are cancelled.
+    """
+
+    HANDLERS = (card("short", max_queue=400), card("long", max_queue=400), card("batch", batch=BatchLimits(4, 0)))
+    N_PERMITS = 4
+    LONGEST = 2.0  # seconds of a call
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.front = Front.make()
+        self.weights = {name: self.random.choice([1.0, 2.0, 4.0]) for name in "abc"}
+        self.had = dict.fromkeys(self.weights, 0.0)  # seconds of permits
+        self.host = self.front.add("p/0", *self.HANDLERS, n_slots=self.N_PERMITS)
+        self.ends: list[tuple[float, int, FakeCall, float]] = []
+        self.known: set[FakeCall] = set()
+        for name in self.weights:
+            for _ in range(40):
+                self.submit(name)
+
+    def submit(self, name: str) -> HandlerReader:
+        models = {"a": ["short"], "b": ["long"], "c": ["short", "batch"]}
+        model = self.random.choice(models[name])
+        return self.front.call(model, text("n", b"1"), caller=name, weight=self.weights[name])
+
+    def run(self, seconds: float) -> None:
+        end = self.front.clock.now + seconds
+        self.note_starts()
+        while self.ends[0][0] < end:
+            at, _, call, began = heapq.heappop(self.ends)
+            self.front.clock.pass_time(max(at - self.front.clock.now, 0))
+            names = [item.caller for item in call.call.items]
+            for name in names:
+                self.had[name] += (self.front.clock.now - began) / len(names)
+            call.finish()
+            for name in names:
+                reader = self.submit(name)
+                if self.random.random() < 0.05:
+                    reader.cancel()
+                    self.submit(name)
+            self.note_starts()
+            self.check()
+
+    def note_starts(self) -> None:
+        now = self.front.clock.now
+        for call in self.host.calls:
+            if call not in self.known:
+                self.known.add(call)
+                longest = self.LONGEST if call.call.handler == 1 else self.LONGEST / 10
+                at = now + self.random.uniform(0, longest)
+                heapq.heappush(self.ends, (at, self.host.n_started * 100 + len(self.ends), call, now))
+
+    def check(self) -> None:
+        """What has ended of each caller, by its weight, differs by less than twice the longest call for each permit."""
+        shares = [had / self.weights[name] for name, had in self.had.items()]
+        assert max(shares) - min(shares) < 2 * self.LONGEST * self.N_PERMITS, self.had
