@@ -111,17 +111,14 @@ def measure(
 def _measure(
     server: Server, client: openai.OpenAI, n_lines: int, n_streams: int, seconds: float, n_tokens: int
 ) -> Figures:
-    streams = Streams(server.address, n_streams)
-    streams.gaps(1.0)
-    quiet = streams.gaps(seconds)
+    quiet = gaps_of_new(server, n_streams, seconds)
     content = b"\n".join(lines(n_lines, n_tokens))
     file = client.files.create(file=("lines.jsonl", content), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
-    eventually(lambda: (streams.gaps(0.2), counts(client, batch.id))[1], PATIENCE, "an answered line")
+    eventually(lambda: counts(client, batch.id), PATIENCE, "an answered line")
     n_began = counts(client, batch.id)
-    beside = streams.gaps(seconds)
+    beside = gaps_of_new(server, n_streams, seconds)
     n_beside = counts(client, batch.id) - n_began
-    streams.close()
     began = time.monotonic()
     eventually(lambda: counts(client, batch.id) >= n_lines // 2, PATIENCE, "half of the lines")
     n_before = counts(client, batch.id)
@@ -131,6 +128,15 @@ def _measure(
     for id in filter(None, (done.output_file_id, done.error_file_id)):
         answers.update(json.loads(line)["custom_id"] for line in client.files.content(id).text.splitlines())
     return Figures(quiet, beside, n_beside, answers, n_before, time.monotonic() - began, done.status)
+
+
+def gaps_of_new(server: Server, n_streams: int, seconds: float) -> list[float]:
+    """Returns what streams have that have just begun: the longer their texts are, the longer a token takes."""
+    streams = Streams(server.address, n_streams)
+    streams.gaps(1.0)
+    gaps = streams.gaps(seconds)
+    streams.close()
+    return gaps
 
 
 def counts(client: openai.OpenAI, id: str) -> int:
