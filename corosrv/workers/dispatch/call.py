@@ -70,6 +70,7 @@ class QueuedCall:
         self.is_trial = False  # of a handler in quarantine
         self.reader: HandlerReader
         terms = job.terms
+        entry.ledger.settle(now)  # what runs by now counts for where the caller begins
         self.account = entry.ledger.join(terms.owner or terms.caller, terms.tier, terms.weight)
         self.priority = min(max(terms.priority or DEFAULT_PRIORITY, FIRST_PRIORITY), LAST_PRIORITY)
         self.arrived = now

@@ -40,8 +40,8 @@ class Ledger:
     Of those of one tier the next one is whoever has had least, by its weight, as in the decode loop (OwnerLedger). So
     callers that always have calls waiting get shares as large as their weights. One that begins to wait is lifted to
     the least of those that do: what it did not ask for is not saved up for it. Nor is it for others by one that never
-    waits, as its few calls always run: it is none of those that are compared. Where nobody waits, it is where the last
-    one started. A caller without calls is forgotten when that changes nothing, or MAX_IDLE others are remembered.
+    waits, as its few calls always run: it is none of those that are compared. Where nobody waits, nobody has taken
+    anything from others, and it has the most that one was charged for. A caller without calls is forgotten when that changes nothing, or MAX_IDLE others are remembered.
 
     One ledger is for all keys that share permits, through whatever workers: there a caller's calls of one handler take
     from others what their calls of another one need. Keys that share none have ledgers of their own, for there nobody
@@ -54,7 +54,7 @@ class Ledger:
         # By tier, the accounts by what they had when they were last looked at, or less, so that the first is found.
         self._heaps: dict[int, list[tuple[float, int, CallerAccount]]] = {}
         self._numbers = itertools.count()
-        self._last_s = 0.0  # what those that have started had by then, at most
+        self._most_s = 0.0  # that a caller has had
         self._looks_from = MAX_IDLE  # accounts at which idle ones are counted
         self._settles_at = 0.0
 
@@ -91,8 +91,6 @@ class Ledger:
     def start(self, account: CallerAccount, permits: float, now: float) -> None:
         """Records that a call that waited holds a permit from now on, or its part of one."""
         account.n_waiting -= 1
-        if account.virtual_s > self._last_s:
-            self._last_s = account.virtual_s
         if account.n_running:
             self._charge(account, now)
             account.permits += permits
@@ -104,8 +102,7 @@ class Ledger:
 
     def stop(self, account: CallerAccount, permits: float, now: float) -> None:
         """Charges a caller for what it holds, of which it holds this no longer."""
-        account.virtual_s += account.permits * (now - account.settled_at) / account.weight
-        account.settled_at = now
+        self._charge(account, now)
         account.permits -= permits
         account.n_running -= 1
         if not account.n_running:
@@ -133,10 +130,13 @@ class Ledger:
                 self._accounts[account.caller] = account
                 self._list(account)
         self._running.update(other._running)
+        self._most_s = max(self._most_s, other._most_s + shift)
 
     def _charge(self, account: CallerAccount, now: float) -> None:
         account.virtual_s += account.permits * (now - account.settled_at) / account.weight
         account.settled_at = now
+        if account.virtual_s > self._most_s:
+            self._most_s = account.virtual_s
 
     def _enter(self, caller: str, tier: int) -> CallerAccount:
         """Lets a caller begin to wait, or to have another tier."""
@@ -163,7 +163,7 @@ class Ledger:
         if (first := self._first(tier)) is not None:
             return first.virtual_s
         firsts = [first for other in list(self._heaps) if (first := self._first(other)) is not None]
-        return min((first.virtual_s for first in firsts), default=self._last_s)
+        return min((first.virtual_s for first in firsts), default=self._most_s)
 
     def _first(self, tier: int) -> CallerAccount | None:
         """Returns the one that has had least of those of a tier that wait. Forgets idle ones that have had no more."""

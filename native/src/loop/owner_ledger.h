@@ -12,8 +12,10 @@
 namespace corosrv {
 
 // Charges owners for seconds of the machine. Of those of one tier the next one is whoever has had least of it, by its
-// weight: so owners that always have something to do get shares as large as their weights. One that comes back from
-// idleness begins where the least of the others stands: what it did not ask for is not saved up for it.
+// weight: so owners that always have something to do get shares as large as their weights. One that begins to wait
+// begins where the least of those that do stands: what it did not ask for is not saved up for it. Nor is it for others
+// by one whose few tasks always run: it is none of those that are compared. Where nobody waits, nobody has taken
+// anything from others, and it begins with the most that one was charged for.
 //
 // An owner without tasks is forgotten as soon as that changes nothing, or when kMostIdle others are remembered.
 class OwnerLedger {
@@ -59,22 +61,27 @@ class OwnerLedger {
     double weight = 1;
     int64_t n_tasks = 0;
     int64_t n_running = 0;
+    bool waits() const { return n_tasks > n_running; }
   };
   // Owners in the order of their ranks.
   using Order = std::set<std::pair<Rank, uint64_t>>;
 
   // The first of a tier; the end where there is none.
   static Order::const_iterator first_of(const Order& order, int32_t tier);
-  // What an owner of this tier begins with at least.
+  // What an owner of this tier has at least that begins to wait.
   double least(int32_t tier) const;
   void add_running(uint64_t owner, int count);
-  void move(uint64_t owner, Account& account, const Rank& rank);
+  // Takes an owner out of active_ and waiting_, before its account changes, and puts it back with this rank.
+  void take_out(uint64_t owner, const Account& account);
+  void put_back(uint64_t owner, Account& account, const Rank& rank);
   void forget_idle(int32_t tier);
 
   std::unordered_map<uint64_t, Account> accounts_;
   Order active_;                                 // with tasks
+  Order waiting_;                                // of these, those that have not all of them in slots
   Order idle_;                                   // without, but with more than the least of their tier
   std::array<double, kLastTier + 1> weights_{};  // of those that have tasks, by tier
+  double most_s_ = 0;                            // that an owner has had
 };
 
 }  // namespace corosrv

@@ -37,6 +37,25 @@ TEST("who comes, or comes back, begins where the least of its tier stands, and n
   CHECK_EQ(had(ledger, 4), 5.0);  // of a tier where nobody is, the others say how late it is
 }
 
+TEST("who never waits saves up nothing, neither for itself nor for others") {
+  OwnerLedger ledger;
+  ledger.join(1);
+  ledger.start(1);
+  ledger.join(2);
+  ledger.start(2);
+  ledger.charge(1, 3);
+  ledger.charge(2, 100);
+  ledger.join(3);
+  CHECK_EQ(had(ledger, 3), 100.0);  // for nobody waits
+  ledger.leave(3);
+
+  ledger.join(2);
+  ledger.join(4);
+  CHECK_EQ(had(ledger, 4), 100.0);
+  ledger.join(1);
+  CHECK_EQ(had(ledger, 1), 100.0);
+}
+
 TEST("who has had more than others does not lose that by leaving") {
   OwnerLedger ledger;
   ledger.join(1);

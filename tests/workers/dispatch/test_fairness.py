@@ -212,12 +212,21 @@ def test_a_call_that_could_not_be_handed_over_is_its_callers_next_again(front: F
 
 def test_handlers_that_share_permits_have_one_ledger_whichever_workers_they_have(front: Front):
     host = front.add("p/0", card("a"), card("b"))
-    front.call("a", caller="x")
-    front.clock.pass_time(5)
-    for model, caller in (("b", "x"), ("b", "y"), ("a", "x"), ("a", "y")):
+    for model, caller in (("a", "x"), ("b", "x"), ("b", "y"), ("a", "x"), ("a", "y")):
         front.call(model, caller=caller)
+    front.clock.pass_time(5)
 
     assert run_all(front, host) == "xyyxx"
+
+
+def test_what_a_caller_had_while_nobody_waited_is_no_debt(front: Front):
+    host = front.add("p/0")
+    front.call(caller="x")
+    front.clock.pass_time(5)
+    for caller in "xyxy":
+        front.call(caller=caller)
+
+    assert run_all(front, host) == "xyxyx"
 
 
 def test_what_a_caller_has_had_of_other_workers_does_not_count(front: Front):

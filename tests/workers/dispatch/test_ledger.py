@@ -52,6 +52,16 @@ def test_what_runs_counts_before_it_ends():
     assert account.virtual_s == 4.0
 
 
+def test_who_comes_while_nobody_waits_gets_no_lead_over_those_whose_calls_run():
+    ledger = Ledger()
+    ledger.start(ledger.join("long"), 1.0, 0.0)
+    ledger.start(ledger.join("short"), 1.0, 590.0)
+
+    ledger.settle(600.0)
+
+    assert ledger.join("new").virtual_s == 600.0
+
+
 def test_who_comes_or_comes_back_begins_where_the_least_of_the_others_stands():
     ledger = Ledger()
     one, two = ledger.join("one"), ledger.join("two")
