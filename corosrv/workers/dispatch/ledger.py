@@ -41,7 +41,8 @@ class Ledger:
     callers that always have calls waiting get shares as large as their weights. One that begins to wait is lifted to
     the least of those that do: what it did not ask for is not saved up for it. Nor is it for others by one that never
     waits, as its few calls always run: it is none of those that are compared. Where nobody waits, nobody has taken
-    anything from others, and it has the most that one was charged for. A caller without calls is forgotten when that changes nothing, or MAX_IDLE others are remembered.
+    anything from others, and it has the most that one was charged for. A caller without calls is
+    forgotten when that changes nothing, or MAX_IDLE others are remembered.
 
     One ledger is for all keys that share permits, through whatever workers: there a caller's calls of one handler take
     from others what their calls of another one need. Keys that share none have ledgers of their own, for there nobody
