@@ -194,7 +194,7 @@ function Turn({ turn, conversation, answering, again, ask, pick, fork, change, s
 function EditForm({ text, done, close }) {
   const [value, set] = useState(text);
   const field = useRef();
-  useEffect(() => {
+  useLayoutEffect(() => { // before anybody can select something in it
     field.current.focus();
     field.current.setSelectionRange(value.length, value.length);
   }, []);
