@@ -118,7 +118,7 @@ def _effort(level: str) -> dict[str, Any]:
 
 
 def _kept_thoughts(is_kept: bool) -> dict[str, Any]:
-    """Says it by all names that templates have for it, as llama-server does."""
+    """Returns the arguments by which templates keep or drop earlier thoughts: all names, as llama-server sends them."""
     dropping = dict.fromkeys(("clear_thinking", "truncate_history_thinking", "drop_thinking"), not is_kept)
     return _arguments({"preserve_thinking": is_kept, **dropping})
 

@@ -1,8 +1,14 @@
-"""What all tests share: engines to submit to, the order of files, own processes, and a look at what holds the hub."""
+"""What all tests share: engines to submit to, `corosrv serve` that starts nothing, the order of files, own processes.
+
+A look at what holds the hub is there as well.
+"""
 
 import gc
+import os
+import resource
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -60,3 +66,18 @@ def smollm2() -> Iterator[Engine]:
     """The real model, on one thread: two wait for each other where others compute too. For tests marked `model`."""
     with opened(model=packaged_model(), slots=16, ctx=512, queue=64, threads=1) as engine:
         yield engine
+
+
+@pytest.fixture
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting from outside, and none left behind: serve hands its options down through the environment."""
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if "COROSRV" not in name})
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, bare_environment: None) -> list[dict[str, Any]]:
+    """The options that `corosrv serve` would start gunicorn with; it starts nothing."""
+    options: list[dict[str, Any]] = []
+    monkeypatch.setattr("corosrv.gunicorn_app.run", lambda chosen, arguments: options.append(chosen))
+    monkeypatch.setattr(resource, "setrlimit", lambda *arguments: None)
+    return options

@@ -17,22 +17,9 @@ from corosrv import cli, gunicorn_app
 from corosrv.contracts import settings
 from corosrv.contracts.settings import ModelSettings, ServerSettings, sources
 
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
 FRONT = "corosrv.web.http.front.Front"
-
-
-@pytest.fixture(autouse=True)
-def _bare_environment(monkeypatch):
-    """No setting from outside, and none left behind: serve hands its options down through the environment."""
-    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if "COROSRV" not in name})
-
-
-@pytest.fixture
-def served(monkeypatch) -> list[dict]:
-    """Returns the options that gunicorn would be started with, and starts nothing."""
-    options: list[dict] = []
-    monkeypatch.setattr("corosrv.gunicorn_app.run", lambda chosen, arguments: options.append(chosen))
-    monkeypatch.setattr(resource, "setrlimit", lambda *arguments: None)
-    return options
 
 
 def run(*arguments: str) -> Result:

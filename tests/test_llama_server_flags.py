@@ -4,8 +4,6 @@ The lists are those of llama.cpp as llama-cpp-python 0.3.36 has it, without --sl
 """
 
 import json
-import os
-import resource
 
 import click
 import pytest
@@ -14,6 +12,8 @@ from click.testing import CliRunner, Result
 from corosrv import cli
 from corosrv.contracts import settings
 from corosrv.contracts.settings import Settings
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
 
 SWITCHES = """
 -h --help --usage --version -cl --cache-list --completion-bash --swa-full -kvu --kv-unified -no-kvu --no-kv-unified
@@ -73,21 +73,6 @@ WITH_A_VALUE = """
 --draft --draft-n --draft-max --draft-min --draft-n-min --spec-ngram-size-n --spec-ngram-size-m
 --spec-ngram-min-hits
 """
-
-
-@pytest.fixture(autouse=True)
-def _bare_environment(monkeypatch):
-    """No setting from outside, and none left behind: serve hands its options down through the environment."""
-    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if "COROSRV" not in name})
-
-
-@pytest.fixture
-def served(monkeypatch) -> list[dict]:
-    """Returns the options that gunicorn would be started with, and starts nothing."""
-    options: list[dict] = []
-    monkeypatch.setattr("corosrv.gunicorn_app.run", lambda chosen, arguments: options.append(chosen))
-    monkeypatch.setattr(resource, "setrlimit", lambda *arguments: None)
-    return options
 
 
 def run(*arguments: str) -> Result:

@@ -140,7 +140,7 @@ class Ledger:
             self._most_s = account.virtual_s
 
     def _enter(self, caller: str, tier: int) -> CallerAccount:
-        """Lets a caller begin to wait, or to have another tier."""
+        """Records that a caller begins to wait, or has another tier from now on."""
         least = self._least(tier)
         account = self._accounts.get(caller)
         if account is None:

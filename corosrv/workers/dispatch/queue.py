@@ -379,7 +379,7 @@ class FairQueue(Generic[T]):
         return place
 
     def _note(self, line: CallQueue[T], key: Rank) -> None:
-        """Lets a line come where one of its items is, if that is earlier than where it stood."""
+        """Moves a line forward to the rank of one of its items, if that is earlier."""
         if line.key is None or key < line.key:
             line.key = key
             heapq.heappush(self._heads, (key, next(self._serials), line))

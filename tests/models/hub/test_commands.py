@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -19,16 +18,6 @@ from tests.support.hub_server import HubServer, Repo
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli.main, arguments, catch_exceptions=False)
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
-    """Returns the options that gunicorn would be started with, and starts nothing."""
-    options: list[dict[str, object]] = []
-    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if "COROSRV" not in name})
-    monkeypatch.setattr("corosrv.gunicorn_app.run", lambda chosen, arguments: options.append(chosen))
-    monkeypatch.setattr(cli, "raise_descriptor_limit", lambda connections: None)
-    return options
 
 
 @pytest.mark.parametrize(
