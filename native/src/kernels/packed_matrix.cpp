@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cassert>
-#include <new>
+
+#include "base/pages.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -35,7 +36,12 @@ bool has_amx() {
 #endif
 }
 
-void PackedMatrix::Free::operator()(uint8_t* data) const { ::operator delete[](data, std::align_val_t(kCacheLine)); }
+std::unique_ptr<uint8_t[], PackedMatrix::Free> PackedMatrix::allocate(size_t bytes) {
+  const auto alignment = std::align_val_t(bytes >= kHugePage ? kHugePage : kCacheLine);
+  std::unique_ptr<uint8_t[], Free> data(new (alignment) uint8_t[bytes], Free{alignment});
+  use_huge_pages(data.get(), data.get() + bytes);
+  return data;
+}
 
 bool PackedMatrix::fits(BlockFormat format, size_t n_rows, size_t n_columns) {
   return n_rows > 0 && n_columns > 0 && n_rows % kGroupRows == 0 &&
@@ -48,7 +54,7 @@ PackedMatrix::PackedMatrix(const ProductKernels& kernels, BlockFormat format, co
       n_groups_(n_rows / kGroupRows),
       n_blocks_(n_columns / kBlockValues),
       group_bytes_(layout_of(format).group(n_blocks_)),
-      data_(new (std::align_val_t(kCacheLine)) uint8_t[n_groups_ * group_bytes_]) {
+      data_(allocate(n_groups_ * group_bytes_)) {
   assert(fits(format, n_rows, n_columns));
   const PackedLayout layout = layout_of(format);
   const size_t group_bytes = kGroupRows * n_blocks_ / layout.n_blocks * layout.bytes;

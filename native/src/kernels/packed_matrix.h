@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 
 #include "kernels/block_formats.h"
 
@@ -70,8 +71,10 @@ class PackedMatrix {
 
  private:
   struct Free {
-    void operator()(uint8_t* data) const;
+    std::align_val_t alignment;
+    void operator()(uint8_t* data) const { ::operator delete[](data, alignment); }
   };
+  static std::unique_ptr<uint8_t[], Free> allocate(size_t bytes);
 
   const std::array<ProductKernels::Tile, ProductKernels::kTileRows>& tiles_;
   const size_t n_groups_;

@@ -21,11 +21,11 @@ class StepBudget {
   int32_t prompt_tokens(int32_t n_decode, int32_t n_prompts = 0) const {
     if (n_decode == 0) return rows_;
     if (prompt_row_s_ <= 0) return std::min(rows_, kFirst);
-    const double decode_s = std::min(n_decode, rows_) * decode_row_s_;
-    // Where decoding alone takes most of the target or more, prompts may take as long again: starved of rows, they
-    // would leave slots without a stream, and every step would be paid for by fewer.
+    const double decode_s = decoding_s(std::min(n_decode, rows_));
+    // Where decoding alone takes most of the target or more, prompts may take twice as long as it: starved of rows,
+    // they would leave slots without a stream, and every step would be paid for by fewer.
     const double patience = std::min(1.0 + double(n_prompts) / n_decode, kPatience);
-    const double left_s = std::max(target_s_ * patience - decode_s, decode_s);
+    const double left_s = std::max(target_s_ * patience - decode_s, kSlowShare * patience * decode_s);
     return std::min(rows_, static_cast<int32_t>(std::clamp(left_s / prompt_row_s_, double{kLeast}, double(rows_))));
   }
 
@@ -50,7 +50,7 @@ class StepBudget {
     if (n_prompt == 0 && n_decode > 0) prices_.observe(n_decode + n_drafted, step_s);
     if (n_prompt == 0 && n_decode > 0 && n_drafted == 0) learn(decode_row_s_, step_s / n_decode);
     // Short pieces tell more about the step's fixed cost than about a prompt token.
-    if (n_prompt >= kLeast) learn(prompt_row_s_, std::max(0.0, step_s - n_decode * decode_row_s_) / n_prompt);
+    if (n_prompt >= kLeast) learn(prompt_row_s_, std::max(0.0, step_s - decoding_s(n_decode)) / n_prompt);
   }
 
   // Seconds of a row that is decoded, its part of the step included, and of one of a prompt on top; 0: not known yet.
@@ -60,9 +60,15 @@ class StepBudget {
   const RowPrices& prices() const { return prices_; }
 
  private:
+  // What the rows of a step take that are decoded; nothing before any was.
+  double decoding_s(int32_t n_decode) const {
+    return n_decode > 0 && prices_.is_known() ? prices_.step_s(n_decode) : 0;
+  }
+
   static constexpr int32_t kLeast = 16;
   static constexpr int32_t kFirst = 64;  // before anything is known
   static constexpr double kPatience = 4;
+  static constexpr double kSlowShare = 2;
   static constexpr double kBeside = 0.15;
   static constexpr double kWeight = 0.2;
 

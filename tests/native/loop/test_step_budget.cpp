@@ -25,8 +25,23 @@ TEST("the piece grows and shrinks with the time that rows were seen to take") {
   slow.observe(4, 0, 0.004);
   slow.observe(0, 100, 0.200);
 
-  CHECK(fast.prompt_tokens(10) >= 99 && fast.prompt_tokens(10) <= 100);  // (60 - 10) / 0.5
-  CHECK(slow.prompt_tokens(10) >= 24 && slow.prompt_tokens(10) <= 25);   // (60 - 10) / 2
+  // Six rows more than were seen take 2 ms more, as far as is known.
+  CHECK(fast.prompt_tokens(10) >= 107 && fast.prompt_tokens(10) <= 109);  // (60 - 6) / 0.5
+  CHECK(slow.prompt_tokens(10) >= 26 && slow.prompt_tokens(10) <= 28);    // (60 - 6) / 2
+}
+
+TEST("many rows take as long as a step of many did, not many times as long as one alone") {
+  StepBudget budget(0.060, 512);
+  for (int round = 0; round < 50; ++round) {
+    for (const int n_rows : {1, 4, 8}) budget.observe(n_rows, 0, 0.010 + 0.001 * n_rows);
+    budget.observe(0, 100, 0.100);  // 1 ms a prompt token
+  }
+
+  CHECK(budget.prompt_tokens(5) >= 44 && budget.prompt_tokens(5) <= 46);    // 60 - 15; 5 times 11 ms would be 55
+  CHECK(budget.prompt_tokens(20) >= 59 && budget.prompt_tokens(20) <= 61);  // twice 30; 20 times 11 ms would be 220
+
+  for (int round = 0; round < 50; ++round) budget.observe(20, 100, 0.130);
+  CHECK(budget.prompt_row_s() > 0.00098 && budget.prompt_row_s() < 0.00102);
 }
 
 TEST("a prompt advances however slow the machine is") {
