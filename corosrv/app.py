@@ -21,6 +21,7 @@ from flask.helpers import get_debug_flag
 from gevent import monkey
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.serving import is_running_from_reloader
+from werkzeug.utils import redirect
 
 from corosrv.base.errors import CorosrvError, HttpError, SettingsError
 from corosrv.base.json_log import JsonFormatter
@@ -118,6 +119,9 @@ def _below(prefix: str, application: Any, server: Server) -> Any:
 
     def answer(environ: dict[str, Any], start_response: Any) -> Any:
         path = environ["PATH_INFO"]
+        if path == prefix:
+            query = environ.get("QUERY_STRING", "")
+            return redirect(f"{prefix}/" + (f"?{query}" if query else ""), 308)(environ, start_response)
         if not path.startswith(f"{prefix}/"):
             error = HttpError(404, f"nothing is at this path: all paths begin with {prefix}/")
             body = server.context.error_body(error, path)

@@ -107,6 +107,8 @@ def _option(field: Field[Any], kind: type, section: str) -> Callable[..., Any]:
     more: dict[str, Any] = {}
     if (join := _JOINERS.get(field.name)) is not None:
         more = {"multiple": True, "callback": _joined(join)}
+    elif field.name in _AUTOMATIC:
+        more = {"callback": _automatic}
     if kind is bool:  # a flag alone is true, as if 1 stood behind it
         more = {"is_flag": False, "flag_value": True}
     elif field.name in ALONE:
@@ -179,6 +181,14 @@ _STANDING: dict[str, tuple[str, Any]] = {
     "log_disable": ("log_level", "warning"),
     "verbose": ("log_level", "debug"),
 }
+
+# Settings of which llama-server's -1 means what 0 does here: as many as suit.
+_AUTOMATIC = ("slots", "threads")
+
+
+def _automatic(context: click.Context, option: click.Parameter, value: int | None) -> int | None:
+    return 0 if value == -1 else value
+
 
 # Settings whose flag may be given several times, and what makes one text of them, as the environment has it.
 _JOINERS: dict[str, Callable[[Sequence[str]], str]] = {

@@ -131,6 +131,7 @@ def test_another_flag_is_refused_with_the_nearest():
         ("-l 15043+1 -l 13-inf", {"logit_bias": "15043+1,13-inf"}),
         ("--ignore-eos --keep 7 --no-cache-prompt", {"ignore_eos": True, "keep": 7, "cache_prompt": False}),
         ("--rope-scale 4", {"rope_freq_scale": 0.25}),
+        ("-t -1 -np -1", {"threads": 0, "slots": 0}),
         ("-lm none", {"mmap": False, "mlock": False}),
         ("-lm mmap+mlock", {"mmap": True, "mlock": True}),
         ("--spec-default", {"speculation": 16}),

@@ -52,12 +52,20 @@ def test_every_route_answers_below_the_prefix_as_it_does_without(pair: tuple[Ser
     assert below.get(f"{PREFIX}/openapi.json")[1]["servers"] == [{"url": PREFIX}]
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/llm", PREFIX, "/llm/v0x/health"])
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/llm", "/llm/v0x/health"])
 def test_nothing_is_outside_of_it(pair: tuple[Server, Server], path: str) -> None:
     status, answer = pair[0].get(path)
 
     assert status == 404
     assert f"all paths begin with {PREFIX}/" in str(answer)
+
+
+def test_the_prefix_without_a_slash_leads_to_the_page(pair: tuple[Server, Server]) -> None:
+    with pair[0].connect() as connection:
+        connection.send(request("GET", f"{PREFIX}?model=a%20b"))
+        head = connection.head()
+
+    assert (head.status, head.headers["location"]) == (308, f"{PREFIX}/?model=a%20b")
 
 
 def test_clients_need_its_address_and_no_more(pair: tuple[Server, Server]) -> None:
