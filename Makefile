@@ -77,6 +77,7 @@ load: $(TOOLS)
 # Side by side with llama-server: the tables and plots in benchmarks/. ROUNDS=1 QUICK=1 for a first look.
 bench: $(TOOLS)
 	$(BIN)/python -m benchmarks.side_by_side $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
+	$(BIN)/python -m benchmarks.formats $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--rounds 1 --formats Q4_K_M)
 
 # A release in dist/: the source, and a wheel with libllama inside, which each supported Python at hand tries in an
 # environment of its own, without a compiler.

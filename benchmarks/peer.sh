@@ -18,10 +18,11 @@ if [ ! -x "$programs/llama-server" ] || [ ! -x "$programs/llama-batched-bench" ]
   done
   mkdir -p "$root"
   sources="$root/llama_cpp_python-$version"
-  if [ ! -d "$sources/vendor/llama.cpp" ]; then
+  if [ ! -f "$root/unpacked" ]; then # an earlier run may have ended while it unpacked
     "$bin/python" -m pip download --quiet --disable-pip-version-check --no-deps \
       --no-binary llama-cpp-python --dest "$root" "llama-cpp-python==$version" >&2
     tar -xzf "$sources.tar.gz" -C "$root"
+    touch "$root/unpacked"
   fi
   CXXFLAGS="${CXXFLAGS:-} $(sh "$native/amx_flags.sh")"
   export CXXFLAGS

@@ -27,6 +27,7 @@ from corosrv.client.bench.report.document import Section, look
 from corosrv.contracts.settings.model_list import packaged_model
 
 FOLDER = Path(__file__).parent
+N_CORES = len(os.sched_getaffinity(0))
 BATCHES = (1, 8, 32)  # of llama-batched-bench
 
 
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="that count [5; quick: 1]")
     parser.add_argument("--quick", action="store_true", help="a first look: less of everything")
     parser.add_argument("--slots", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=N_CORES)
     parser.add_argument("--context", type=int, default=2048, help="tokens of a slot")
     parser.add_argument("--model", help="path of a GGUF [the packaged one]")
     parser.add_argument("--peer", type=Path, help="folder of llama-server and llama-batched-bench [built by peer.sh]")
@@ -58,7 +59,7 @@ def main() -> None:
     effort = QUICK if chosen.quick else Effort(rounds=5)
     effort = replace(effort, rounds=chosen.rounds or effort.rounds)
     setup = Setup(chosen.model or packaged_model(), chosen.threads, chosen.slots, chosen.context)
-    results = measure(chosen.peer or _build_peer(), setup, effort)
+    results = measure(chosen.peer or build_peer(), setup, effort)
     write(results, chosen.out)
     print(summary.markdown(results))
 
@@ -66,7 +67,7 @@ def main() -> None:
 def measure(programs: Path, setup: Setup, effort: Effort) -> summary.Results:
     machine = look()
     with servers.corosrv(setup) as ours, servers.llama_server(programs, setup) as theirs:
-        sections = [_bench(ours, theirs, options) for options in _sets(effort)]
+        sections = [bench(ours, theirs, options) for options in _sets(effort)]
         limits = list(_limits(programs, setup, effort, sections[0]))
     return summary.Results(machine, sections, [ours.command, theirs.command], limits)
 
@@ -92,7 +93,7 @@ def _sets(effort: Effort) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _bench(ours: Running, theirs: Running, options: Sequence[str]) -> Section:
+def bench(ours: Running, theirs: Running, options: Sequence[str]) -> Section:
     """One `corosrv bench`, by its command line, so that the command in the report is what anybody can type."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
@@ -117,7 +118,8 @@ def _limits(programs: Path, setup: Setup, effort: Effort, section: Section) -> l
     return found
 
 
-def _build_peer() -> Path:
+def build_peer() -> Path:
+    """Builds llama-server where that was not done yet, and returns its folder."""
     command = ["sh", str(FOLDER / "peer.sh")]
     environ = os.environ | {"VENV": sys.prefix}
     return Path(subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True).stdout.strip())

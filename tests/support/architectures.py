@@ -17,7 +17,7 @@ _QUANTIZE = """
 import ctypes, sys, llama_cpp
 for target, format in zip(sys.argv[2::2], sys.argv[3::2]):
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = getattr(llama_cpp, "LLAMA_FTYPE_MOSTLY_" + format)
+    params.ftype = getattr(llama_cpp, "LLAMA_FTYPE_" + ("ALL_" if format == "F32" else "MOSTLY_") + format)
     params.allow_requantize = True
     if llama_cpp.llama_model_quantize(sys.argv[1].encode(), target.encode(), ctypes.byref(params)):
         sys.exit("libllama cannot write " + target)

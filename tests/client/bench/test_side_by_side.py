@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from benchmarks import limit, summary
+from benchmarks import formats, limit, summary
 from benchmarks.limit import Limit
 from benchmarks.servers import Setup, shown
 from corosrv.client.bench.report.document import look
@@ -65,6 +65,36 @@ def test_both_servers_are_measured_and_all_files_written(peer, tmp_path):
     assert "llama-batched-bench -m" in (out / "results.html").read_text()
     assert {ElementTree.parse(plot).getroot().tag for plot in out.glob("*.svg")} == {"{http://www.w3.org/2000/svg}svg"}
     assert len(list(out.glob("*.svg"))) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_format_is_written_and_measured_with_both_servers(peer, tmp_path):
+    command = [sys.executable, "-m", "benchmarks.formats", "--formats", "Q4_0", "--no-random", "--rounds", "1"]
+    out = tmp_path / "out"
+
+    ended = subprocess.run(
+        [*command, "--clients", "2", "--peer", str(peer), "--out", str(out)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+
+    assert ended.returncode == 0, ended.stderr
+    found = msgspec.json.decode((out / "formats.json").read_bytes(), type=formats.FormatResults)
+    assert [each.name for each in found.formats] == ["Q4_0"]
+    assert found.formats[0].bytes > 80e6
+    assert "Q4_0.gguf --threads" in found.servers[0] and "Q4_0.gguf -t" in found.servers[1]
+    assert ended.stdout == (out / "formats.md").read_text() + "\n"
+    assert [plot.name for plot in out.glob("*.svg")] == ["formats-2.svg"]
+
+
+def test_the_table_of_formats_tells_how_many_times_as_many_tokens():
+    measured = section(server("corosrv", 20.0), server("llama-server", 10.0), clients=(2, 8), mix="short")
+    files = [formats.FormatFigures(name, 10**8, measured) for name in ("Q4_0", "Q8_0")]
+
+    text = formats.markdown(formats.FormatResults(look(), ["corosrv serve", "llama-server"], files))
+
+    assert text.startswith("| weights | MB | 2 clients | 8 clients |\n")
+    assert "| Q8_0 | 100 | 2.00 (145 : 72.7) | 2.00 (145 : 72.7) |\n" in text
 
 
 def results() -> summary.Results:
