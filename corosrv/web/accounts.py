@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from corosrv.base.errors import SettingsError, Unauthorized
 from corosrv.base.waits import call_in_thread, own_hub
 from corosrv.contracts.settings import KeyEntry, read_keys, signature_of
-from corosrv.web.key_account import Clocks, KeyAccount, UsageCounts
+from corosrv.web.key_account import ENTERED, Clocks, KeyAccount, UsageCounts
 from corosrv.web.keys import digest
 
 log = logging.getLogger("corosrv.http")
@@ -73,14 +73,20 @@ class Accounts:
         return caller, self._by_caller.get(caller)
 
     def account_of(self, caller: str) -> KeyAccount | None:
-        """Returns the account of a caller who was let in before; None where no keys are needed.
+        """Returns the account of a caller, whose name was made from a key; None where no keys are needed.
 
-        May wait as find() does. Raises Unauthorized where the key is let in no longer.
+        May wait as find() does. Raises Unauthorized where the key is not let in, or no longer.
         """
         self._look()
         account = self._by_caller.get(caller)
         if self.are_needed and (account is None or account.is_expired):
-            raise Unauthorized("the API key of this batch is no longer known here, or has expired")
+            raise Unauthorized("this API key is not known here, or has expired")
+        return account
+
+    def enter(self, caller: str) -> KeyAccount | None:
+        """Returns the account of a caller as account_of() does, and makes it that of all that this greenlet does."""
+        account = self.account_of(caller)
+        ENTERED.set(account)
         return account
 
     def has_limits(self, caller: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,9 @@ _DAY = 86_400
 _COUNTED = ("POST", "PUT")  # methods that ask for work
 _STREAM_ENDS = 1.0  # seconds after which a key whose answers all run may try again: nobody knows when one ends
 _COMPUTED = (Finish.STOP, Finish.LENGTH)
+
+# The account of whatever this greenlet does that is no HTTP request; see Accounts.enter.
+ENTERED: ContextVar[KeyAccount | None] = ContextVar("corosrv_entered", default=None)
 
 
 class Bucket:
