@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.base.errors import SettingsError, Unauthorized
+from corosrv.base.errors import KeyNotCounted, SettingsError, Unauthorized
 from corosrv.base.waits import call_in_thread, own_hub
 from corosrv.contracts.settings import KeyEntry, read_keys, signature_of
 from corosrv.web.key_account import ENTERED, Clocks, KeyAccount, UsageCounts
@@ -82,6 +82,20 @@ class Accounts:
         if self.are_needed and (account is None or account.is_expired):
             raise Unauthorized("this API key is not known here, or has expired")
         return account
+
+    def passed_on(self, caller: str, counts_answers: bool) -> KeyAccount | None:
+        """Returns the account of a caller whose request a peer has counted, and passes on; None where nobody needs a
+        key. `counts_answers`: the peer's file has limits for it that have to be kept here.
+
+        May wait as find() does. Raises KeyNotCounted where these limits cannot be kept.
+        """
+        self._look()
+        account = self._by_caller.get(caller)
+        if account is not None and not account.is_expired:
+            return account
+        if counts_answers:
+            raise KeyNotCounted
+        return KeyAccount(KeyEntry(name="peer", hash=caller), self._clocks) if caller and self.are_needed else None
 
     def enter(self, caller: str) -> KeyAccount | None:
         """Returns the account of a caller as account_of() does, and makes it that of all that this greenlet does."""

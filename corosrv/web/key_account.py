@@ -133,6 +133,10 @@ class KeyAccount:
     def is_expired(self) -> bool:
         return self.entry.expires is not None and self._clocks.wall() >= self.entry.expires
 
+    @property
+    def counts_answers(self) -> bool:
+        return self.entry.counts_answers
+
     def may_use(self, names: Iterable[str]) -> bool:
         """Tells whether the key may use the model that has these names."""
         models = self.entry.models

@@ -91,11 +91,6 @@ def assemble(raw: sources.RawSettings) -> Settings:
     peer = PeerSettings(**raw.values(PeerSettings))
     server = ServerSettings(**raw.values(ServerSettings))
     operator = OperatorSettings(**raw.values(OperatorSettings))
-    if server.api_keys_file and peer.may_have_peers:
-        raise SettingsError(
-            f"{PREFIX}API_KEYS_FILE: limits are not kept for requests of peers ({PREFIX}PEERS, {PREFIX}PEER_URL): leave "
-            f"one of them out, or use {PREFIX}API_KEYS"
-        )
     if upstream.router_paths and not operator.mgmt_token_file:
         words = "opens the management of upstreams at the server's own port, and needs a token for that"
         raise SettingsError(f"{PREFIX}ROUTER_PATHS {words}: set {PREFIX}MGMT_TOKEN_FILE")

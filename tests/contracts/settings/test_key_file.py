@@ -319,8 +319,3 @@ def test_a_server_with_a_file_of_keys_needs_one(path: Path):
 def test_a_bad_file_stops_the_start(path: Path):
     with pytest.raises(SettingsError, match="mode 0644"):
         load(api_keys_file=write(path, ALICE, 0o644))
-
-
-def test_what_would_pass_the_limits_by_is_refused(path: Path):
-    with pytest.raises(SettingsError, match="API_KEYS_FILE.*peers"):
-        load(api_keys_file=write(path, ALICE), peers="http://127.0.0.1:9", peer_token="x" * 32)
