@@ -203,6 +203,8 @@ class Server:
         if server.idempotency_bytes:
             room = server.idempotency_bytes // max(server.n_shares, 1)
             context.answers.share(cluster.key_records(room, server.idempotency_s))
+        if server.api_keys_file:
+            self.accounts.share(cluster.key_limits())
         if self.parts.upstreams is not None:
             cluster.share_permits(self.parts.upstreams.pool)
         if self.parts.peers is not None:

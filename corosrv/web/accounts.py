@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import gevent
 import msgspec
@@ -16,6 +16,9 @@ from corosrv.base.waits import call_in_thread, own_hub
 from corosrv.contracts.settings import KeyEntry, read_keys, signature_of
 from corosrv.web.key_account import ENTERED, Clocks, KeyAccount, UsageCounts
 from corosrv.web.keys import digest
+
+if TYPE_CHECKING:  # a server without Redis needs none of it
+    from corosrv.fleet.cluster.key_limits import KeyLimits
 
 log = logging.getLogger("corosrv.http")
 
@@ -53,10 +56,17 @@ class Accounts:
         self._signature: object = None
         self._reading: gevent.Greenlet | None = None
         self._shown: dict[str, None] = {}  # names with metrics of their own, in the order of their first use
+        self._limits: KeyLimits | None = None
         self.since = self._clocks.wall()
         if path:
             self._signature = signature_of(path)
             self._take(read_keys(path))
+
+    def share(self, limits: KeyLimits) -> None:
+        """Shares the limits of all keys with other servers, also of those that come."""
+        self._limits = limits
+        for account in self._by_caller.values():
+            account.share(limits)
 
     @property
     def are_needed(self) -> bool:
@@ -162,6 +172,8 @@ class Accounts:
                 account = KeyAccount(entry, self._clocks)
             elif account.entry != entry:
                 account.change(entry)
+            if self._limits is not None:
+                account.share(self._limits)
             by_caller[entry.hash] = account
         self._by_caller = by_caller
 
