@@ -8,7 +8,7 @@ from tests.test_layers import MODULES, ROOT, imported
 from tests.test_words import SHARED_CLASSES
 
 # 500 was the bound for what stood before Ollama's API, the page, the live picture, and streams that can be resumed
-MOST_FILES = 579
+MOST_FILES = 580
 MOST_FILES_IN_A_FOLDER = 20
 SMALL = 60  # lines: a file below it has two importers, or is one of these
 SMALL_FILES = {
@@ -25,7 +25,7 @@ DOORS = {
     "corosrv.dialects.generation": 11,
     "corosrv.dialects.kserve": 9,
     "corosrv.dialects.openai": 6,
-    "corosrv.fleet.cluster": 7,
+    "corosrv.fleet.cluster": 8,
     "corosrv.fleet.upstreams": 9,
     "corosrv.gateway.delegation": 7,
     "corosrv.models.engine": 6,

@@ -15,6 +15,7 @@ from corosrv.contracts.settings import ClusterSettings
 from corosrv.fleet.cluster.connection import RedisClient, check_server, parse_info
 from corosrv.fleet.cluster.group_aborts import AbortsGroup, GroupAborts
 from corosrv.fleet.cluster.health import ClusterCollector
+from corosrv.fleet.cluster.key_limits import KeyLimits
 from corosrv.fleet.cluster.key_names import KeyNames
 from corosrv.fleet.cluster.key_records import KeyRecords
 from corosrv.fleet.cluster.permits import PermitShares
@@ -40,6 +41,7 @@ class Cluster:
         self.registry = FrontRegistry(self.client, self.names, self.front, describe)
         self.groups = GroupAborts(self.client, self.names, self.front, abort_group)
         self._key_records: KeyRecords | None = None
+        self._key_limits: KeyLimits | None = None
         self._permits: PermitShares | None = None
         self._is_started = False
         self._is_joined = False
@@ -48,6 +50,11 @@ class Cluster:
         """Makes the shared records of idempotency keys; see KeyRecords. They live as long as the cluster."""
         self._key_records = KeyRecords(self.client, self.names, max_bytes, lifetime)
         return self._key_records
+
+    def key_limits(self) -> KeyLimits:
+        """Makes what shares the limits of API keys from the start on."""
+        self._key_limits = KeyLimits(self.client, self.names, self.front)
+        return self._key_limits
 
     def share_permits(self, pool: UpstreamPool) -> None:
         """Divides the permits of upstreams among all servers that know them, from the start on."""
@@ -104,6 +111,8 @@ class Cluster:
         self.groups.start()
         if self._key_records is not None:
             self._key_records.start()
+        if self._key_limits is not None:
+            self._key_limits.start()
         if self._permits is not None:
             self._permits.start()
 
@@ -119,6 +128,8 @@ class Cluster:
                 self._permits.close()
             if self._key_records is not None:
                 self._key_records.close()
+            if self._key_limits is not None:
+                self._key_limits.close()
             self.groups.close()
             self.registry.close()
             self.client.close()

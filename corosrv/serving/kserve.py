@@ -54,13 +54,15 @@ class KservePart(Part):
             address=settings.grpc_host or "127.0.0.1",
             port=settings.grpc_port,
             keys=server.keys,
+            asks_keys=bool(server.api_keys_file),
             max_message=settings.v2_max_body_bytes,
             max_bytes=server.bodies_bytes,
             gateway=GatewayRules.of_server(server),
         )
         context, tracer = self._context, self._context.tracer
         begin_call = None if tracer is None else tracer.begin_call
-        services = CallServices(submit_to(self._calls), self._objects, context.ask_peers, begin_call)
+        accounts = context.accounts if server.api_keys_file else None
+        services = CallServices(submit_to(self._calls), self._objects, context.ask_peers, begin_call, accounts)
         return GrpcFront(config, self._calls, context.check, services)
 
     def start(self) -> None:

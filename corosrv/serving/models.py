@@ -49,7 +49,7 @@ from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import EngineCollector, GatewayCollector
-from corosrv.web.key_account import KeyAccount
+from corosrv.web.key_account import ENTERED, KeyAccount
 from corosrv.workers.dispatch.answers import CallRecords
 
 if TYPE_CHECKING:
@@ -307,8 +307,8 @@ def _caller() -> str | None:
 
 
 def _may_use(names: Sequence[str]) -> bool:
-    """Tells whether the key of the request at hand may use a model; whoever is no request may."""
-    account: KeyAccount | None = current(g).get("corosrv_account") if has_app_context() else None
+    """Tells whether the key of the request at hand, or of a call over gRPC, may use a model; others may."""
+    account: KeyAccount | None = current(g).get("corosrv_account") if has_app_context() else ENTERED.get()
     return account is None or account.may_use(names)
 
 

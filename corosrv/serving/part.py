@@ -18,6 +18,7 @@ from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferJob, InferWorker
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import Settings
+from corosrv.web.accounts import Accounts
 from corosrv.web.groups.table import GroupTable
 from corosrv.web.http.access_log import Tracer
 from corosrv.web.http.body_reader import BodyReader
@@ -118,6 +119,7 @@ class ServerContext:
     bodies: BodyReader
     answers: KeyedAnswers  # those that are kept under idempotency keys
     groups: GroupTable  # those that requests are in
+    accounts: Accounts  # of the API keys that are let in
     parts: list[Part] = field(default_factory=list)  # the first one's form has an error at a path that is no part's
     calls: InferWorker | None = None  # runs what handlers call, and calls of the v2 protocol
     delegate: Delegate | None = None  # gives these calls to peers, but for requests over HTTP, whose hook does

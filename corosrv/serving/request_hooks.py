@@ -78,8 +78,8 @@ class RequestHooks:
         caller = None if self._guard is None else self._guard.admit(http_request.environ)
         if caller is not None or is_open:
             notes.corosrv_caller = caller or ""
-            if caller is not None and (flow := self._entrance.flow_of(http_request.environ)) is not None:
-                notes.corosrv_flow = flow
+            if caller is not None:
+                self._take_passed(caller)
             return
         visit = Visit(notes.corosrv_request_id, notes.corosrv_began)
         try:
@@ -90,6 +90,14 @@ class RequestHooks:
                 notes.corosrv_account = visit.account
             if visit.flow is not None:
                 notes.corosrv_flow = visit.flow
+
+    def _take_passed(self, caller: str) -> None:
+        """Takes a request that a peer has let in and counted. Raises KeyNotCounted, and Refused for a header."""
+        notes = current(g)
+        if (account := self._entrance.passed_on(caller, notes.get("corosrv_counts", False))) is not None:
+            notes.corosrv_account = account
+        if (flow := self._entrance.flow_of(current(request).environ)) is not None:
+            notes.corosrv_flow = flow
 
     def _take_over(self, visit: Visit) -> NoReturn:
         """Goes on with a visit that the shortcut could not answer: raises why, for the handlers of errors."""
@@ -119,8 +127,8 @@ class RequestHooks:
         response.headers["X-Request-Id"] = notes.get("corosrv_request_id") or access.request_id(http_request)
         terms.add_header(response)
         account: KeyAccount | None = notes.get("corosrv_account")
-        if account is not None and account.entry.has_limits:
-            response.headers.extend(account.headers())
+        if account is not None and account.entry.has_limits and not notes.get("corosrv_trip"):
+            response.headers.extend(account.headers())  # a peer has its own, of the requests that it counts
         self._access.allow(http_request, response)
         route = http_request.url_rule.rule if http_request.url_rule else "none"
         if isinstance(response, LateResponse):

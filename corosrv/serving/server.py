@@ -92,6 +92,7 @@ class Server:
         self._streams = self._make_streams(n_keys)
         answers = KeyedAnswers(self._bodies, server.idempotency_bytes, server.idempotency_s, n_keys, self._streams)
         self._stats.registry.register(KeyCollector(answers))
+        self.accounts = Accounts(server.keys, server.api_keys_file, functools.partial(_check_keys, settings))
         self.context = context = ServerContext(
             settings=settings,
             is_mounted=is_mounted,
@@ -99,6 +100,7 @@ class Server:
             bodies=self._bodies,
             answers=answers,
             groups=GroupTable(),
+            accounts=self.accounts,
             on_shutdown=self.stop,
             tracer=self._tracer,
         )
@@ -115,7 +117,6 @@ class Server:
             (self._stats.engines if is_shared else self._stats.registry).register(collector)
         if self.cluster is not None:
             self._stats.registry.register(self.cluster.collector())
-        self.accounts = Accounts(server.keys, server.api_keys_file, functools.partial(_check_keys, settings))
         allowed = access.Access(self.accounts, server.origins, server.hosts, leaves_origins=is_mounted)
         if server.api_keys_file:
             self._stats.registry.register(UsageCollector(self.accounts))
@@ -202,6 +203,8 @@ class Server:
         if server.idempotency_bytes:
             room = server.idempotency_bytes // max(server.n_shares, 1)
             context.answers.share(cluster.key_records(room, server.idempotency_s))
+        if server.api_keys_file:
+            self.accounts.share(cluster.key_limits())
         if self.parts.upstreams is not None:
             cluster.share_permits(self.parts.upstreams.pool)
         if self.parts.peers is not None:

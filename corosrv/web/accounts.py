@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import gevent
 import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.base.errors import SettingsError, Unauthorized
+from corosrv.base.errors import KeyNotCounted, SettingsError, Unauthorized
 from corosrv.base.waits import call_in_thread, own_hub
 from corosrv.contracts.settings import KeyEntry, read_keys, signature_of
-from corosrv.web.key_account import Clocks, KeyAccount, UsageCounts
+from corosrv.web.key_account import ENTERED, Clocks, KeyAccount, UsageCounts
 from corosrv.web.keys import digest
+
+if TYPE_CHECKING:  # a server without Redis needs none of it
+    from corosrv.fleet.cluster.key_limits import KeyLimits
 
 log = logging.getLogger("corosrv.http")
 
@@ -53,10 +56,17 @@ class Accounts:
         self._signature: object = None
         self._reading: gevent.Greenlet | None = None
         self._shown: dict[str, None] = {}  # names with metrics of their own, in the order of their first use
+        self._limits: KeyLimits | None = None
         self.since = self._clocks.wall()
         if path:
             self._signature = signature_of(path)
             self._take(read_keys(path))
+
+    def share(self, limits: KeyLimits) -> None:
+        """Shares the limits of all keys with other servers, also of those that come."""
+        self._limits = limits
+        for account in self._by_caller.values():
+            account.share(limits)
 
     @property
     def are_needed(self) -> bool:
@@ -73,14 +83,34 @@ class Accounts:
         return caller, self._by_caller.get(caller)
 
     def account_of(self, caller: str) -> KeyAccount | None:
-        """Returns the account of a caller who was let in before; None where no keys are needed.
+        """Returns the account of a caller, whose name was made from a key; None where no keys are needed.
 
-        May wait as find() does. Raises Unauthorized where the key is let in no longer.
+        May wait as find() does. Raises Unauthorized where the key is not let in, or no longer.
         """
         self._look()
         account = self._by_caller.get(caller)
         if self.are_needed and (account is None or account.is_expired):
-            raise Unauthorized("the API key of this batch is no longer known here, or has expired")
+            raise Unauthorized("this API key is not known here, or has expired")
+        return account
+
+    def passed_on(self, caller: str, counts_answers: bool) -> KeyAccount | None:
+        """Returns the account of a caller whose request a peer has counted, and passes on; None where nobody needs a
+        key. `counts_answers`: the peer's file has limits for it that have to be kept here.
+
+        May wait as find() does. Raises KeyNotCounted where these limits cannot be kept.
+        """
+        self._look()
+        account = self._by_caller.get(caller)
+        if account is not None and not account.is_expired:
+            return account
+        if counts_answers:
+            raise KeyNotCounted
+        return KeyAccount(KeyEntry(name="peer", hash=caller), self._clocks) if caller and self.are_needed else None
+
+    def enter(self, caller: str) -> KeyAccount | None:
+        """Returns the account of a caller as account_of() does, and makes it that of all that this greenlet does."""
+        account = self.account_of(caller)
+        ENTERED.set(account)
         return account
 
     def has_limits(self, caller: str) -> bool:
@@ -142,6 +172,8 @@ class Accounts:
                 account = KeyAccount(entry, self._clocks)
             elif account.entry != entry:
                 account.change(entry)
+            if self._limits is not None:
+                account.share(self._limits)
             by_caller[entry.hash] = account
         self._by_caller = by_caller
 

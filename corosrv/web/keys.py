@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+PEER_CALLER = "X-Corosrv-Caller"  # in a request that a peer passes on: the name that was made from its client's key
+
 
 class KeyRing:
     """Knows keys by their digests. Without any, nobody needs a key."""

@@ -10,6 +10,7 @@ from corosrv.base.errors import CorosrvError, ShuttingDown, Starting
 from corosrv.contracts import settings
 from corosrv.contracts.jobs import State
 from corosrv.serving.part import Part, ServerContext
+from corosrv.web.accounts import Accounts
 from corosrv.web.groups.table import GroupTable
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
@@ -39,7 +40,7 @@ def context_of(*parts: Part) -> ServerContext:
     bodies = BodyReader()
     return ServerContext(
         settings=settings.load({"model": "synthetic:"}, environ={}), http_stats=HttpStats(), bodies=bodies,
-        answers=KeyedAnswers(bodies), groups=GroupTable(), parts=list(parts),
+        answers=KeyedAnswers(bodies), groups=GroupTable(), accounts=Accounts(), parts=list(parts),
     )  # fmt: skip
 
 

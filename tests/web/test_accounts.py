@@ -13,7 +13,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from corosrv.base.errors import LimitReached, SettingsError, Unauthorized
+from corosrv.base.errors import KeyNotCounted, LimitReached, SettingsError, Unauthorized
 from corosrv.contracts.jobs import Chunk, Finish, Terms
 from corosrv.contracts.settings import KeyEntry, add_key, read_keys, remove_key
 from corosrv.web.accounts import Accounts, UsageCollector
@@ -516,3 +516,35 @@ def test_terms_have_what_the_key_adds(account):
 
     assert (terms.caller, terms.tier, terms.weight, terms.account) == ("c", 3, 2.0, alice)
     assert replace(terms, account=None, tier=0, weight=1.0) == Terms(caller="c")
+
+
+# Requests that a peer passes on
+
+
+def test_a_request_that_a_peer_passes_on_has_the_terms_of_its_key_here(path: str, time: Time):
+    key = add_key(path, "alice", {"tier": 2, "weight": 3, "streams": 1})
+    accounts = Accounts((), path, clocks=time.clocks)
+
+    known = accounts.passed_on(digest(key.encode()).hex(), counts_answers=True)
+    unknown = accounts.passed_on("0" * 64, counts_answers=False)
+
+    assert known is not None
+    assert unknown is not None
+    assert (known.terms(Terms()).tier, known.terms(Terms()).weight) == (2, 3.0)
+    assert (unknown.terms(Terms()).tier, unknown.entry.has_limits) == (
+        5,
+        False,
+    )  # none goes before the keys of the file
+    assert accounts.passed_on("", counts_answers=False) is None
+    assert Accounts().passed_on("0" * 64, counts_answers=False) is None
+
+
+def test_a_request_that_a_peer_passes_on_to_be_counted_is_refused_where_nobody_could(path: str, time: Time):
+    key = add_key(path, "alice", {"streams": 1})
+    accounts = Accounts((), path, clocks=time.clocks)
+    caller = digest(key.encode()).hex()
+    remove_key(path, "alice")
+
+    for refusing in (accounts, Accounts()):
+        with pytest.raises(KeyNotCounted):
+            refusing.passed_on(caller, counts_answers=True)

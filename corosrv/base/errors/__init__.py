@@ -68,6 +68,7 @@ CorosrvError
 │   ├── TooManyLogs          as many streams run that their clients may resume as may
 │   ├── EngineGone           the engine has died of such requests
 │   ├── LimitReached         the API key has used what it may use for now
+│   ├── KeyNotCounted        a peer's API key has limits that could not be kept here
 │   └── QueueFull            the queue is full
 ├── AppError                 an application registers a handler that cannot be served; its worker does not start
 ├── DeadlinePassed           the time of a call was over
@@ -191,6 +192,7 @@ from corosrv.base.errors.unavailable import (
     FrameTooLarge,
     HubError,
     HubMissing,
+    KeyNotCounted,
     LimitReached,
     ModelFailed,
     NoDescriptor,
@@ -257,6 +259,7 @@ __all__ = [
     "JobPutOff",
     "JobRefused",
     "JobWaitedTooLong",
+    "KeyNotCounted",
     "KeyReused",
     "LibllamaError",
     "LimitReached",

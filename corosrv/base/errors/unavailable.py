@@ -96,6 +96,19 @@ class LimitReached(Unavailable):
             self.should_retry = False
 
 
+class KeyNotCounted(Unavailable):
+    """A peer passes on a request of an API key with limits of tokens or of answers at once, and this server's file of
+    keys has no such key: the answer would not be counted."""
+
+    retry_after = None
+    should_retry = False
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the limits of this API key are not kept by the replica that has the model: its file of keys differs"
+        )
+
+
 class EngineGone(Unavailable):
     """The engine has ended while it worked on the request, or on others like it, and another try would end it again."""
 

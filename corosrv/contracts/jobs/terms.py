@@ -7,7 +7,7 @@ without a limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -47,6 +47,13 @@ class Bill(Protocol):
 
 class Account(Protocol):
     """The limits and the usage of an API key."""
+
+    @property
+    def counts_answers(self) -> bool:
+        """Tells whether it has limits that only whoever makes an answer can keep: of tokens, and of answers at once."""
+
+    def may_use(self, names: Iterable[str]) -> bool:
+        """Tells whether the key may use the model that has these names."""
 
     def open_bill(self, n_tasks: int, n: int, max_tokens: int | None) -> Bill:
         """Begins to count a job of `n` answers to each prompt, with at most `max_tokens` in each; None: not limited.

@@ -37,8 +37,8 @@ class ClusterSettings:
     redis_url: str = setting(
         "",
         "URL of a Redis or Valkey server that several servers share, as redis://:PASSWORD@HOST:6379/0 (rediss:// with "
-        "TLS, unix:///PATH, redis+sentinel://:PASSWORD@HOST:26379,HOST:26379/SERVICE/0): permits of upstreams, groups, "
-        "and answers under an Idempotency-Key",
+        "TLS, unix:///PATH, redis+sentinel://:PASSWORD@HOST:26379,HOST:26379/SERVICE/0): permits of upstreams, limits "
+        "of API keys, groups, and answers under an Idempotency-Key",
         check=empty_or(_REDIS_URL),
         is_secret=True,
     )

@@ -64,6 +64,11 @@ class KeyEntry:
         """Tells whether something has to be counted for this key before it is served."""
         return any(getattr(self, name) is not None for name in _LIMITS)
 
+    @property
+    def counts_answers(self) -> bool:
+        """Tells whether it has limits that only whoever makes an answer can keep: of tokens, and of answers at once."""
+        return any(getattr(self, name) is not None for name in _LIMITS if name != "requests_per_minute")
+
 
 _FIELDS = tuple(field.name for field in fields(KeyEntry))
 

@@ -81,13 +81,6 @@ def load(
     return assemble(sources.read(overrides, environ, file, PARTS))
 
 
-def _uncounted(raw: sources.RawSettings, peer: PeerSettings) -> str:
-    """Names what would let calls in past the limits of API keys; "" for nothing."""
-    if KserveSettings(**raw.values(KserveSettings)).grpc_port is not None:
-        return f"calls over gRPC ({PREFIX}GRPC_PORT)"
-    return f"requests of peers ({PREFIX}PEERS, {PREFIX}PEER_URL)" if peer.may_have_peers else ""
-
-
 def assemble(raw: sources.RawSettings) -> Settings:
     """Makes the settings of what all sources have, as load() does."""
     predictor = _predictor(raw)
@@ -98,10 +91,6 @@ def assemble(raw: sources.RawSettings) -> Settings:
     peer = PeerSettings(**raw.values(PeerSettings))
     server = ServerSettings(**raw.values(ServerSettings))
     operator = OperatorSettings(**raw.values(OperatorSettings))
-    if server.api_keys_file and (other := _uncounted(raw, peer)):
-        raise SettingsError(
-            f"{PREFIX}API_KEYS_FILE: limits are not kept for {other}: leave one of them out, or use {PREFIX}API_KEYS"
-        )
     if upstream.router_paths and not operator.mgmt_token_file:
         words = "opens the management of upstreams at the server's own port, and needs a token for that"
         raise SettingsError(f"{PREFIX}ROUTER_PATHS {words}: set {PREFIX}MGMT_TOKEN_FILE")

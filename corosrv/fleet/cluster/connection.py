@@ -326,6 +326,19 @@ class RedisScript:
                 raise
         return self._client.execute("EVAL", self._text, len(keys), *keys, *arguments)
 
+    def run_all(self, calls: Sequence[tuple[Sequence[str], Sequence[Word]]]) -> list[Any]:
+        """Runs the script for each of these keys and arguments, in one round trip once Redis knows it.
+
+        One that is refused has its RedisRefused for reply. Raises RedisUnavailable.
+        """
+        commands = [("EVALSHA", self._hash, len(keys), *keys, *arguments) for keys, arguments in calls]
+        replies = self._client.execute_all(commands)
+        unknown = [place for place, reply in enumerate(replies) if getattr(reply, "word", "") == "NOSCRIPT"]
+        texts = [("EVAL", self._text, *commands[place][2:]) for place in unknown]
+        for place, reply in zip(unknown, self._client.execute_all(texts), strict=True):
+            replies[place] = reply
+        return replies
+
 
 def _call(connection: Any, words: Sequence[Word]) -> Any:
     connection.send_command(*words)

@@ -31,6 +31,7 @@ from corosrv.base.errors import (
     WorkerGone,
 )
 from corosrv.contracts.jobs.infer import ForwardRequest, InferJob
+from corosrv.contracts.jobs.terms import Account
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.call import event
 from corosrv.dialects.ollama import routes as ollama
@@ -51,6 +52,7 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.terms import arrival, request_terms
+from corosrv.web.key_account import KeyAccount
 
 _UNKNOWN_CODES = frozenset({"model_not_found", "capability_not_found", "no_match"})
 
@@ -89,6 +91,7 @@ def is_for_peers(error: CorosrvError, *, on_full: bool) -> bool:
 
 
 _UNQUOTED = "/:@!$&'()*+,;=~"  # in a path
+_COUNTED = ("POST", "PUT")  # methods that ask for work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +145,14 @@ class Delegator:
             return None
         request_body = RequestBody(incoming, body)
         target = self._targets.find(request_body)
-        if target is None or not (is_plain or self._is_foreign(target)):
+        account: KeyAccount | None = current(g).get("corosrv_account")
+        if target is None or not (is_plain or self._is_foreign(target)) or not _may_use(account, target):
             return None
 
         def request_to_peer() -> PeerRequest:
             return PeerRequest(
                 target=target,
-                request=self._onward(incoming, self._targets.body_of(request_body)),
+                request=self._onward(incoming, self._targets.body_of(request_body), account),
                 arrived=arrival(),
                 deadline=request_terms().deadline,
                 key=incoming.environ.get("HTTP_IDEMPOTENCY_KEY", ""),
@@ -165,6 +169,8 @@ class Delegator:
         if not self._peers or not is_for_peers(own_error, on_full=self._options.delegate_on_full):
             return None
         target, terms = target_of(job.target), job.terms
+        if not _may_use(terms.account, target):
+            return None
 
         def request_to_peer() -> PeerRequest:
             return PeerRequest(
@@ -204,14 +210,17 @@ class Delegator:
             return Result.NO_PEER
         return Result.FULL if self._stats.in_flight >= self._options.delegate_max else None
 
-    def _onward(self, incoming: Request, body: bytes) -> ForwardRequest:
+    def _onward(self, incoming: Request, body: bytes, account: KeyAccount | None) -> ForwardRequest:
         environ, options = incoming.environ, self._options
+        counts = account is not None and account.counts_answers and incoming.method in _COUNTED
         path, query = quote(incoming.path, safe=_UNQUOTED), environ.get("QUERY_STRING", "")
         request_id = current(g).get("corosrv_request_id", "")
         return ForwardRequest(
             method=incoming.method,
             path=f"{path}?{query}" if query else path,
-            headers=onward_headers(environ, request_id, caller(), options.token, passes_keys=options.passes_keys),
+            headers=onward_headers(
+                environ, request_id, caller(), options.token, passes_keys=options.passes_keys, counts=counts
+            ),
             body=body,
         )
 
@@ -229,6 +238,11 @@ class Delegator:
             note_visited(call.trip)
         response.headers[SERVED_BY] = call.served_by
         return response
+
+
+def _may_use(account: Account | None, target: PeerTarget) -> bool:
+    """Tells whether a key may use what a peer has: a model by the name that was asked for, if it may not use all."""
+    return account is None or account.may_use(target.names)
 
 
 def _event_maker(

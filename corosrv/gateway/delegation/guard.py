@@ -14,6 +14,7 @@ from flask import g
 from corosrv.base.errors import InvalidTrip, LoopDetected, Unauthorized
 from corosrv.gateway.delegation.trip import (
     CALLER,
+    COUNTS,
     ELAPSED,
     ENVIRON_OF,
     HOPS,
@@ -68,6 +69,7 @@ class PeerGuard:
         caller: str = environ.get(ENVIRON_OF[CALLER], "")
         if caller and not _CALLER.fullmatch(caller):
             raise InvalidTrip(f"{CALLER}: must be a name made from a key", CALLER)
+        notes.corosrv_counts = ENVIRON_OF[COUNTS] in environ
         return caller
 
     def _check(self, trip: Trip, environ: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
-from flask import Response, request
+from flask import Response, g, request
 from flask.sansio.scaffold import Scaffold
 
 from corosrv.base.errors import CorosrvError
@@ -26,6 +26,7 @@ from corosrv.gateway.forwarding.peek import MODELS
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.reply import error_response, json_response, take_error
+from corosrv.web.key_account import KeyAccount
 
 log = logging.getLogger("corosrv.delegation")
 
@@ -129,6 +130,9 @@ class DelegationHook:
         if own_error is not None and own_error.status != 404:
             return response
         models = models_of_peers(self._roster.ready(time.monotonic()))
+        account: KeyAccount | None = current(g).get("corosrv_account")
+        if account is not None:
+            models = {name: replica for name, replica in models.items() if account.may_use((name,))}
         if own_error is None and not models:
             return response
         local = msgspec.json.decode(response.get_data()) if own_error is None else None

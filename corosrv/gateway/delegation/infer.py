@@ -36,7 +36,7 @@ from corosrv.dialects.kserve.parameters import SESSION
 from corosrv.dialects.kserve.schema import KserveError
 from corosrv.gateway.delegation.call import DelegatedCall
 from corosrv.gateway.delegation.targets import CAPABILITY_PATH, ModelOfV2, PeerTarget, capability_target
-from corosrv.gateway.delegation.trip import CALLER, TOKEN, header_of
+from corosrv.gateway.delegation.trip import CALLER, COUNTS, TOKEN, header_of
 from corosrv.gateway.forwarding.answers import EVENT_STREAM
 from corosrv.gateway.forwarding.headers import REQUEST_ID, media_type
 from corosrv.workers.wire.calls import AskEnd
@@ -60,10 +60,12 @@ def request_of(job: InferJob, token: str) -> ForwardRequest:
         path = _path_of(job.target, call.path)
         return replace(call, path=path, headers=((TOKEN, token), *_headers_of(job.terms)))
     body = encode_request(call, job.target)
-    accept = (("Accept", OUTPUT_EVENTS),) if job.stream else ()
+    more = (("Accept", OUTPUT_EVENTS),) if job.stream else ()
+    if job.terms.account is not None and job.terms.account.counts_answers:
+        more = (*more, (COUNTS, "1"))
     return ForwardRequest(
         path=_path_of(job.target, "/infer"),
-        headers=((LENGTH_HEADER, body.json_length), (TOKEN, token), *accept, *_headers_of(job.terms)),
+        headers=((LENGTH_HEADER, body.json_length), (TOKEN, token), *more, *_headers_of(job.terms)),
         body=b"".join(body.pieces),
     )
 

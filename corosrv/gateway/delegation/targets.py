@@ -49,6 +49,10 @@ class PeerTarget(Protocol):
     def key(self) -> str:
         """Names the target, for records and for the log."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the model that it is, by one of which an API key may use it; none: it is no model."""
+
     def is_offered(self, offers: Offers) -> bool:
         """Tells whether a replica serves it."""
 
@@ -64,6 +68,10 @@ class ModelOfDialect:
     def key(self) -> str:
         return f"{self.format}:{self.name}"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
     def is_offered(self, offers: Offers) -> bool:
         return self.format in offers.formats and offers.has_model(self.name)
 
@@ -77,6 +85,10 @@ class ModelOfOllama:
     @property
     def key(self) -> str:
         return f"{OLLAMA}:{self.name}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(spellings(self.name))
 
     def is_offered(self, offers: Offers) -> bool:
         return OLLAMA in offers.formats and any(map(offers.has_model, spellings(self.name)))
@@ -93,6 +105,10 @@ class ModelOfV2:
     def key(self) -> str:
         return f"{V2}:{self.name}:{self.version}"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
     def is_offered(self, offers: Offers) -> bool:
         return V2 in offers.formats and offers.has_handler(self.name, self.version)
 
@@ -104,6 +120,7 @@ class CapabilityOfV2:
     query: CapabilityQuery
     is_fuzzy: bool
     key: str
+    names: tuple[str, ...] = ()
 
     def is_offered(self, offers: Offers) -> bool:
         return V2 in offers.formats and offers.satisfies(self.query, self.is_fuzzy)
@@ -114,6 +131,7 @@ class AnyPredictor:
     """A replica's predictor, which has no name."""
 
     key: str = PREDICTIONS
+    names: tuple[str, ...] = ()
 
     def is_offered(self, offers: Offers) -> bool:
         return PREDICTIONS in offers.formats

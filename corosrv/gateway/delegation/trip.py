@@ -18,6 +18,7 @@ from corosrv.base.errors import InvalidTrip, LoopDetected
 from corosrv.contracts.jobs.infer import AnswerHead, Headers
 from corosrv.contracts.settings.fleet import REPLICA_ID
 from corosrv.gateway.forwarding.headers import request_headers
+from corosrv.web.keys import PEER_CALLER
 
 
 class Result(str, Enum):
@@ -121,10 +122,11 @@ def path_text(replicas: Iterable[str]) -> str:
 
 
 TOKEN = "X-Corosrv-Token"
-CALLER = "X-Corosrv-Caller"  # the name made from the client's key; never the key
+CALLER = PEER_CALLER  # the name made from the client's key; never the key
+COUNTS = "X-Corosrv-Counts"  # 1: the key has limits that whoever answers has to keep, as it alone knows the tokens
 ELAPSED = "X-Corosrv-Elapsed-Ms"  # milliseconds since the request came: its time limit counts from there
 SERVED_BY = "X-Corosrv-Served-By"
-ENVIRON_OF = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in (TOKEN, HOPS, PATH, CALLER, ELAPSED)}
+ENVIRON_OF = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in (TOKEN, HOPS, PATH, CALLER, COUNTS, ELAPSED)}
 
 # Beside those that go on to upstreams: peers take bodies as clients send them, compressed or with a binary tail.
 _ALSO = ("Content-Encoding", "Inference-Header-Content-Length", "Prefer")
@@ -137,14 +139,17 @@ def strip(environ: dict[str, Any]) -> None:
 
 
 def onward_headers(
-    environ: Mapping[str, Any], request_id: str, caller: str, token: str, *, passes_keys: bool
+    environ: Mapping[str, Any], request_id: str, caller: str, token: str, *, passes_keys: bool, counts: bool = False
 ) -> Headers:
     """Returns the headers of a request to a peer, but for those of the trip.
 
-    `passes_keys`: the client's key is not for this server, so that it may be for an upstream of the peer.
+    `passes_keys`: the client's key is not for this server, so that it may be for an upstream of the peer. `counts`: the
+    peer has to count the answer for the caller's key.
     """
     also = tuple((name, environ[field]) for name in _ALSO if (field := _field(name)) in environ)
     peers = ((TOKEN, token), (CALLER, caller)) if caller else ((TOKEN, token),)
+    if counts:
+        peers = (*peers, (COUNTS, "1"))
     return (*request_headers(environ, request_id, passes_keys=passes_keys, passes_idempotency=True), *also, *peers)
 
 

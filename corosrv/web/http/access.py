@@ -319,6 +319,10 @@ class Entrance:
         if visit.account is not None and FROM_WORKER not in request.environ:
             visit.account.admit(request.environ["REQUEST_METHOD"])
 
+    def passed_on(self, caller: str, counts_answers: bool) -> KeyAccount | None:
+        """Returns the account of a caller whose request a peer passes on; see Accounts.passed_on."""
+        return self._accounts.passed_on(caller, counts_answers)
+
     def flow_of(self, environ: dict[str, Any]) -> Flow | None:
         """Returns what a gateway says of a request, if one may; see InferenceGateway. Raises Refused."""
         is_told = FAIRNESS_FIELD in environ or OBJECTIVE_FIELD in environ

@@ -37,7 +37,7 @@ from corosrv.base.run_dir import path_in
 from corosrv.web.http.connection import Overloaded
 from corosrv.web.http.reply import Flood
 from corosrv.web.http.terms import FROM_WORKER
-from corosrv.web.keys import digest, key_of
+from corosrv.web.keys import PEER_CALLER, digest, key_of
 
 log = logging.getLogger("corosrv.http")
 
@@ -345,10 +345,13 @@ def _locked(folder: str) -> Iterator[None]:
 
 
 def _caller_of(request: Request) -> str:
-    """Returns the name of the caller whose API key is in a request's head, made from the key; empty without one."""
+    """Returns the name of the caller whose API key is in a request's head, made from the key; empty without one.
+
+    A peer says the name in place of the key. Whether it is one is seen where the request is served.
+    """
     fields = dict(request.headers)
     key = key_of(fields.get("AUTHORIZATION", ""), fields.get("X-API-KEY", ""))
-    return "" if key is None else digest(key).hex()
+    return fields.get(PEER_CALLER.upper(), "") if key is None else digest(key).hex()
 
 
 def head_of(request: Request) -> bytes:

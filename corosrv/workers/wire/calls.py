@@ -216,7 +216,7 @@ class Ask(_CallMessage, frozen=True, tag="ask"):
     session: str = ""
     caller: str = ""  # believed from the gRPC front alone
     owner: str = ""  # of the gRPC front alone, as the tier is
-    tier: int = 0
+    tier: int | None = None  # None: as the caller's key has it
     idempotency_key: str = ""  # of the gRPC front alone
     object_inputs: list[ObjectInput] = []  # beside those of the request
     headers: dict[str, str] = {}  # of the gRPC front alone: its client's, which go on to whoever answers

@@ -319,12 +319,3 @@ def test_a_server_with_a_file_of_keys_needs_one(path: Path):
 def test_a_bad_file_stops_the_start(path: Path):
     with pytest.raises(SettingsError, match="mode 0644"):
         load(api_keys_file=write(path, ALICE, 0o644))
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [({"grpc_port": 0}, "gRPC"), ({"peers": "http://127.0.0.1:9", "peer_token": "x" * 32}, "peers")],
-)
-def test_what_would_pass_the_limits_by_is_refused(path: Path, setting: dict[str, Any], words: str):
-    with pytest.raises(SettingsError, match=f"API_KEYS_FILE.*{words}"):
-        load(api_keys_file=write(path, ALICE), **setting)

@@ -21,6 +21,7 @@ from gunicorn.http.unreader import IterUnreader
 from corosrv.web.http import siblings
 from corosrv.web.http.siblings import Siblings, head_of
 from corosrv.web.http.terms import FROM_WORKER
+from corosrv.web.keys import digest
 from tests.support.waiting import wait_until
 
 SERVER = 1  # stands for a parent process
@@ -101,6 +102,22 @@ def test_requests_that_need_state_have_one_owner(three: Processes, asked: Reques
     owners = {one.owner_of(asked) or path for one, path in zip(three.of, three.paths, strict=True)}
 
     assert len(owners) == (1 if needs_state else 3)
+
+
+def test_a_key_with_limits_has_one_owner_whoever_passes_its_requests_on(three: Processes) -> None:
+    caller = digest(b"key").hex()
+    for one in three.of:
+        one.limiting.append(lambda named: named == caller)
+    by_key = request("/v1/completions", Authorization="Bearer key")
+    by_peer = request("/v1/completions", X_Corosrv_Caller=caller, X_Corosrv_Token="token")
+
+    owners = {
+        one.owner_of(asked) or path
+        for one, path in zip(three.of, three.paths, strict=True)
+        for asked in (by_key, by_peer)
+    }
+
+    assert len(owners) == 1
 
 
 def test_callers_are_spread_and_stay_when_another_process_ends(three: Processes) -> None:

@@ -115,13 +115,13 @@ class Asker:
                 raise
         return running
 
-    async def info(self, subject: str, model: str = "", version: str = "") -> dict[str, Any] | AskEnd:
+    async def info(self, subject: str, model: str = "", version: str = "", caller: str = "") -> dict[str, Any] | AskEnd:
         """Returns what the server answers to AskInfo: a body, or an error. Raises ChannelClosed."""
         number = next(self._numbers)
         answer: asyncio.Future[dict[str, Any] | AskEnd] = asyncio.get_running_loop().create_future()
         self._infos[number] = answer
         try:
-            self._channel.send(AskInfo(number, subject, model, version))
+            self._channel.send(AskInfo(number, subject, model, version, caller))
             return await answer
         finally:
             del self._infos[number]

@@ -123,7 +123,7 @@ def _ask(
         session=terms.session,
         caller=terms.caller,
         owner=terms.owner,
-        tier=terms.tier,
+        tier=None if metadata.flow is None else metadata.flow.tier,
         idempotency_key=terms.idempotency_key,
         object_inputs=call.object_inputs,
         headers=dict(terms.headers),

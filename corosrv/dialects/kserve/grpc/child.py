@@ -89,7 +89,8 @@ class GrpcProcess:
         try:
             server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.max_calls)
             budget = MessageBudget(settings.max_bytes, settings.max_message)
-            guard = CallGuard(KeyRing(settings.key_digests), self._counts)
+            ask = asker.info if settings.asks_keys else None
+            guard = CallGuard(KeyRing(settings.key_digests), self._counts, ask)
             gateway = InferenceGateway(settings.gateway)
             service = InferenceService(asker, guard, self._counts, settings.max_message, budget, gateway)
             self._health = HealthService(asker, guard, max(1, settings.max_calls // WATCHES_SHARE))

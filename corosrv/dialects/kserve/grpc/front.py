@@ -22,7 +22,7 @@ from corosrv.contracts.jobs.terms import Terms
 from corosrv.dialects.kserve import metadata
 from corosrv.dialects.kserve.grpc.messages import AskInfo
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig, GrpcLink, GrpcStats
-from corosrv.workers.worker.parent.asks import CallServices, Delegate
+from corosrv.workers.worker.parent.asks import CallAccount, CallServices
 from corosrv.workers.worker.parent.supervised import SupervisedProcess
 
 log = logging.getLogger("corosrv.grpc")
@@ -34,15 +34,25 @@ _PATIENCE = 10.0  # seconds in which a peer is to say something about a model
 class ServerInfo:
     """Tells about the server, the models of a worker, and those of peers, for whose answer alone it waits."""
 
-    def __init__(self, worker: InferWorker, check_ready: Callable[[], None], delegate: Delegate) -> None:
+    def __init__(self, worker: InferWorker, check_ready: Callable[[], None], services: CallServices) -> None:
         """`check_ready` raises the Unavailable that calls would meet now."""
         self._worker = worker
-        self._delegate = delegate
+        self._services = services
         self._check_ready = check_ready
 
     def __call__(self, ask: AskInfo) -> dict[str, Any]:
-        """Returns the body of the answer. May wait for a peer. Raises NotFound, and what a peer answers."""
+        """Returns the body of the answer. May wait for a peer. Raises NotFound, and what a peer answers; Unauthorized
+        and LimitReached for an API key."""
+        account = (
+            None if self._services.accounts is None or not ask.caller else self._services.accounts.enter(ask.caller)
+        )
         match ask.subject:
+            case "key":
+                return {}
+            case "admit":
+                if account is not None:
+                    account.admit("POST")
+                return {}
             case "live":
                 return {}
             case "ready":
@@ -52,10 +62,11 @@ class ServerInfo:
                 server.extensions = [name for name in server.extensions if name not in _NOT_HERE]
                 return msgspec.structs.asdict(server)
             case "model":
-                body: dict[str, Any] = msgspec.to_builtins(self._metadata(ModelTarget(ask.model, ask.version)))
+                target = ModelTarget(ask.model, ask.version)
+                body: dict[str, Any] = msgspec.to_builtins(self._metadata(target, account))
                 return body
             case "model_ready":
-                return {"ready": self._is_model_ready(ModelTarget(ask.model, ask.version))}
+                return {"ready": self._is_model_ready(ModelTarget(ask.model, ask.version), account)}
             case _:
                 return {"models": msgspec.to_builtins(metadata.index(self._worker.standings()))}
 
@@ -66,17 +77,19 @@ class ServerInfo:
             return False
         return True
 
-    def _metadata(self, target: ModelTarget) -> metadata.ModelMetadata:
+    def _metadata(self, target: ModelTarget, account: CallAccount | None) -> metadata.ModelMetadata:
         try:
             return metadata.model_metadata(self._worker.find(target), self._worker.standings())
         except CorosrvError as error:
-            return msgspec.json.decode(self._told_by_peer(target, "", error), type=metadata.ModelMetadata)
+            return msgspec.json.decode(self._told_by_peer(target, "", error, account), type=metadata.ModelMetadata)
 
-    def _told_by_peer(self, target: ModelTarget, path: str, own_error: CorosrvError) -> bytes:
+    def _told_by_peer(
+        self, target: ModelTarget, path: str, own_error: CorosrvError, account: CallAccount | None
+    ) -> bytes:
         """Returns what a peer answers for a model. Waits. Raises its error, and this server's own if none is asked."""
-        terms = Terms(deadline=time.monotonic() + _PATIENCE)
+        terms = Terms(deadline=time.monotonic() + _PATIENCE, account=account)
         job = InferJob(target, ForwardRequest(method="GET", path=path), terms=terms)
-        if (answers := self._delegate(job, own_error)) is None:
+        if (answers := self._services.delegate(job, own_error)) is None:
             raise own_error
         with contextlib.closing(answers):
             for item in answers:
@@ -86,12 +99,12 @@ class ServerInfo:
                     raise item.error
         raise own_error
 
-    def _is_model_ready(self, target: ModelTarget) -> bool:
+    def _is_model_ready(self, target: ModelTarget, account: CallAccount | None) -> bool:
         try:
             card = self._worker.find(target)
         except (NotFound, Unavailable) as error:
             try:
-                self._told_by_peer(target, "/ready", error)
+                self._told_by_peer(target, "/ready", error, account)
             except CorosrvError:
                 return False
             return True
@@ -131,7 +144,7 @@ class GrpcFront(SupervisedProcess[GrpcLink]):
         self._config = config
         self.stats = GrpcStats()
         self.has_served = False  # a process was READY once: the front as such works, and deaths are its own affair
-        inform = ServerInfo(worker, check_ready, services.delegate)
+        inform = ServerInfo(worker, check_ready, services)
         super().__init__(lambda: GrpcLink(self._config, services, inform, self.stats))
 
     @property

@@ -25,7 +25,8 @@ from corosrv.contracts.jobs.terms import Flow
 from corosrv.dialects.kserve.grpc.messages import GrpcCounts
 from corosrv.dialects.kserve.parameters import parse_capability
 from corosrv.web.inference_gateway import FAIRNESS_ID, OBJECTIVE, InferenceGateway
-from corosrv.web.keys import KeyRing
+from corosrv.web.keys import KeyRing, digest
+from corosrv.workers.wire.calls import AskEnd
 from corosrv.workers.wire.faults import Fault
 
 log = logging.getLogger("corosrv.grpc")
@@ -149,10 +150,7 @@ def check_key(pairs: Pairs, keys: KeyRing) -> str:
     """Returns a name for the caller, made from its key; "" where none is needed. Raises Unauthorized."""
     if not keys.are_needed:
         return ""
-    key = next(filter(None, (_key(name, value) for name, value in pairs)), None)
-    if key is None:
-        raise Unauthorized("no API key: send it as the metadata 'authorization: Bearer KEY'")
-    caller = keys.caller(key)
+    caller = keys.caller(_find_key(pairs))
     if caller is None:
         raise Unauthorized("this API key is not known here")
     return caller
@@ -182,6 +180,14 @@ def peer_address(peer: str) -> str:
     return address.strip("[]")
 
 
+def _find_key(pairs: Pairs) -> bytes:
+    """Returns the key in a call's metadata. Raises Unauthorized where there is none."""
+    key = next(filter(None, (_key(name, value) for name, value in pairs)), None)
+    if key is None:
+        raise Unauthorized("no API key: send it as the metadata 'authorization: Bearer KEY'")
+    return key
+
+
 def _key(name: str, value: str | bytes) -> bytes | None:
     if isinstance(value, bytes):
         return None
@@ -192,6 +198,7 @@ def _key(name: str, value: str | bytes) -> bytes | None:
 
 
 Answer = Callable[[Any, str], Awaitable[Any]]  # of the context and the caller
+AskServer = Callable[..., Awaitable[dict[str, Any] | AskEnd]]  # Asker.info
 
 _DEADLINE_SLACK = 0.25  # seconds by which a client's clock for its call may be ahead
 _FAILED = CallStatus(grpc.StatusCode.INTERNAL, "the call failed; the server's log says why")
@@ -200,27 +207,56 @@ _FAILED = CallStatus(grpc.StatusCode.INTERNAL, "the call failed; the server's lo
 class CallGuard:
     """Stands before the methods of all services. Nothing of a request is read before its key was checked."""
 
-    def __init__(self, keys: KeyRing, counts: CallCounts) -> None:
+    def __init__(self, keys: KeyRing, counts: CallCounts, ask: AskServer | None = None) -> None:
+        """`ask`: asks the server, which has a file of keys, whether one is let in; None where `keys` are all."""
         self._keys = keys
         self._counts = counts
+        self._ask = ask
 
-    def unary(self, name: str, answer: Answer, *, is_open: bool = False) -> Any:
+    async def enter(self, context: Any, *, counts: bool = False) -> str:
+        """Returns a name for a call's caller; "" where no key is needed. `counts`: as count() does, in the same ask.
+
+        Raises Unauthorized and StatusError.
+        """
+        pairs = context.invocation_metadata()
+        if self._ask is None:
+            return check_key(pairs, self._keys)
+        caller = digest(_find_key(pairs)).hex()
+        await self._tell("admit" if counts else "key", caller)
+        return caller
+
+    async def count(self, caller: str) -> None:
+        """Counts a request for the key of a caller who was let in. Raises StatusError where it is over a limit."""
+        if self._ask is not None:
+            await self._tell("admit", caller)
+
+    async def _tell(self, subject: str, caller: str) -> None:
+        assert self._ask is not None
+        answer = await self._ask(subject, caller=caller)
+        if isinstance(answer, AskEnd):
+            assert answer.fault is not None, "only what fails has an end"
+            raise StatusError(of_fault(answer.fault))
+
+    def unary(self, name: str, answer: Answer, *, is_open: bool = False, counts: bool = False) -> Any:
         """Makes the handler of a method with one request, which `answer` reads from the context.
 
-        grpcio reads the request of a unary method before it asks anybody, and that of a stream when it is told to.
+        `counts`: it asks for work, and counts for the limits of its key. grpcio reads the request of a unary method
+        before it asks anybody, and that of a stream when it is told to.
         """
-        return grpc.stream_unary_rpc_method_handler(self._guarded(name, answer, is_open))
+        return grpc.stream_unary_rpc_method_handler(self._guarded(name, answer, is_open, counts))
 
     def stream(self, name: str, answer: Answer, *, is_open: bool = False) -> Any:
         """Makes the handler of a method with many answers, which `answer` writes to the context."""
         return grpc.stream_stream_rpc_method_handler(self._guarded(name, answer, is_open))
 
-    def _guarded(self, name: str, answer: Answer, is_open: bool) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _guarded(
+        self, name: str, answer: Answer, is_open: bool, counts: bool = False
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
         """Checks the key of a call, unless the method is open to all. Counts the call by its method's name."""
 
         async def handle(_requests: Any, context: Any) -> Any:
             try:
-                caller = "" if is_open else check_key(context.invocation_metadata(), self._keys)
+                caller = "" if is_open else await self.enter(context, counts=counts)
                 result = await answer(context, caller)
                 self._counts.count(name, grpc.StatusCode.OK)
                 return result

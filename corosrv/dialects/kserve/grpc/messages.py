@@ -22,7 +22,10 @@ class _GrpcMessage(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=
 
 
 class InitGrpc(_GrpcMessage, frozen=True, tag="init_grpc"):
-    """The first message; its lane comes with it. `key_digests`: see corosrv.web.keys.KeyRing."""
+    """The first message; its lane comes with it. `key_digests`: see corosrv.web.keys.KeyRing.
+
+    `asks_keys`: the server says of each call whether its key is let in, as it has a file of keys.
+    """
 
     address: str
     port: int  # 0: any
@@ -31,6 +34,7 @@ class InitGrpc(_GrpcMessage, frozen=True, tag="init_grpc"):
     max_calls: int = MAX_CALLS
     max_bytes: int = MAX_BYTES
     gateway: GatewayRules = GatewayRules()
+    asks_keys: bool = False
 
 
 class StopGrpc(_GrpcMessage, frozen=True, tag="stop_grpc"):
@@ -76,13 +80,15 @@ class GrpcCounts(_GrpcMessage, frozen=True, tag="grpc_counts"):
 class AskInfo(_GrpcMessage, frozen=True, tag="ask_info"):
     """Asks what the server knows without running anything.
 
-    `subject`: live, ready, server, model, model_ready or index. Answered by InfoAnswer, or by AskEnd with an error.
+    `subject`: live, ready, server, model, model_ready or index; key, whether the caller's API key is let in; or admit,
+    which counts a request of that key as well. Answered by InfoAnswer, or by AskEnd with an error.
     """
 
     number: int
     subject: str
     model: str = ""
     version: str = ""
+    caller: str = ""  # made from the key of the call that asks
 
 
 class InfoAnswer(_GrpcMessage, frozen=True, tag="info_answer"):

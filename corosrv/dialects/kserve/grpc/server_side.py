@@ -93,6 +93,7 @@ class GrpcConfig:
     address: str = "127.0.0.1"
     port: int = 0  # 0: any
     keys: tuple[str, ...] = ()  # that are let in; none: nobody needs one
+    asks_keys: bool = False  # others may be let in: see CallServices.accounts
     max_message: int = MAX_MESSAGE  # bytes
     max_calls: int = MAX_CALLS  # calls and streams that may be open at once
     max_bytes: int = MAX_BYTES  # that all requests may take in memory
@@ -131,7 +132,8 @@ class GrpcLink(ServingProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFr
         try:
             self._link.start(config.command, config.env)
             limits = config.max_message, config.max_calls, config.max_bytes
-            self._link.open_lanes(1, InitGrpc(config.address, config.port, digests, *limits, config.gateway))
+            rules = config.gateway, config.asks_keys
+            self._link.open_lanes(1, InitGrpc(config.address, config.port, digests, *limits, *rules))
         except OSError as error:
             self._link.kill()
             self._enter(WorkerState.SETUP_FAILED, f"the gRPC process could not be started: {error}")

@@ -38,10 +38,20 @@ class InferStream:
     """Serves one stream: reads requests, runs them side by side, and writes their answers as they come."""
 
     def __init__(
-        self, context: Any, asker: Asker, metadata: CallMetadata, max_message: int, budget: MessageBudget
+        self,
+        context: Any,
+        asker: Asker,
+        metadata: CallMetadata,
+        max_message: int,
+        budget: MessageBudget,
+        count: Callable[[str], Awaitable[None]],
     ) -> None:
-        """`max_message`: bytes of a request, once it is inflated, and of an answer. `budget`: of all requests."""
+        """`max_message`: bytes of a request, once it is inflated, and of an answer. `budget`: of all requests.
+
+        `count`: counts a request of a caller; see CallGuard.count.
+        """
         self._context = context
+        self._count = count
         self._asker = asker
         self._metadata = metadata
         self._max_message = max_message
@@ -76,6 +86,7 @@ class InferStream:
     async def _serve_request(self, data: bytes, share: MessageShare) -> None:
         call_id = model = ""
         try:
+            await self._count(self._metadata.caller)
             request, cut = await read_message(data, self._max_message, share)
             call_id, model = request.id, request.model_name
             call = await read_request(data, request, cut, share)
@@ -145,7 +156,7 @@ class InferenceService:
 
     def handler(self) -> Any:
         """Returns what a server of grpcio takes."""
-        answers: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
+        answers: dict[str, tuple[Any, Callable[[Any, str], Awaitable[Any]]]] = {
             "ModelReady": (protocol.ModelReadyRequest, self._model_ready),
             "ServerMetadata": (protocol.ServerMetadataRequest, self._server_metadata),
             "ModelMetadata": (protocol.ModelMetadataRequest, self._model_metadata),
@@ -155,7 +166,7 @@ class InferenceService:
         methods = {name: unary(name, self._reading(kind, answer)) for name, (kind, answer) in answers.items()}
         methods["ServerLive"] = unary("ServerLive", self._server_live, is_open=True)
         methods["ServerReady"] = unary("ServerReady", self._server_ready, is_open=True)
-        methods["ModelInfer"] = unary("ModelInfer", self._model_infer)
+        methods["ModelInfer"] = unary("ModelInfer", self._model_infer, counts=True)
         methods["ModelStreamInfer"] = self._guard.stream("ModelStreamInfer", self._model_stream_infer)
         return grpc.method_handlers_generic_handler(protocol.SERVICE, methods)
 
@@ -176,17 +187,20 @@ class InferenceService:
     async def _model_stream_infer(self, context: Any, caller: str) -> None:
         with self._counts.open_stream():
             own = guard.read(context, caller, self._gateway)
-            await InferStream(context, self._asker, own, self._max_message, self._budget).serve()
+            stream = InferStream(context, self._asker, own, self._max_message, self._budget, self._guard.count)
+            await stream.serve()
 
     # Questions.
 
-    def _reading(self, kind: Any, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, str], Awaitable[bytes]]:
+    def _reading(
+        self, kind: Any, answer: Callable[[Any, str], Awaitable[Any]]
+    ) -> Callable[[Any, str], Awaitable[bytes]]:
         """Returns what reads a request, and gives the bytes of its answer."""
 
         async def handle(context: Any, caller: str) -> bytes:
             with self._budget.share() as share:
                 request = await self._read(kind, context, share)
-            message = await answer(request)
+            message = await answer(request, caller)
             serialized: bytes = message.SerializeToString()
             return serialized
 
@@ -197,8 +211,8 @@ class InferenceService:
         share.resize(inflated_bytes(data, self._max_message))
         return await convert(most_bytes(data), parse, kind, data, self._max_message)
 
-    async def _info(self, subject: str, model: str = "", version: str = "") -> dict[str, Any]:
-        answer = await self._asker.info(subject, model, version)
+    async def _info(self, subject: str, model: str = "", version: str = "", caller: str = "") -> dict[str, Any]:
+        answer = await self._asker.info(subject, model, version, caller)
         if isinstance(answer, AskEnd):
             assert answer.fault is not None, "only what fails has an end"
             raise guard.StatusError(guard.of_fault(answer.fault))
@@ -214,19 +228,18 @@ class InferenceService:
         ready = (await self._info("ready"))["ready"]
         return bytes(protocol.ServerReadyResponse(ready=ready).SerializeToString())
 
-    async def _model_ready(self, request: Any) -> Any:
-        return protocol.ModelReadyResponse(
-            ready=(await self._info("model_ready", request.name, request.version))["ready"]
-        )
+    async def _model_ready(self, request: Any, caller: str) -> Any:
+        answer = await self._info("model_ready", request.name, request.version, caller)
+        return protocol.ModelReadyResponse(ready=answer["ready"])
 
-    async def _server_metadata(self, request: Any) -> Any:
+    async def _server_metadata(self, request: Any, caller: str) -> Any:
         return protocol.ServerMetadataResponse(**await self._info("server"))
 
-    async def _model_metadata(self, request: Any) -> Any:
-        return protocol.ModelMetadataResponse(**await self._info("model", request.name, request.version))
+    async def _model_metadata(self, request: Any, caller: str) -> Any:
+        return protocol.ModelMetadataResponse(**await self._info("model", request.name, request.version, caller))
 
-    async def _repository_index(self, request: Any) -> Any:
-        rows = (await self._info("index"))["models"]
+    async def _repository_index(self, request: Any, caller: str) -> Any:
+        rows = (await self._info("index", caller=caller))["models"]
         if request.ready:
             rows = [row for row in rows if row["state"] == "READY"]
         return protocol.RepositoryIndexResponse(models=rows)

@@ -37,7 +37,7 @@ from corosrv.contracts.jobs.infer import (
     ModelTarget,
     Target,
 )
-from corosrv.contracts.jobs.terms import Terms, TracePart
+from corosrv.contracts.jobs.terms import Account, Terms, TracePart
 from corosrv.formats.tensors import Parameter, Tensor, check_inputs
 from corosrv.workers.objects import ObjectStore, content_of
 from corosrv.workers.wire import descriptors
@@ -51,6 +51,24 @@ MAX_ASKS = 256  # that one call of a handler may have running at once
 LONG_COPY = 4 << 20  # bytes whose copying would hold the hub for a millisecond or more
 
 Submit = Callable[[InferJob], InferReader]
+
+
+class CallAccount(Account, Protocol):
+    """The account of an API key, with which calls are made."""
+
+    def admit(self, method: str) -> None:
+        """Counts a request by its method. May wait. Raises LimitReached."""
+
+    def terms(self, terms: Terms) -> Terms:
+        """Returns the terms with what the key adds."""
+
+
+class CallAccounts(Protocol):
+    """The accounts of the API keys that are let in."""
+
+    def enter(self, caller: str) -> CallAccount | None:
+        """Returns the account of a caller, who may use from now on in this greenlet what it may use; None where no key
+        is needed. May wait. Raises Unauthorized."""
 
 
 class CallAnswers(Protocol):
@@ -104,13 +122,14 @@ class CallServices:
 
     `submit`: runs a call; see submit_to. `objects`: the store of objects; None if there is none. `delegate`: gives a
     call that could not run here to a peer. `begin_call`: begins the trace of each call, where clients make them and are
-    traced.
+    traced. `accounts`: of clients, where keys may do different things; whoever asks is trusted to name the client.
     """
 
     submit: Submit = _refuse_job
     objects: ObjectStore | None = None
     delegate: Delegate = no_delegate
     begin_call: BeginCall | None = None
+    accounts: CallAccounts | None = None
 
 
 class Asks:
@@ -180,7 +199,7 @@ class Asks:
         begin_call = self._services.begin_call
         trace = None if begin_call is None else begin_call(ask.headers, ask.stream)
         terms = self._terms_of(ask) if trace is None else replace(self._terms_of(ask), trace=trace)
-        make_job = functools.partial(_job, ask, content, terms, self._is_trusted, self._services.objects)
+        make_job = functools.partial(_job, ask, content, terms, self._is_trusted, self._services)
         running = self._running[ask.number] = _FollowedAsk(ask.number, make_job, self._services, self._send)
         running.trace = trace
         running.start(self._forget)
@@ -200,7 +219,8 @@ class Asks:
         if not self._is_trusted:
             return terms
         key, headers = ask.idempotency_key, tuple(ask.headers.items())
-        return replace(terms, caller=ask.caller, owner=ask.owner, tier=ask.tier, idempotency_key=key, headers=headers)
+        tier = ask.tier or 0
+        return replace(terms, caller=ask.caller, owner=ask.owner, tier=tier, idempotency_key=key, headers=headers)
 
     def _forget(self, ask: _FollowedAsk, end: AskEnd) -> None:
         if self._running.get(ask.number) is ask:
@@ -321,12 +341,16 @@ def end_of(number: int, card: HandlerCard | None, error: CorosrvError | None, is
     return AskEnd(number, model, version, None if error is None else Fault.from_error(error), is_replayed)
 
 
-def _job(ask: Ask, content: memoryview, terms: Terms, are_checked: bool, objects: ObjectStore | None) -> InferJob:
-    """Makes the job of an ask. Raises InvalidTensor, and what content_of raises."""
+def _job(ask: Ask, content: memoryview, terms: Terms, are_checked: bool, services: CallServices) -> InferJob:
+    """Makes the job of an ask, in the greenlet that runs it. Raises InvalidTensor, what content_of raises, and
+    Unauthorized for a caller who has just lost the key."""
+    if services.accounts is not None and (account := services.accounts.enter(terms.caller)) is not None:
+        terms = account.terms(terms)
+        terms = terms if ask.tier is None else replace(terms, tier=ask.tier)
     (inputs,) = make_tensors([ask.request.inputs], content, are_checked=are_checked)
     if ask.object_inputs:
         inputs = _with_objects(
-            inputs, ask.object_inputs, lambda object_id: content_of(objects, object_id, terms.caller)
+            inputs, ask.object_inputs, lambda object_id: content_of(services.objects, object_id, terms.caller)
         )
     outputs = None if ask.request.outputs is None else tuple(ask.request.outputs)
     request = InferRequest(inputs, ask.request.id, ask.request.parameters, outputs)
