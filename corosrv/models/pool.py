@@ -93,6 +93,7 @@ class ModelPool:
         self._keeper = Keeper(settings, make, memory_elsewhere, make_download, on_failed_load)
         self._lock = self._keeper.lock
         self._models = self._keeper.models
+        self._first = self._models[0]
         self._adapters = _named_adapters(self._models)
         self._by_name = {name: model for model in self._models for name in model.names}
         self._by_name |= {name: model for name, (model, _) in self._adapters.items()}
@@ -123,10 +124,6 @@ class ModelPool:
     # The Worker
 
     @property
-    def _first(self) -> ServedModel:
-        return self._models[0]
-
-    @property
     def state(self) -> State:
         """The state of the first model: a server is ready when that is."""
         if self._is_inherited or self._first.state is ModelState.FAILED:
@@ -150,7 +147,7 @@ class ModelPool:
         return os.getpid() != self._pid
 
     def _check_open(self) -> None:
-        if self._is_inherited:
+        if os.getpid() != self._pid:
             raise errors.UsedAfterFork(
                 "these models were made before a fork() and serve the parent process only; make others in each process "
                 "after forking (gunicorn: do not use --preload)"

@@ -35,8 +35,8 @@ class Uses:
     any thread and in the middle of anything: so the end of a use takes no lock, it is noted and counted later.
     """
 
-    def __init__(self, on_idle: Callable[[], None]) -> None:
-        """`on_idle` is called at the end of the last use, from wherever that is."""
+    def __init__(self, on_idle: Callable[[], None] | None) -> None:
+        """`on_idle` is called at the end of the last use, from wherever that is; None: that matters to nobody."""
         self._on_idle = on_idle
         self._n_begun = 0
         self._ended: deque[None] = deque()
@@ -67,7 +67,7 @@ class Uses:
         """Ends a use that begin() counted. Any thread, at any moment."""
         self.idle_since = time.monotonic()
         self._ended.append(None)
-        if len(self._ended) == self._n_begun:
+        if self._on_idle is not None and len(self._ended) == self._n_begun:
             self._on_idle()
 
 
@@ -125,7 +125,11 @@ class ServedModel:
     """One model of a pool, which owns it and calls all of it under its lock. Moves as corosrv.models.plan allows."""
 
     def __init__(
-        self, settings: ModelSettings, on_idle: Callable[[], None], limit: int = 0, other_files: Sequence[int] = ()
+        self,
+        settings: ModelSettings,
+        on_idle: Callable[[], None] | None,
+        limit: int = 0,
+        other_files: Sequence[int] = (),
     ) -> None:
         """`limit`: the bytes that all models may take, 0 for none; `other_files`: the sizes of the others' files."""
         self._named = settings  # as the operator wrote them; `settings` have files in place of a hub's name

@@ -61,7 +61,7 @@ def _call(
         is_list=is_list or job.n > 1,
         members=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),
     )
-    return Call(job, options.stream, NativeAnswer(options), body.priority)
+    return Call(job, options.stream, NativeAnswer(options), body.priority, card=card)
 
 
 def _read(prompt: Prompt, number: int, n_prompts: int, vocabulary: Vocabulary) -> Prompt:

@@ -68,7 +68,8 @@ class EngineLife:
 
     def check(self) -> None:
         """Raises the Unavailable that a job would meet now."""
-        self._check_alive()
+        if self._is_closed or os.getpid() != self._pid:
+            self._check_alive()
         if self._failure is not None:
             raise errors.ModelFailed(f"the model could not be loaded: {self._failure}")
         if self._is_draining:

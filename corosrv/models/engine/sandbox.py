@@ -369,15 +369,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._steps_left -= 1
         if self._steps_left < 0:
             raise TemplateLimitReached(f"it takes more than {self._limits.steps} steps")
-        self._check_time()
+        if self._processor.is_used_up():
+            raise self._too_slow()
 
     def _check_time(self) -> None:
         if self._processor.is_used_up():
-            raise TemplateLimitReached(f"it takes more than {self._limits.seconds:g} s of processor time")
+            raise self._too_slow()
 
     def _check_size(self, size: int) -> None:
         if size > self._limits.characters:
             raise self._too_long()
+
+    def _too_slow(self) -> TemplateLimitReached:
+        return TemplateLimitReached(f"it takes more than {self._limits.seconds:g} s of processor time")
 
     def _too_long(self) -> TemplateLimitReached:
         return TemplateLimitReached("it builds a longer text than a template may")

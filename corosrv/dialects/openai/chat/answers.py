@@ -64,7 +64,8 @@ class ChatAnswer:
             choices[part.choice].add(part)
         for chunk in chunks:
             self._tally.add(chunk)
-        chat_choices = [choice.chat_choice(self._logprobs(choice.tokens)) for choice in Turns().among(choices)]
+        finished = choices if len(choices) == 1 else Turns().among(choices)
+        chat_choices = [choice.chat_choice(self._logprobs(choice.tokens)) for choice in finished]
         extras = self._extras.of_answer(chunks)
         answer: ChatCompletion = self._frame.complete(
             chat_choices, self._tally, self._parser.reasoning_tokens, **extras

@@ -36,8 +36,10 @@ _POLICIES = {mode.value: CallPolicy(mode) for mode in CallMode}
 
 def tools(body: schema.ChatBody) -> tuple[dict[str, Any], ...]:
     """Returns the tools that the model may call. Raises Refused for too many."""
-    check_count(body.tools or ())
-    functions = (tool.function for tool in body.tools or ())
+    if not body.tools:
+        return ()
+    check_count(body.tools)
+    functions = [tool.function for tool in body.tools]
     return tuple(conversation.tool(function.name, function.description, function.parameters) for function in functions)
 
 
@@ -60,7 +62,7 @@ def turns(messages: list[schema.Message], images: ImageIntake | None = None) -> 
         images.expect(sum(map(_n_images, messages)), "messages")
     names: dict[str, str] = {}  # of the functions called so far, by the calls' ids
     last = len(messages) - 1
-    return tuple(_turn(message, f"messages[{i}]", names, i == last, images) for i, message in enumerate(messages))
+    return tuple([_turn(message, f"messages[{i}]", names, i == last, images) for i, message in enumerate(messages)])
 
 
 def _n_images(message: schema.Message) -> int:

@@ -61,14 +61,14 @@ def call(
         usage=include_usage,
         compute=bool(body.include_compute),
         service_tier="" if body.service_tier is None else served_tier(body),
-        logprobs=_n_probs(body) >= 0,
+        logprobs=bool(body.logprobs or body.n_probs),
         native_form=native_form(body, job, card, find_vocabulary),
     )
     answer = ChatAnswer(job, card, parser, options)
     if forkable is not None:
         forkable.id = answer.id
     priority = body.priority if body.service_tier is None else priority_of(body)
-    return Call(job, options.stream, answer, priority, forkable=forkable)
+    return Call(job, options.stream, answer, priority, forkable=forkable, card=card)
 
 
 def conversation(
@@ -157,7 +157,7 @@ def prompt(body: schema.ChatBody, images: ImageIntake | None = None) -> Messages
         raise Refused("continue_final_message: the last message must be the assistant's", "continue_final_message")
     continue_final = is_last_ours and not body.add_generation_prompt and body.continue_final_message is not False
     continue_thoughts = continue_final and _continues_thoughts(turns[-1], body.continue_final_message)
-    arguments = messages.template_arguments(body.chat_template_kwargs or {})
+    arguments = messages.template_arguments(body.chat_template_kwargs) if body.chat_template_kwargs else {}
     if body.reasoning_effort is not None:
         arguments = {"reasoning_effort": check_text(body.reasoning_effort, "reasoning_effort"), **arguments}
     return Messages(

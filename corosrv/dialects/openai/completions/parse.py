@@ -109,7 +109,7 @@ def call(
     if forkable is not None:
         forkable.id = answer.id
     priority = body.priority if body.service_tier is None else priority_of(body)
-    return Call(job, options.stream, answer, priority, forkable=forkable)
+    return Call(job, options.stream, answer, priority, forkable=forkable, card=card)
 
 
 # Fields that make the prompt, or show it; which branches are the best is for their client to say.
