@@ -37,7 +37,7 @@ from corosrv.contracts.jobs.terms import (
     parse_timeout,
 )
 from corosrv.contracts.settings import TIERS
-from corosrv.web.http.lean_flask import Visit, caller, current
+from corosrv.web.http.lean_flask import Visit, current
 from corosrv.web.key_account import KeyAccount
 
 log = logging.getLogger("corosrv.http")

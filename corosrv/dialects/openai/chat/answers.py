@@ -28,7 +28,7 @@ from corosrv.dialects.openai.answer_types import (
     MessageDelta,
     ToolCallDelta,
 )
-from corosrv.dialects.openai.llama_extras import LlamaExtras
+from corosrv.dialects.openai.events import LlamaExtras
 
 _COMPLETION = (ChatCompletion, "chat.completion")
 _CHUNK = (ChatChunk, "chat.completion.chunk")
