@@ -8,7 +8,7 @@ from tests.test_layers import MODULES, ROOT, imported
 from tests.test_words import SHARED_CLASSES
 
 # 500 was the bound for what stood before Ollama's API, the page, the live picture, and streams that can be resumed
-MOST_FILES = 557
+MOST_FILES = 555
 MOST_FILES_IN_A_FOLDER = 20
 SMALL = 60  # lines: a file below it has two importers, or is one of these
 SMALL_FILES = {
@@ -19,7 +19,7 @@ DOORS = {
     "corosrv.contracts.jobs": 7,
     "corosrv.contracts.settings": 6,
     "corosrv.dialects.chat": 6,
-    "corosrv.dialects.generation": 11,
+    "corosrv.dialects.generation": 10,
     "corosrv.dialects.kserve": 9,
     "corosrv.dialects.openai": 6,
     "corosrv.fleet.cluster": 7,
