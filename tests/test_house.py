@@ -28,7 +28,7 @@ DOORS = {
     "corosrv.models.engine": 6,
     "corosrv.web": 6,
     "corosrv.web.http": 17,
-    "corosrv.workers.dispatch": 13,
+    "corosrv.workers.dispatch": 12,
     "corosrv.workers.manager": 7,
     "corosrv.workers.wire": 11,
     "corosrv.workers.worker.app": 7,
