@@ -53,7 +53,7 @@ class Keeper:
         self._idle_s = settings.server.model_idle_s
         self._is_stopped = False
         # The end of a use matters only if models are unloaded without being asked.
-        on_idle = self._wakeup.set if self._limit or self._idle_s else _ignore
+        on_idle = self._wakeup.set if self._limit or self._idle_s else None
         sizes = [size.file_bytes(model) for model in settings.models]
         self.models: Sequence[ServedModel] = tuple(
             ServedModel(model, on_idle, self._limit, sizes[:number] + sizes[number + 1 :])
@@ -202,7 +202,3 @@ def _run(download: Download) -> tuple[ModelSettings | None, str]:
     except Exception as error:
         log.exception("a model could not be downloaded")
         return None, f"it could not be downloaded: {type(error).__name__}"
-
-
-def _ignore() -> None:
-    pass

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from corosrv.base import errors
@@ -21,9 +18,7 @@ from corosrv.models.fitting.gguf import Facts
 from corosrv.models.keeper import Keeper
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.plan import ModelState, Standing
-from corosrv.models.served import ServedModel
-
-log = logging.getLogger("corosrv")
+from corosrv.models.served import ServedModel, named_adapters
 
 _BEGINNING = (ModelState.DOWNLOADING, ModelState.LOADING)
 
@@ -43,22 +38,6 @@ class _NoWatch:
 
     def close(self) -> None:
         pass
-
-
-class _Use:
-    """A use of a loaded model, which has been counted, and ends with the block."""
-
-    __slots__ = ("_model",)
-
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
-
-    def __enter__(self) -> tuple[ServedModel, Loadable]:
-        assert self._model.engine is not None
-        return self._model, self._model.engine
-
-    def __exit__(self, *error: object) -> None:
-        self._model.uses.end()
 
 
 class ModelPool:
@@ -93,7 +72,8 @@ class ModelPool:
         self._keeper = Keeper(settings, make, memory_elsewhere, make_download, on_failed_load)
         self._lock = self._keeper.lock
         self._models = self._keeper.models
-        self._adapters = _named_adapters(self._models)
+        self._first = self._models[0]
+        self._adapters = named_adapters(self._models)
         self._by_name = {name: model for model in self._models for name in model.names}
         self._by_name |= {name: model for name, (model, _) in self._adapters.items()}
         self._is_strict = settings.server.strict_model or len(self._models) > 1
@@ -123,10 +103,6 @@ class ModelPool:
     # The Worker
 
     @property
-    def _first(self) -> ServedModel:
-        return self._models[0]
-
-    @property
     def state(self) -> State:
         """The state of the first model: a server is ready when that is."""
         if self._is_inherited or self._first.state is ModelState.FAILED:
@@ -142,7 +118,7 @@ class ModelPool:
         if first.state is ModelState.FAILED:
             raise errors.ModelFailed(f"the model could not be loaded: {first.failure}")
         if not first.n_loads:
-            raise errors.Starting(_loading_words(first), retry_after=first.retry_after())
+            raise errors.Starting(first.loading_words, retry_after=first.retry_after())
 
     @property
     def _is_inherited(self) -> bool:
@@ -150,7 +126,7 @@ class ModelPool:
         return os.getpid() != self._pid
 
     def _check_open(self) -> None:
-        if self._is_inherited:
+        if os.getpid() != self._pid:
             raise errors.UsedAfterFork(
                 "these models were made before a fork() and serve the parent process only; make others in each process "
                 "after forking (gunicorn: do not use --preload)"
@@ -185,7 +161,8 @@ class ModelPool:
 
     def vocabulary(self, model: str | None) -> Vocabulary:
         """Returns the model's vocabulary, which keeps it loaded for as long as it lives. Waits and raises as `card`."""
-        with self._using(model) as (served, engine):
+        served = self._using(model)
+        with served as engine:
             vocabulary = copy.copy(engine.vocabulary(None))
             with self._lock:
                 served.uses.until_dropped(vocabulary)
@@ -196,7 +173,8 @@ class ModelPool:
 
         A job that names an adapter gets it at scale 1, and no other.
         """
-        with self._using(job.model) as (served, engine):
+        served = self._using(job.model)
+        with served as engine:
             reader = engine.submit(self._with_adapter(job) if job.model in self._adapters else job)
             with self._lock:
                 served.uses.until_dropped(reader)
@@ -212,27 +190,27 @@ class ModelPool:
     # As llama-server has it
 
     def slots(self, model: str | None) -> tuple[SlotState, ...]:
-        with self._using(model) as (_, engine):
+        with self._using(model) as engine:
             return engine.slots()
 
     def save_slot(self, model: str | None, slot: int, path: str, caller: str = "") -> SlotFile:
-        with self._using(model) as (_, engine):
+        with self._using(model) as engine:
             return engine.save_slot(slot, path, caller)
 
     def restore_slot(self, model: str | None, slot: int, path: str, caller: str = "") -> SlotFile:
-        with self._using(model) as (_, engine):
+        with self._using(model) as engine:
             return engine.restore_slot(slot, path, caller)
 
     def erase_slot(self, model: str | None, slot: int, caller: str = "") -> int:
-        with self._using(model) as (_, engine):
+        with self._using(model) as engine:
             return engine.erase_slot(slot, caller)
 
     def adapters(self, model: str | None) -> tuple[Adapter, ...]:
-        with self._using(model) as (_, engine):
+        with self._using(model) as engine:
             return engine.adapters()
 
     def set_adapters(self, model: str | None, scales: Mapping[int, float]) -> None:
-        with self._using(model) as (_, engine):
+        with self._using(model) as engine:
             engine.set_adapters(scales)
 
     # From a name to an engine
@@ -254,13 +232,13 @@ class ModelPool:
             return True
         return self._may_use((*model.names, name) if name and name in self._adapters else model.names)
 
-    def _using(self, name: str | None) -> _Use:
-        """Returns the loaded model, which stays so for the length of a `with` block. Waits for it."""
+    def _using(self, name: str | None) -> ServedModel:
+        """Returns the loaded model, which stays so until the end of a `with` block. Waits for it."""
         self._check_open()
         model = self._route(name)
         if not self._try_use(model):
             self._wait_for(model)
-        return _Use(model)
+        return model
 
     def _try_use(self, model: ServedModel) -> bool:
         with self._lock:
@@ -409,26 +387,6 @@ class ModelPool:
             return
         self._is_closed = True
         self._keeper.close()
-
-
-def _loading_words(model: ServedModel) -> str:
-    if model.download is not None:
-        return f"the model is being downloaded: {model.download.words}"
-    part = model.part
-    return f"the model is still loading{f': {100 * part:.0f} %' if part else ''}"
-
-
-def _named_adapters(models: Sequence[ServedModel]) -> Mapping[str, tuple[ServedModel, int]]:
-    """Returns the models and the numbers of LoRA adapters by the stems of their files, which jobs may name.
-
-    Left out, and told in the log, are those whose names others have as well.
-    """
-    found = [(Path(path).stem, model, id) for model in models for id, (path, _) in enumerate(model.settings.adapters)]
-    used = Counter(name for model in models for name in {*model.names})
-    used.update(stem for stem, _, _ in found)
-    for stem in dict.fromkeys(stem for stem, _, _ in found if used[stem] > 1):
-        log.warning("the LoRA adapter %s cannot be asked for by its name, which others have as well", stem)
-    return {stem: (model, id) for stem, model, id in found if used[stem] == 1}
 
 
 def _card(model: ServedModel, adapter: str) -> ModelCard:

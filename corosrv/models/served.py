@@ -6,13 +6,15 @@ a waiter from any thread.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from corosrv.base import errors
 from corosrv.base.errors import NoDescriptor
@@ -27,6 +29,8 @@ from corosrv.models.loadable import Download, Loadable, LoadProgress
 from corosrv.models.plan import ModelState, Standing, check_move
 from corosrv.workers.dispatch.estimates import Backoff
 
+log = logging.getLogger("corosrv")
+
 
 class Uses:
     """Counts uses. All of it under the pool's lock, but for a use's end, which may come from anywhere.
@@ -35,8 +39,8 @@ class Uses:
     any thread and in the middle of anything: so the end of a use takes no lock, it is noted and counted later.
     """
 
-    def __init__(self, on_idle: Callable[[], None]) -> None:
-        """`on_idle` is called at the end of the last use, from wherever that is."""
+    def __init__(self, on_idle: Callable[[], None] | None) -> None:
+        """`on_idle` is called at the end of the last use, from wherever that is; None: that matters to nobody."""
         self._on_idle = on_idle
         self._n_begun = 0
         self._ended: deque[None] = deque()
@@ -67,7 +71,7 @@ class Uses:
         """Ends a use that begin() counted. Any thread, at any moment."""
         self.idle_since = time.monotonic()
         self._ended.append(None)
-        if len(self._ended) == self._n_begun:
+        if self._on_idle is not None and len(self._ended) == self._n_begun:
             self._on_idle()
 
 
@@ -125,7 +129,11 @@ class ServedModel:
     """One model of a pool, which owns it and calls all of it under its lock. Moves as corosrv.models.plan allows."""
 
     def __init__(
-        self, settings: ModelSettings, on_idle: Callable[[], None], limit: int = 0, other_files: Sequence[int] = ()
+        self,
+        settings: ModelSettings,
+        on_idle: Callable[[], None] | None,
+        limit: int = 0,
+        other_files: Sequence[int] = (),
     ) -> None:
         """`limit`: the bytes that all models may take, 0 for none; `other_files`: the sizes of the others' files."""
         self._named = settings  # as the operator wrote them; `settings` have files in place of a hub's name
@@ -194,6 +202,22 @@ class ServedModel:
         seconds = time.monotonic() - self._began
         progress = LoadProgress.after(seconds, self.part) if self.engine is None else self.engine.load_progress
         return retry_seconds(self._load_s - seconds if progress.seconds_left is None else progress.seconds_left)
+
+    @property
+    def loading_words(self) -> str:
+        """Returns how far its download or its load is, for clients."""
+        if self.download is not None:
+            return f"the model is being downloaded: {self.download.words}"
+        part = self.part
+        return f"the model is still loading{f': {100 * part:.0f} %' if part else ''}"
+
+    def __enter__(self) -> Loadable:
+        """Returns the engine, for a use that was counted, and ends with the block."""
+        assert self.engine is not None
+        return self.engine
+
+    def __exit__(self, *error: object) -> None:
+        self.uses.end()
 
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None while it is not loaded."""
@@ -334,3 +358,16 @@ class ServedModel:
         return ModelCard(
             self.name, int(time.time()), self.settings.aliases, self.settings.labels, meta=meta, file=self.settings.file
         )
+
+
+def named_adapters(models: Sequence[ServedModel]) -> Mapping[str, tuple[ServedModel, int]]:
+    """Returns the models and the numbers of LoRA adapters by the stems of their files, which jobs may name.
+
+    Left out, and told in the log, are those whose names others have as well.
+    """
+    found = [(Path(path).stem, model, id) for model in models for id, (path, _) in enumerate(model.settings.adapters)]
+    used = Counter(name for model in models for name in {*model.names})
+    used.update(stem for stem, _, _ in found)
+    for stem in dict.fromkeys(stem for stem, _, _ in found if used[stem] > 1):
+        log.warning("the LoRA adapter %s cannot be asked for by its name, which others have as well", stem)
+    return {stem: (model, id) for stem, model, id in found if used[stem] == 1}

@@ -1,4 +1,4 @@
-"""The part of a server that serves an application: its workers, the dispatcher in front of them, and their objects."""
+"""The part of a server that serves an application: its workers, their dispatcher, objects and metrics."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import _socket
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import gevent
 from flask import Blueprint
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, ModelFailed, Refused, Starting
@@ -20,14 +21,14 @@ from corosrv.contracts.jobs.infer import InferJob, InferReader
 from corosrv.contracts.settings import AppSettings, child_environment
 from corosrv.dialects.kserve import schema
 from corosrv.serving.part import Part, ServerContext, why_not_served
-from corosrv.web.management import join_routes, routes, worker_routes
-from corosrv.web.management.join_routes import MakeJoinedWorker
+from corosrv.web.management import routes, worker_routes
+from corosrv.web.management.worker_routes import MakeJoinedWorker
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.policy import DispatchSettings
 from corosrv.workers.dispatch.stats import DispatchCollector
-from corosrv.workers.manager.collector import ManagerCollector
 from corosrv.workers.manager.joined import Joining
 from corosrv.workers.manager.manager import Manager, ManagerSettings
+from corosrv.workers.manager.place import Place
 from corosrv.workers.manager.snapshot import Claim
 from corosrv.workers.objects import ObjectCollector, ObjectStore
 from corosrv.workers.wire.calls import PoolCard
@@ -35,6 +36,53 @@ from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
 from corosrv.workers.worker.parent.asks import CallServices, submit_to
 from corosrv.workers.worker.parent.joined_process import JoinedProcess
+
+
+class ManagerCollector(Collector):
+    """Keeps no numbers of its own. Labels are pools and places, never process ids."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._of_workers(self._manager.shown_places)
+        yield from self._of_pools()
+
+    def _of_workers(self, places: Iterable[Place]) -> Iterator[Metric]:
+        state = GaugeMetricFamily("corosrv_worker_state", "1: the worker is there", labels=["worker", "pool", "state"])
+        in_flight = GaugeMetricFamily("corosrv_worker_in_flight", "Slots that run a call", labels=["worker", "pool"])
+        rss = GaugeMetricFamily("corosrv_worker_rss_bytes", "Memory of the process", labels=["worker", "pool"])
+        for place in places:
+            assert place.worker is not None
+            state.add_metric([place.id, place.pool, place.state.value], 1)
+            in_flight.add_metric([place.id, place.pool], place.worker.in_flight)
+            rss.add_metric([place.id, place.pool], place.worker.rss)
+        return iter((state, in_flight, rss))
+
+    def _of_pools(self) -> Iterator[Metric]:
+        restarts = CounterMetricFamily(
+            "corosrv_worker_restarts", "Workers that ended and were replaced", labels=["pool", "reason"]
+        )
+        expired = CounterMetricFamily("corosrv_lease_expired", "Workers lost for want of a heartbeat", labels=["pool"])
+        gauges = {
+            name: GaugeMetricFamily(f"corosrv_pool_{name}", text, labels=["pool"])
+            for name, text in (
+                ("min", "Workers at least"),
+                ("max", "Workers at most"),
+                ("target", "Workers that there should be"),
+                ("crashlooping", "1: its workers crash again and again"),
+            )
+        }
+        for pool in self._manager.pools:
+            for reason, n in pool.restarts.items():
+                restarts.add_metric([pool.name, reason], n)
+            expired.add_metric([pool.name], pool.restarts["lease_expired"])
+            memory = pool.memory
+            values = (memory.least, memory.most, memory.target, int(memory.crashes.is_looping))
+            for gauge, value in zip(gauges.values(), values, strict=True):
+                gauge.add_metric([pool.name], value)
+        return iter((restarts, expired, *gauges.values()))
+
 
 log = logging.getLogger("corosrv")
 
@@ -139,7 +187,7 @@ class AppPart(Part):
         """Returns what operators can do with the application."""
         return (
             worker_routes.blueprint(self.manager, lambda: self.dispatcher.stats().keys),
-            join_routes.blueprint(self.manager.joined, self._make_joined),
+            worker_routes.join_blueprint(self.manager.joined, self._make_joined),
             routes.object_blueprint(self.objects),
         )
 

@@ -12,7 +12,7 @@ from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown, Startin
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.dialects.kserve import model_docs, object_routes, routes, schema
+from corosrv.dialects.kserve import api_docs, object_routes, routes, schema
 from corosrv.dialects.kserve.endpoint import EndpointLimits
 from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.server_side import GrpcCollector, GrpcConfig
@@ -111,7 +111,7 @@ class KservePart(Part):
 
     def document(self) -> dict[str, Any]:
         """Returns a document of the models that declare their inputs; the routes describe themselves."""
-        return model_docs.document(self._calls.standings, self._takes_keys)
+        return api_docs.document(self._calls.standings, self._takes_keys)
 
     def has_path(self, path: str) -> bool:
         return schema.has_path(path)

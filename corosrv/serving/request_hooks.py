@@ -56,12 +56,12 @@ class RequestHooks:
 
     def begin(self) -> None:
         """Checks a request. Raises why it may not pass."""
-        if (visit := current(request).environ.pop(VISIT, None)) is not None:
+        http_request, notes = current(request), current(g)
+        if (visit := http_request.environ.pop(VISIT, None)) is not None:
             self._take_over(visit)
         if not self._has_started:
             self._start()
             self._has_started = True
-        http_request, notes = current(request), current(g)
         if self._may_have_copies and http_request.environ.get("wsgi.multiprocess"):
             self._may_have_copies = False
             log.warning("several worker processes: process %d loads its own copy of the model", os.getpid())
@@ -74,7 +74,7 @@ class RequestHooks:
         if self._access_log is not None and TRACE not in http_request.environ:
             self._access_log.begin(http_request.environ).is_ended_here = True
         view = current_app.view_functions.get(http_request.endpoint or "")
-        is_open = http_request.method == "OPTIONS" or openapi.needs_no_key(view)
+        is_open = http_request.method == "OPTIONS" or getattr(view, openapi.IS_OPEN, False)
         caller = None if self._guard is None else self._guard.admit(http_request.environ)
         if caller is not None or is_open:
             notes.corosrv_caller = caller or ""

@@ -107,7 +107,7 @@ def change_the_server(recipe: Recipe) -> None:
         ),
         ('"adaptive_decay", "min_keep", "ignore_eos",\n', '"adaptive_decay", "min_keep", "ignore_eos", "head",\n'),
     )
-    recipe.change("corosrv/dialects/generation/settings.py", ('"xtc_threshold", ', '"xtc_threshold", "head", '))
+    recipe.change("corosrv/dialects/generation/native.py", ('"xtc_threshold", ', '"xtc_threshold", "head", '))
 
 
 def test_a_sampler_is_compiled_named_and_used(tmp_path: Path):

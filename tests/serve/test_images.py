@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from corosrv.contracts.jobs import Job, Pieces, Rows, Sampling, Terms, Tokens
-from corosrv.images.vision.encoder import ImageEncoder
-from corosrv.images.vision.waiting import encode_images
+from corosrv.images.vision.encoder import ImageEncoder, encode_images
 from tests.images.vision.encoders import NobodyLeaves, image, options
 from tests.serve.image_server import DIALECTS, N_EMBD, N_PREDICT, N_ROWS, Dialect, Files, chat, completion, events, png
 from tests.serve.server import Server, servers

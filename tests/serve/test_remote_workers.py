@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from corosrv.web.management.join_routes import JOIN, REMOTE_PROTOCOL
 from corosrv.web.management.remote import RemoteClient
+from corosrv.web.management.worker_routes import JOIN, REMOTE_PROTOCOL
 from tests.serve.joined_worker import PATIENCE, JoinedWorker, joined_worker
 from tests.serve.server import REPOSITORY, Process, Server, Servers, servers
 from tests.support.certificates import self_signed

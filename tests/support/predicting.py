@@ -20,7 +20,7 @@ from corosrv.dialects.predictions.service import CallOutcome, PredictionService
 from corosrv.workers.dispatch.host import Permit, PermitPool
 from corosrv.workers.wire.messages import SlotToServer
 from corosrv.workers.worker.parent.predict_call import PredictReader
-from corosrv.workers.worker.signatures import schema, signature
+from corosrv.workers.worker.signatures import signature
 
 TIMEOUT = 10.0
 
@@ -85,7 +85,7 @@ class HandWorker:
 
     def go(self, state: WorkerState, reason: str = "") -> None:
         if state is WorkerState.READY:
-            self.schema = schema.document(signature.read(self._predictor))
+            self.schema = signature.document(signature.read(self._predictor))
             self.permits = PermitPool(range(self._slots))
         self.state, self.reason = state, reason
         for listener in self._listeners:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from corosrv.images.encoder.gguf_head import GgufHead, open_ggml
+from corosrv.images.encoder.opening import GgufHead, open_ggml
 from corosrv.images.transfer.pool import FLOAT_BYTES
 
 _TENSOR = b"token_embd.weight"

@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.load.plan import BenchPlan, LatencyLimits, Mix, Point
-from corosrv.client.bench.load.prompts import Dialogue, read_dialogues, read_trace
+from corosrv.client.bench.load.plan import BenchPlan, Dialogue, LatencyLimits, Mix, Point, read_dialogues, read_trace
 
 RATE_OF_ARRIVALS = 1.0  # long prompts a second, unless --rate is given
 SPARE_DESCRIPTORS = 100

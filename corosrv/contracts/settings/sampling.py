@@ -1,4 +1,4 @@
-"""Settings of how answers are drawn whose requests do not say it. Checked and frozen."""
+"""Settings of how answers are drawn whose requests do not say it, and of their grammars. Checked and frozen."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from corosrv.base.errors import InvalidSchema, SettingsError
 from corosrv.contracts.jobs import sampler_names
 from corosrv.contracts.settings import sources
-from corosrv.contracts.settings.sources import MAX_INT32, Check, at_least, between, none_or, or_else, setting
+from corosrv.contracts.settings.sources import MAX_INT32, PREFIX, Check, at_least, between, none_or, or_else, setting
+from corosrv.formats.structured import SchemaLimits, grammar_of
 
 _MOST_TEXTS = 64
 _MOST_BIASES = 1024
@@ -138,6 +140,39 @@ class SamplingSettings:
         "is 32760, others: the p-norm",
         check=between(-1, 100),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarSettings(SamplingSettings):
+    """Limits of grammars, those that requests bring and that of answers whose requests ask for no form."""
+
+    grammar_bytes: int = setting(65_536, "most bytes of a grammar", check=between(1, MAX_INT32))
+    grammar_depth: int = setting(128, "deepest nesting of brackets in a grammar", check=between(1, 1000))
+    grammar_rules: int = setting(2000, "most rules of a grammar", check=between(1, MAX_INT32))
+    grammar_repetitions: int = setting(2000, "most repetitions of one item in a grammar", check=between(1, MAX_INT32))
+    grammar_elements: int = setting(
+        65_536,
+        "most elements of a grammar, repetitions written out",
+        check=between(1, MAX_INT32),
+    )
+    grammar_token_ms: float = setting(
+        20.0,
+        "milliseconds that a grammar may take for one token, roughly, before its request is ended",
+        check=between(1, 60_000),
+    )
+
+    @property
+    def answer_grammar(self) -> str:
+        """Returns the grammar of answers whose requests ask for no form; empty: any text. Raises SettingsError."""
+        if not self.json_schema:
+            return self.grammar
+        limits = SchemaLimits(
+            grammar_bytes=self.grammar_bytes, rules=self.grammar_rules, repetitions=self.grammar_repetitions
+        )
+        try:
+            return grammar_of(parse_object(self.json_schema), f"{PREFIX}JSON_SCHEMA", limits)
+        except InvalidSchema as error:
+            raise SettingsError(str(error)) from None
 
 
 _FRACTION, _POSITIVE = none_or(between(0, 1)), none_or(between(0, 1_000_000))

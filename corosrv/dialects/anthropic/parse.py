@@ -195,7 +195,7 @@ def call(
     stream = bool(body.stream)
     # A stream begins with the number of the prompt's tokens, which the first progress chunk has.
     answer = MessageAnswer(card, parser, request_id, omits_thoughts=_omits_thoughts(body.thinking))
-    return Call(replace(job, tells_progress=stream), stream, answer, body.priority)
+    return Call(replace(job, tells_progress=stream), stream, answer, body.priority, card=card)
 
 
 def _conversation(body: schema.PromptBody, card: ModelCard, images: ImageIntake | None) -> Conversation:

@@ -1,4 +1,4 @@
-"""Defines Anthropic's endpoints over any Worker: parse, submit, answer."""
+"""Defines Anthropic's endpoints over any Worker, with their entries in the API document: parse, submit, answer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,49 @@ import msgspec
 from flask import Blueprint, Response, g
 
 from corosrv.base.errors import CorosrvError
-from corosrv.dialects.anthropic import answer_types, api_docs, parse, schema
+from corosrv.dialects.anthropic import answer_types, parse, schema
 from corosrv.dialects.anthropic.answer_types import MessagesError, TokenCount
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
+from corosrv.images.intake import images_in
+from corosrv.web.groups.routes import GenerateHeaders
 from corosrv.web.http import reply
+from corosrv.web.http.openapi import GENERATES, operation
+
+_TAG = "Messages"
+
+_MESSAGES_DOCS = operation(
+    _TAG,
+    "Answer a message",
+    "As Anthropic's clients ask. A last message of the assistant's is continued: the answer is what follows it. With "
+    "`stream`, events come block by block. " + images_in("`image` blocks of a user's message and of a `tool_result`"),
+    body=schema.MessageBody,
+    answer=answer_types.AnthropicMessage,
+    events=answer_types.MessagesEvent,
+    error=answer_types.MessagesError,
+    headers=GenerateHeaders,
+    statuses=GENERATES,
+    examples={
+        "A question": {"max_tokens": 64, "messages": [{"role": "user", "content": "Name three colours."}]},
+        "Streamed": {
+            "max_tokens": 64,
+            "system": "You answer in one sentence.",
+            "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+            "stream": True,
+        },
+    },
+)
+_COUNT_DOCS = operation(
+    _TAG,
+    "Count a message's tokens",
+    "As many as `input_tokens` would be in its usage.",
+    body=schema.PromptBody,
+    answer=answer_types.TokenCount,
+    error=answer_types.MessagesError,
+    statuses=GENERATES,
+    examples={"A question": {"messages": [{"role": "user", "content": "Name three colours."}]}},
+)
+
 
 MESSAGES = "/v1/messages"
 
@@ -25,12 +63,12 @@ def blueprint(flow: RequestFlow) -> Blueprint:
 
     @routes.post(MESSAGES)
     @flow.once
-    @api_docs.messages
+    @_MESSAGES_DOCS
     def create() -> Response:
         return flow.answer(call(schema.decoder))
 
     @routes.post(f"{MESSAGES}/count_tokens")
-    @api_docs.count
+    @_COUNT_DOCS
     def count() -> Response:
         return reply.json_response(TokenCount(flow.count(call(schema.prompt_decoder))))
 

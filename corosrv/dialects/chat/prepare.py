@@ -36,7 +36,7 @@ def prepare(conversation: Conversation, card: ModelCard, earlier: str = "") -> t
     if earlier:
         plan = plan.going_on_from(earlier)
     job, prompt = conversation.job, plan.prompt
-    if plan.changes_prompt:
+    if plan.tools != prompt.tools or plan.template_arguments != prompt.template_arguments:
         prompt = replace(prompt, tools=plan.tools, template_arguments=plan.template_arguments)
         job = replace(job, prompts=(prompt,), sampling=plan.sampling())
     elif (sampling := plan.sampling()) is not job.sampling:
@@ -65,28 +65,45 @@ class _ChatPlan(msgspec.Struct, frozen=True):
     prompt: Messages
     tools: tuple[Tool, ...]  # that may be called
     form: CallFormat
+    is_forced: bool  # the answer is a call
+    thought_tokens: int | None  # that thoughts may have: the request's word goes before the server's
+    template_arguments: dict[str, object]  # those of the prompt, and what the request says of thoughts
+    is_asked_to_think: bool  # as much as a budget allows
 
     @classmethod
     def from_conversation(cls, conversation: Conversation, card: ModelCard) -> _ChatPlan:
-        prompt = cast(Messages, conversation.job.prompts[0])
-        tools = checked(prompt.tools, conversation.places)
-        if conversation.tool_choice.choice is CallMode.NONE:
-            tools = ()
-        return cls(conversation, card, prompt, tools, card.call_format)
+        prompt, choice = cast(Messages, conversation.job.prompts[0]), conversation.tool_choice.choice
+        tools = checked(prompt.tools, conversation.places) if prompt.tools else ()
+        tokens = card.thought_tokens if conversation.thought_tokens is None else conversation.thought_tokens
+        arguments, thinks = prompt.template_arguments, conversation.thinks
+        if thinks:
+            arguments = {"enable_thinking": True, "thinking": True, **arguments}  # some templates know the second alone
+        elif thinks is False or (tokens == 0 and "enable_thinking" not in arguments):
+            arguments = {"enable_thinking": False, **arguments}
+        return cls(
+            conversation, card, prompt, () if choice is CallMode.NONE else tools, card.call_format,
+            choice is CallMode.REQUIRED, tokens, arguments, asks_to_think(arguments, card),
+        )  # fmt: skip
 
     @property
     def syntax(self) -> Syntax:
-        card, splits_thoughts = self.card, self.may_think and self.card.splits_reasoning
-        edges = card.answer_format.edges
+        card, answer = self.card, self.card.answer_format
+        splits_thoughts = self.may_think and card.splits_reasoning
+        edges = answer.edges
         if not card.splits_reasoning:  # the tags of thoughts stay in the text with them
-            edges = tuple(edge for edge in edges if edge not in (card.reasoning_tags or ()))
-        return Syntax(
-            thought_tags=card.reasoning_tags if splits_thoughts else None,
-            begins_in_thoughts=splits_thoughts and card.opens_reasoning,
-            tool_format=self.form if self.tools else None,
+            edges = tuple(edge for edge in edges if edge not in (answer.thought_tags or ()))
+        syntax = Syntax(
+            thought_tags=answer.thought_tags if splits_thoughts else None,
+            begins_in_thoughts=splits_thoughts and answer.opens_thoughts,
+            edges=edges,
+        )
+        if not self.tools:
+            return syntax
+        return msgspec.structs.replace(
+            syntax,
+            tool_format=self.form,
             markers=self.markers,
             only_calls=self.is_forced,
-            edges=edges,
             element_types=self.element_types,
             string_members=string_members((name_of(tool), parameters_of(tool)) for tool in self.tools),
         )
@@ -116,41 +133,17 @@ class _ChatPlan(msgspec.Struct, frozen=True):
         return self
 
     @property
-    def is_forced(self) -> bool:
-        return self.conversation.tool_choice.choice is CallMode.REQUIRED
-
-    @property
-    def changes_prompt(self) -> bool:
-        """Returns whether the tools or the template's arguments differ from those of the job's prompt."""
-        return self.tools != self.prompt.tools or self.template_arguments != self.prompt.template_arguments
-
-    @property
-    def template_arguments(self) -> dict[str, object]:
-        arguments = self.prompt.template_arguments
-        if self.conversation.thinks is None:
-            silences = self.thought_tokens == 0 and "enable_thinking" not in arguments
-            return {"enable_thinking": False, **arguments} if silences else arguments
-        if not self.conversation.thinks:
-            return {"enable_thinking": False, **arguments}
-        return {"enable_thinking": True, "thinking": True, **arguments}  # some templates know the second name alone
-
-    @property
     def may_think(self) -> bool:
-        prompt = self.prompt
-        if self.card.reasoning_tags is None or not (prompt.add_generation_prompt or prompt.continue_thoughts):
+        prompt, answer = self.prompt, self.card.answer_format
+        if answer.thought_tags is None or not (prompt.add_generation_prompt or prompt.continue_thoughts):
             return False
-        return self.is_asked_to_think or not self.card.answer_format.can_be_silenced
+        return self.is_asked_to_think or not answer.can_be_silenced
 
     @property
     def begun_thoughts(self) -> str:
         """Returns the thoughts that the answer continues, behind the tag that opens them unless the prompt does."""
         opening = "" if self.card.opens_reasoning or self.card.reasoning_tags is None else self.card.reasoning_tags[0]
         return opening + str(self.prompt.messages[-1]["reasoning_content"])
-
-    @property
-    def is_asked_to_think(self) -> bool:
-        """Returns whether the model may think as much as a budget allows."""
-        return asks_to_think(self.template_arguments, self.card)
 
     @property
     def thoughts(self) -> ThoughtBudget | None:
@@ -180,12 +173,6 @@ class _ChatPlan(msgspec.Struct, frozen=True):
         return ThoughtBudget(tokens, tags[1], opening, message, rest)
 
     @property
-    def thought_tokens(self) -> int | None:
-        """Returns how many tokens thoughts may have: the request's word goes before the server's."""
-        tokens = self.conversation.thought_tokens
-        return self.card.thought_tokens if tokens is None else tokens
-
-    @property
     def markers(self) -> tuple[str, ...]:
         """Returns the texts that a call begins with."""
         return markers_for(self.form, map(name_of, self.tools)) if self.tools else ()
@@ -211,7 +198,7 @@ class _ChatPlan(msgspec.Struct, frozen=True):
         form = conversation.answer_format.param if conversation.answer_format else None
         if self.tools:
             form = "tool_choice" if self.is_forced else "tools"
-        if conversation.job.sampling.has_own_grammar and form:
+        if form and conversation.job.sampling.has_own_grammar:
             raise Refused(f"grammar and {form} contradict each other: send one of them", "grammar")
         if self.prompt.continue_thoughts:
             self._check_thoughts()
@@ -232,9 +219,9 @@ class _ChatPlan(msgspec.Struct, frozen=True):
         sampling = self.conversation.job.sampling
         if (budget := self.thoughts) is not None:
             sampling = replace(sampling, thoughts=budget)
-        answers = list(self._answers())
-        if not answers:
+        if not self.tools and self.conversation.answer_format is None:
             return sampling
+        answers = list(self._answers())
         may_be_text = bool(self.tools) and not self.is_forced and self.conversation.answer_format is None
         if may_be_text and not self.form.is_alone:
             # Text and thoughts are free, up to the marker of a call.

@@ -139,16 +139,12 @@ class Tally:
             cache_n=self.cached_tokens,
             prompt_n=computed,
             prompt_ms=self.prompt_ms,
-            prompt_per_token_ms=_ratio(self.prompt_ms, computed),
-            prompt_per_second=_ratio(1000.0 * computed, self.prompt_ms),
+            prompt_per_token_ms=self.prompt_ms / computed if computed else 0.0,
+            prompt_per_second=1000.0 * computed / self.prompt_ms if self.prompt_ms else 0.0,
             predicted_n=self.completion_tokens,
             predicted_ms=self.decode_ms,
-            predicted_per_token_ms=_ratio(self.decode_ms, n_after_first),
-            predicted_per_second=_ratio(1000.0 * n_after_first, self.decode_ms),
+            predicted_per_token_ms=self.decode_ms / n_after_first if n_after_first else 0.0,
+            predicted_per_second=1000.0 * n_after_first / self.decode_ms if self.decode_ms else 0.0,
             draft_n=self.drafted_tokens or msgspec.UNSET,
             draft_n_accepted=self.accepted_tokens if self.drafted_tokens else msgspec.UNSET,
         )
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else 0.0

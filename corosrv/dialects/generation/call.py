@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.jobs import Chunk, Job, TokenInfo
+from corosrv.contracts.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.dialects.generation.answer_types import PromptProgress, Tally
 from corosrv.dialects.generation.fields import GenerationFields
 from corosrv.dialects.generation.forks import ForkableAnswer
@@ -86,6 +86,7 @@ class Call(msgspec.Struct, frozen=True):
     priority: int | None = None  # the body's; 0 and None leave it to the request's header
     is_lines: bool = False  # a stream is lines of JSON, not server-sent events
     forkable: ForkableAnswer | None = None  # keeps the answer's tokens
+    card: ModelCard | None = None  # of the model that answers; None: it is looked up
 
 
 def event(value: Any) -> bytes:

@@ -23,12 +23,12 @@ from corosrv.base.errors import (
     NotFound,
     Refused,
 )
-from corosrv.contracts.jobs import AnyJob, Chunk, Finish, Reader, Worker
+from corosrv.contracts.jobs import AnyJob, Chunk, Finish, ModelCard, Reader, Worker
 from corosrv.dialects.generation.call import Answer, Call
 from corosrv.dialects.generation.forks import ForkableAnswer, ForkFields, ForkTable
 from corosrv.dialects.generation.job_log import JobRecord, submit
 from corosrv.images.reader import ImageReader
-from corosrv.web.groups.routes import join_group
+from corosrv.web.groups.routes import GROUP_FIELD, join_group
 from corosrv.web.groups.table import GroupMember, GroupTable
 from corosrv.web.http import body_reader, sse
 from corosrv.web.http.body_reader import BodyReader
@@ -193,8 +193,9 @@ class RequestFlow:
         member: GroupMember | None,
         find_failure: FailureOf,
         forkable: ForkableAnswer | None = None,
+        card: ModelCard | None = None,
     ) -> list[Chunk]:
-        reader, record = self._submit(replace(job, terms=request_terms(priority)), forkable)
+        reader, record = self._submit(replace(job, terms=request_terms(priority)), forkable, card)
         try:
             if member is not None:
                 member.bind(reader.cancel)
@@ -208,7 +209,7 @@ class RequestFlow:
         Waits for an answer that is not streamed, and HEAD_SECONDS at most for the start of one that is: a job that is
         refused until then has the status of its error, by which clients and proxies decide whether to try again.
         """
-        member = join_group(self.groups)
+        member = join_group(self.groups) if GROUP_FIELD in current(request).environ else None
         if member is None:
             return self._answer(call, None, failure_of)
         try:
@@ -222,10 +223,10 @@ class RequestFlow:
 
     def _answer(self, call: Call, member: GroupMember | None, find_failure: FailureOf) -> Response:
         if not call.stream:
-            chunks = self._collect(call.job, call.priority, member, find_failure, call.forkable)
+            chunks = self._collect(call.job, call.priority, member, find_failure, call.forkable, call.card)
             return json_response(call.answer.complete(chunks))
         job = replace(call.job, stream=True, terms=request_terms(call.priority))
-        reader, record = self._submit(job, call.forkable)
+        reader, record = self._submit(job, call.forkable, call.card)
         if member is not None:
             member.bind(reader.cancel)
         stream = sse.EventStream(
@@ -241,11 +242,13 @@ class RequestFlow:
         stream.wait_for_start(HEAD_SECONDS, functools.partial(_check_start, find_failure))
         return sse.response(stream, sse.LINES if call.is_lines else sse.EVENTS)
 
-    def _submit(self, job: AnyJob, forkable: ForkableAnswer | None) -> tuple[Reader[Chunk], JobRecord]:
+    def _submit(
+        self, job: AnyJob, forkable: ForkableAnswer | None, card: ModelCard | None
+    ) -> tuple[Reader[Chunk], JobRecord]:
         """Submits a job, and keeps its answer where it may be forked. Waits and raises as job_log.submit does."""
         if forkable is not None:
             self.forks.keep(forkable, caller())
-        return submit(self.worker, job, self.logs_json, forkable)
+        return submit(self.worker, job, self.logs_json, forkable, card)
 
     def forked(self, fork: ForkFields, model: str | None, ask_others: Callable[[str], list[bytes]]) -> ForkableAnswer:
         """Returns the answer that a request forks; `model`: that it names.

@@ -197,7 +197,7 @@ def job(
         n=n,
         max_tokens=_max_tokens(fields, least_tokens, defaults.max_tokens),
         sampling=_sampling(fields, defaults, n_probs, post_sampling_probs),
-        stop=stops(fields.stop, "stop") or defaults.stop,
+        stop=defaults.stop if fields.stop is None else stops(fields.stop, "stop") or defaults.stop,
         share_prefix=defaults.share_prefix if fields.cache_prompt is None else fields.cache_prompt,
         model=fields.model,
         scores_prompt=scores_prompt,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from corosrv.contracts.jobs import AnyJob, Chunk, EmbedJob, Finish, Job, Messages, Reader, Worker
+from corosrv.contracts.jobs import AnyJob, Chunk, EmbedJob, Finish, Job, Messages, ModelCard, Reader, Worker
 from corosrv.contracts.jobs.terms import Bill, TracePart
 from corosrv.dialects.generation.forks import ForkableAnswer
 
@@ -25,13 +25,18 @@ _TEXT = (
 
 
 def submit(
-    worker: Worker, job: AnyJob, as_json: bool, forkable: ForkableAnswer | None = None
+    worker: Worker,
+    job: AnyJob,
+    as_json: bool,
+    forkable: ForkableAnswer | None = None,
+    card: ModelCard | None = None,
 ) -> tuple[Reader[Chunk], JobRecord]:
     """Submits a job and begins its record, which has to be told of its chunks and its end; opens its bill before.
 
-    May wait while the model is loaded or the prompt is read; raises as `worker` does, and LimitReached.
+    `card`: of the job's model, where the caller has it. May wait while the model is loaded or the prompt is read;
+    raises as `worker` does, and LimitReached.
     """
-    card = worker.card(job.model)
+    card = card or worker.card(job.model)
     model = card.id
     bill = None
     if (account := job.terms.account) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Annotated
 
 from msgspec import Meta
@@ -21,6 +22,8 @@ ThoughtTokens = Annotated[int, Meta(ge=-1)]
 ThoughtTag = Annotated[str, Meta(max_length=MAX_TAG)]
 
 _BUDGETS = ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
+_budgets_of = attrgetter(*_BUDGETS)
+_NO_BUDGETS = (None,) * len(_BUDGETS)
 _MESSAGE = "reasoning_budget_message"
 _END_TAGS = ("reasoning_budget_end_tags", "reasoning_budget_end_tag")
 
@@ -48,10 +51,13 @@ def thought_tokens(fields: ThoughtFields) -> int | None:
 
     Raises Refused where two names say different things.
     """
-    budgets = {name: tokens for name in _BUDGETS if (tokens := getattr(fields, name)) is not None}
+    values = _budgets_of(fields)
+    if values == _NO_BUDGETS:
+        return None
+    budgets = {name: tokens for name, tokens in zip(_BUDGETS, values, strict=True) if tokens is not None}
     if len(set(budgets.values())) > 1:
         raise Refused(f"{' and '.join(budgets)} contradict each other: send one of them", next(iter(budgets)))
-    tokens = next(iter(budgets.values()), -1)
+    tokens: int = next(iter(budgets.values()))
     return tokens if tokens >= 0 else None
 
 

@@ -28,10 +28,10 @@ from corosrv.workers.dispatch.answers import (
     CallAnswer,
     CallClaim,
     CallRecords,
+    HandlerReader,
     check_answerable,
     digest_of,
 )
-from corosrv.workers.dispatch.reader import HandlerReader
 
 TEXT_INPUT = TensorSpec("text_input", "BYTES", (1,))
 # Images as base64, as Triton's backend for vLLM has them: one for each marker in the text.

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from corosrv.dialects.generation.answer_types import NativeCompletion
 from corosrv.dialects.generation.fields import Lora
-from corosrv.dialects.llamacpp import answers, schema
+from corosrv.dialects.llamacpp import answers, parse
 from corosrv.dialects.llamacpp.loading import Success
 from corosrv.dialects.openai.chat.schema import ChatBody
 from corosrv.images.intake import PROMPTS, images_in
@@ -35,7 +35,7 @@ complete = operation(
     "Text",
     "Continue a prompt, as llama-server does",
     images_in(PROMPTS),
-    body=schema.NativeCompletionBody,
+    body=parse.NativeCompletionBody,
     answer=NativeCompletion | list[NativeCompletion],
     events=NativeCompletion,
     headers=GenerateHeaders,
@@ -49,7 +49,7 @@ infill = operation(
     "Text",
     "Fill a gap",
     "For models whose vocabulary has tokens for it.",
-    body=schema.InfillBody,
+    body=parse.InfillBody,
     answer=NativeCompletion | list[NativeCompletion],
     events=NativeCompletion,
     headers=GenerateHeaders,
@@ -59,7 +59,7 @@ infill = operation(
 tokenize = operation(
     "Tokens",
     "Turn text into tokens",
-    body=schema.TokenizeBody,
+    body=parse.TokenizeBody,
     answer=answers.TokenList,
     statuses=(*READS, *NEEDS_MODEL),
     examples={"With pieces": {"content": "The sea is wide.", "with_pieces": True}},
@@ -67,7 +67,7 @@ tokenize = operation(
 detokenize = operation(
     "Tokens",
     "Turn tokens into text",
-    body=schema.DetokenizeBody,
+    body=parse.DetokenizeBody,
     answer=answers.Content,
     statuses=(*READS, *NEEDS_MODEL),
     examples={"Three tokens": {"tokens": [1, 2, 3]}},
@@ -114,7 +114,7 @@ change_slot = operation(
     "Server",
     "Keep a slot's content in a file",
     "Or read it back, or forget it, which needs no body.",
-    body=schema.SlotFileBody,
+    body=parse.SlotFileBody,
     answer=answers.SlotFileAnswer,
     statuses=(*READS, *NEEDS_MODEL, 501),
     parameters={"slot": "its number"},

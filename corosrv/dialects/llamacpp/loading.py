@@ -16,7 +16,7 @@ from flask import Blueprint, Response, request
 from corosrv.base import __version__
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Job, ModelCard
-from corosrv.dialects.generation import settings
+from corosrv.dialects.generation import native
 from corosrv.dialects.generation.fields import ModelName
 from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
@@ -48,7 +48,7 @@ def describe(card: ModelCard, switches: Switches) -> dict[str, Any]:
     )
     return {
         "default_generation_settings": {
-            "params": settings.without_biases(job, True) | {"timings_per_token": False},
+            "params": native.settings_without_biases(job, True) | {"timings_per_token": False},
             "n_ctx": card.meta.get("n_ctx", 0),
         },
         "total_slots": card.slots,

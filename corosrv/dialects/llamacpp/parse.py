@@ -1,38 +1,114 @@
-"""llama-server's completions, the way in: bodies to calls."""
+"""llama-server's completions, the way in: the bodies that its endpoints take, and calls made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from corosrv.base.errors import NotOffered, Refused
 from corosrv.contracts.jobs import Job, ModelCard, MultimodalText, Prompt, Tokens, Vocabulary
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation import prompts as infill
 from corosrv.dialects.generation.call import AnswerOptions, Call
+from corosrv.dialects.generation.fields import Lora, ModelName
 from corosrv.dialects.generation.native import NativeForm
-from corosrv.dialects.generation.prompts import is_several, prompts
-from corosrv.dialects.generation.thoughts import with_budget
-from corosrv.dialects.llamacpp import schema
+from corosrv.dialects.generation.prompts import PromptField, is_several, prompts
+from corosrv.dialects.generation.thoughts import TaggedThoughtFields, with_budget
 from corosrv.dialects.llamacpp.answers import NativeAnswer
 from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake
+
+MAX_PROMPTS = 64
+MAX_CHOICES = 128
+MAX_PROBS = 100
+MAX_EXTRA = 256
+MAX_TOKENS = 524_288
+MAX_TEXTS = 8192  # in one list to be tokenised
+
+UNSUPPORTED: fields.Neutral = {
+    **{name: neutral for name, neutral in fields.EVERYWHERE.items() if name != "n_indent"},
+    **fields.NO_FORKS,
+    "n_cache_reuse": (0,),
+    "sse_ping_interval": (),
+}
+
+
+class NativeFields(TaggedThoughtFields, kw_only=True):
+    """The fields that `/completion` and `/infill` share."""
+
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
+    post_sampling_probs: bool | None = None
+    return_tokens: bool | None = None
+    n_indent: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    response_fields: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] | None = None
+
+
+class NativeCompletionBody(NativeFields, kw_only=True):
+    prompt: PromptField
+
+
+class ExtraFile(msgspec.Struct):
+    """Another file of the repository that is written in."""
+
+    text: str
+    filename: str = "tmp"
+
+
+class InfillBody(NativeFields, kw_only=True):
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[ExtraFile], Meta(max_length=MAX_EXTRA)] | None = None
+    prompt: str | None = None
+
+
+class TokenizeBody(msgspec.Struct):
+    content: str | Annotated[list[str | int], Meta(max_length=MAX_TOKENS)]  # a list is texts and token ids in a row
+    model: ModelName | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    tokens: Annotated[list[int], Meta(max_length=MAX_TOKENS)]
+    model: ModelName | None = None
+
+
+class SlotFileBody(msgspec.Struct):
+    filename: str
+
+
+completion_decoder = fields.decoder(NativeCompletionBody, UNSUPPORTED)
+infill_decoder = fields.decoder(InfillBody, UNSUPPORTED)
+tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+slot_file_decoder = msgspec.json.Decoder(SlotFileBody)
+adapters_decoder = msgspec.json.Decoder(Annotated[list[Lora], Meta(max_length=64)])
+props_decoder = msgspec.json.Decoder(dict[str, Any])
+
 
 _INFILL_PARAMS = ("input_prefix", "input_suffix", "prompt", "input_extra")
 
 
 def completion(
-    body: schema.NativeCompletionBody,
+    body: NativeCompletionBody,
     card: ModelCard,
     vocabulary: Vocabulary,
     images: ImageIntake | None = None,
 ) -> Call:
     """Checks a completion; waits for its images. Raises Refused, which names the parameter."""
-    inputs = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary, images)
+    inputs = prompts(body.prompt, "prompt", MAX_PROMPTS, vocabulary, images)
     return _call(body, inputs, is_several(body.prompt), card, vocabulary)
 
 
-def filling(body: schema.InfillBody, card: ModelCard, vocabulary: Vocabulary) -> Call:
+def filling(body: InfillBody, card: ModelCard, vocabulary: Vocabulary) -> Call:
     """Checks an infill. Raises NotOffered when the model has no tokens for it, and Refused."""
     if vocabulary.infill is None:
         raise NotOffered("this model has no tokens for infilling")
@@ -43,7 +119,7 @@ def filling(body: schema.InfillBody, card: ModelCard, vocabulary: Vocabulary) ->
 
 
 def _call(
-    body: schema.NativeFields,
+    body: NativeFields,
     inputs: Sequence[Prompt],
     is_list: bool,
     card: ModelCard,
@@ -61,7 +137,7 @@ def _call(
         is_list=is_list or job.n > 1,
         members=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),
     )
-    return Call(job, options.stream, NativeAnswer(options), body.priority)
+    return Call(job, options.stream, NativeAnswer(options), body.priority, card=card)
 
 
 def _read(prompt: Prompt, number: int, n_prompts: int, vocabulary: Vocabulary) -> Prompt:
@@ -71,7 +147,7 @@ def _read(prompt: Prompt, number: int, n_prompts: int, vocabulary: Vocabulary) -
     return Tokens(tuple(vocabulary.encode(prompt, number, n_prompts)))
 
 
-def _job(body: schema.NativeFields, inputs: tuple[Prompt, ...], card: ModelCard) -> Job:
+def _job(body: NativeFields, inputs: tuple[Prompt, ...], card: ModelCard) -> Job:
     if body.n is not None and body.n_cmpl is not None and body.n != body.n_cmpl:
         raise Refused("n and n_cmpl say different things", "n_cmpl")
     n_probs = body.n_probs or 0

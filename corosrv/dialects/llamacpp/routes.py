@@ -10,7 +10,7 @@ from corosrv.base.errors import NotOffered, NotSupported, Refused, Unavailable
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
 from corosrv.dialects.generation.exchange import RequestFlow
-from corosrv.dialects.llamacpp import api_docs, loading, parse, schema, slots
+from corosrv.dialects.llamacpp import api_docs, loading, parse, slots
 from corosrv.dialects.llamacpp.loading import Switches
 from corosrv.dialects.openai import events
 from corosrv.dialects.openai.chat import parse as chat_parse
@@ -20,7 +20,7 @@ from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.reply import json_response, long_json_response, register_errors
 
 
-def tokens_of(body: schema.TokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:
+def tokens_of(body: parse.TokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:
     """Turns a content into tokens. Lets others run meanwhile where it is long. Raises Refused."""
     tokens = _tokens(body, vocabulary)
     if not body.with_pieces:
@@ -29,7 +29,7 @@ def tokens_of(body: schema.TokenizeBody, vocabulary: Vocabulary) -> dict[str, An
     return {"tokens": [{"id": token, "piece": _piece(vocabulary.piece(token))} for token in turns.among(tokens)]}
 
 
-def _tokens(body: schema.TokenizeBody, vocabulary: Vocabulary) -> list[int]:
+def _tokens(body: parse.TokenizeBody, vocabulary: Vocabulary) -> list[int]:
     pieces = [body.content] if isinstance(body.content, str) else body.content
     tokens: list[int] = []
     n_texts = 0
@@ -38,12 +38,12 @@ def _tokens(body: schema.TokenizeBody, vocabulary: Vocabulary) -> list[int]:
             tokens.append(_checked(piece, place, vocabulary))
             continue
         n_texts += 1
-        if n_texts > schema.MAX_TEXTS:
-            raise Refused(f"content: at most {schema.MAX_TEXTS} texts in one list; send several lists", "content")
+        if n_texts > parse.MAX_TEXTS:
+            raise Refused(f"content: at most {parse.MAX_TEXTS} texts in one list; send several lists", "content")
         begins = bool(body.add_special) and place == 0
         tokens += vocabulary.tokenize(check_text(piece, "content"), begins, body.parse_special is not False)
-        if len(tokens) > schema.MAX_TOKENS:
-            raise Refused(f"content: over {schema.MAX_TOKENS} tokens in one list; send several lists", "content")
+        if len(tokens) > parse.MAX_TOKENS:
+            raise Refused(f"content: over {parse.MAX_TOKENS} tokens in one list; send several lists", "content")
     return tokens
 
 
@@ -60,7 +60,7 @@ def _piece(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-def text_of(body: schema.DetokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:
+def text_of(body: parse.DetokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:
     """Turns token ids into text. Raises Refused for ids that the model does not have."""
     return {"content": vocabulary.spell(body.tokens).decode("utf-8", "replace")}
 
@@ -95,7 +95,7 @@ def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
     @flow.once
     @api_docs.complete
     def complete() -> Response:
-        body = flow.receive(schema.completion_decoder)
+        body = flow.receive(parse.completion_decoder)
         card, vocabulary = _model(flow, body.model)
         return flow.answer(parse.completion(body, card, vocabulary, flow.images.intake(card)))
 
@@ -103,7 +103,7 @@ def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
     @flow.once
     @api_docs.infill
     def infill() -> Response:
-        body = flow.receive(schema.infill_decoder)
+        body = flow.receive(parse.infill_decoder)
         return flow.answer(parse.filling(body, *_model(flow, body.model)))
 
 
@@ -111,13 +111,13 @@ def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
     @routes.post("/tokenize")
     @api_docs.tokenize
     def tokenize() -> Response:
-        body = flow.receive(schema.tokenize_decoder)
+        body = flow.receive(parse.tokenize_decoder)
         return long_json_response(tokens_of(body, flow.worker.vocabulary(body.model)))
 
     @routes.post("/detokenize")
     @api_docs.detokenize
     def detokenize() -> Response:
-        body = flow.receive(schema.detokenize_decoder)
+        body = flow.receive(parse.detokenize_decoder)
         return json_response(text_of(body, flow.worker.vocabulary(body.model)))
 
     @routes.post("/apply-template")
@@ -147,7 +147,7 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
     def set_props() -> Response:
         if not switches.props:
             raise NotOffered("properties cannot be set here (COROSRV_PROPS=0)")
-        for name in flow.receive(schema.props_decoder):
+        for name in flow.receive(parse.props_decoder):
             raise NotSupported(f"{name[:64]} is no property that can be set while the server runs", name[:64])
         return json_response({"success": True})
 
@@ -160,7 +160,7 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
     @routes.post("/lora-adapters")
     @api_docs.set_adapters
     def set_adapters() -> Response:
-        scales = flow.receive(schema.adapters_decoder)
+        scales = flow.receive(parse.adapters_decoder)
         worker.set_adapters(_model_name(), {lora.id: lora.scale for lora in scales})
         return json_response({"success": True})
 
@@ -193,6 +193,6 @@ def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switch
     def _act(action: str, model: str | None, slot: int) -> dict[str, Any]:
         if action == "erase":
             return files.erase(model, slot, caller())
-        filename = flow.receive(schema.slot_file_decoder).filename
+        filename = flow.receive(parse.slot_file_decoder).filename
         act = files.save if action == "save" else files.restore
         return act(model, slot, filename, caller())

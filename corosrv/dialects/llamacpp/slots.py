@@ -10,7 +10,7 @@ from typing import Any
 from corosrv.base.errors import NotFound, Refused
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs import HasSlots, ModelCard, SlotState
-from corosrv.dialects.generation import settings
+from corosrv.dialects.generation import native
 
 _FILENAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,128}")
 ACTIONS = ("save", "restore", "erase")
@@ -33,7 +33,7 @@ def describe(state: SlotState, card: ModelCard, caller: str = "") -> dict[str, A
         "n_prompt_tokens": state.prompt_tokens,
         "n_prompt_tokens_processed": state.computed_tokens,
         "n_prompt_tokens_cache": state.cached_tokens,
-        "params": settings.of_sampling(state.sampling, state.max_tokens) | {"stream": state.stream},
+        "params": native.settings_of_sampling(state.sampling, state.max_tokens) | {"stream": state.stream},
         "next_token": [_next_token(state)],
     }
 

@@ -17,7 +17,7 @@ from corosrv.base.errors import CorosrvError, NotFound, NotOffered
 from corosrv.contracts.jobs import EmbedJob
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
-from corosrv.dialects.ollama import api_docs, embedding, parse, schema
+from corosrv.dialects.ollama import api_docs, parse, schema
 from corosrv.dialects.ollama.answers import Stopwatch, encode_line, error_body, loading_answer
 from corosrv.dialects.ollama.catalog import VERSION, ApiVersion, OllamaCatalog, OllamaPool, RunningList, RunningModel
 from corosrv.dialects.ollama.loading import KeepAlive, pull_lines
@@ -134,12 +134,12 @@ class OllamaRoutes:
 
     def embed(self) -> Response:
         body, asked, stopwatch = self._embedding_request(schema.embed_decoder)
-        chunks = self._collect(embedding.several_job(body, asked), body)
-        return json_response(embedding.several_answer(chunks, asked, stopwatch))
+        chunks = self._collect(parse.several_job(body, asked), body)
+        return json_response(parse.several_answer(chunks, asked, stopwatch))
 
     def embed_one(self) -> Response:
         body, asked, _ = self._embedding_request(schema.embedding_decoder)
-        return json_response(embedding.single_answer(self._collect(embedding.single_job(body, asked), body)))
+        return json_response(parse.single_answer(self._collect(parse.single_job(body, asked), body)))
 
     def _receive(self, decoder: msgspec.json.Decoder[Run]) -> Run:
         """Reads a body, and tells which of its options mean nothing here. Waits; raises Refused."""

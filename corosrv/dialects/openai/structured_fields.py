@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -141,6 +142,10 @@ class FormFields(CompletionFields, kw_only=True):
     guided_grammar: str | None = None
 
 
+_forms_of = attrgetter(*FormFields.__annotations__)
+_NO_FORMS = (None,) * len(FormFields.__annotations__)
+
+
 @dataclass(frozen=True, slots=True)
 class GrammarFormat:
     """The answer is a text of a GBNF grammar. `param` is where the grammar stood."""
@@ -154,7 +159,7 @@ RequestedFormat = JsonFormat | PlainFormat | TaggedFormat | GrammarFormat
 
 def answer_format(fields: FormFields) -> RequestedFormat | None:
     """Returns the form that is asked for. Raises Refused for two of them, and for one without its schema."""
-    return _only(_formats(fields))
+    return None if _forms_of(fields) == _NO_FORMS else _only(_formats(fields))
 
 
 def format_of_outputs(outputs: StructuredOutputs | None) -> RequestedFormat | None:

@@ -18,10 +18,10 @@ from werkzeug.exceptions import MethodNotAllowed
 
 from corosrv.base.errors import BodyTooLarge, ClientGone, CorosrvError, InvalidInput, NotFound, UnsupportedMedia
 from corosrv.contracts.jobs.terms import TRACE
-from corosrv.dialects.predictions import events, parse
 from corosrv.dialects.predictions import health as service_info
+from corosrv.dialects.predictions import parse
 from corosrv.dialects.predictions.health import PredictorHealth
-from corosrv.dialects.predictions.prediction import Change, Prediction, Status
+from corosrv.dialects.predictions.prediction import PING_SECONDS, Change, EventEncoder, EventReader, Prediction, Status
 from corosrv.dialects.predictions.service import CallOutcome, PredictionService
 from corosrv.web.http import body_reader, sse
 from corosrv.web.http.access import came_by_loopback
@@ -107,13 +107,13 @@ class PredictionEndpoint:
             raise ClientGone("the client left before its prediction had ended")
         return prediction
 
-    def _stream(self, reader: events.EventReader) -> Response:
+    def _stream(self, reader: EventReader) -> Response:
         answer = sse.response(
             sse.EventStream(
                 request.environ,
                 reader,
                 b"",
-                events.EventEncoder(),
+                EventEncoder(),
                 self.ping_interval,
                 self.write_timeout,
                 self.stats,
@@ -135,7 +135,7 @@ def blueprint(
     bodies: BodyReader,
     *,
     has_document: bool = True,
-    ping_interval: float = events.PING_SECONDS,
+    ping_interval: float = PING_SECONDS,
     write_timeout: float = 30.0,
     answers: KeyedAnswers | None = None,
 ) -> Blueprint:

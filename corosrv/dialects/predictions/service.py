@@ -21,11 +21,10 @@ from corosrv.contracts.jobs.terms import TracePart
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions import health, parse
 from corosrv.dialects.predictions.drain import Drain, Supervisor
-from corosrv.dialects.predictions.events import MAX_READERS, EventReader, History
 from corosrv.dialects.predictions.files import Files, ServerFolder, sweep
 from corosrv.dialects.predictions.health import HealthState, PredictorHealth, SlotCounts
 from corosrv.dialects.predictions.parse import PredictionCall
-from corosrv.dialects.predictions.prediction import Prediction, Status, utc_now
+from corosrv.dialects.predictions.prediction import MAX_READERS, EventReader, History, Prediction, Status, utc_now
 from corosrv.dialects.predictions.run import AnswerReader, Run, log_prediction
 from corosrv.dialects.predictions.validation import InputSchema
 from corosrv.dialects.predictions.webhooks import Deliveries, Webhooks

@@ -21,7 +21,7 @@ class InputSchema:
     """The schema of one predictor's inputs. Any number of greenlets may use it at once."""
 
     def __init__(self, document: dict[str, Any]) -> None:
-        """`document` as corosrv.workers.worker.signatures.schema makes it."""
+        """`document` as corosrv.workers.worker.signatures.signature makes it."""
         self.document = document
         self._components: dict[str, Any] = document["components"]["schemas"]
         self._schema = self._components["Input"]

@@ -127,7 +127,7 @@ class Faults:
 
 
 class Values:
-    """Checks values against schemas that corosrv.workers.worker.signatures.schema wrote. Messages never hold a
+    """Checks values against schemas that corosrv.workers.worker.signatures.signature wrote. Messages never hold a
     value.
     """
 

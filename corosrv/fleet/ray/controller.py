@@ -20,10 +20,9 @@ import msgspec
 from corosrv.base import __version__
 from corosrv.base.errors import ManagementError, SettingsError
 from corosrv.fleet.ray.cluster_file import Kind, ProcessGroup, convert, groups_of
-from corosrv.fleet.ray.members import KEY_VARIABLE, ClusterSecrets
+from corosrv.fleet.ray.members import KEY_VARIABLE, ClusterSecrets, call
 from corosrv.fleet.ray.placement import ActorSpace, missing_words
 from corosrv.fleet.ray.plan import Action, GroupScaler, GroupTarget, MemberSeen, MemberState, Step, load_of, plan
-from corosrv.fleet.ray.processes import call
 
 log = logging.getLogger("corosrv.ray")
 

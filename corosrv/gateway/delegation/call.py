@@ -28,7 +28,7 @@ from corosrv.gateway.delegation.trip import (
     header_of,
     parse_path,
 )
-from corosrv.workers.dispatch.reader import HandlerReader
+from corosrv.workers.dispatch.answers import HandlerReader
 
 log = logging.getLogger("corosrv.delegation")
 

@@ -17,8 +17,7 @@ import msgspec
 
 from corosrv.base.errors import LoadError
 from corosrv.images.encoder.checking import ProjectorReport
-from corosrv.images.encoder.gguf_head import GgufHead
-from corosrv.images.encoder.opening import ProjectorOptions, open_projector
+from corosrv.images.encoder.opening import GgufHead, ProjectorOptions, open_projector
 
 
 def check(options: ProjectorOptions) -> ProjectorReport:

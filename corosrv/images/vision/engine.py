@@ -40,11 +40,10 @@ from corosrv.contracts.jobs import (
 from corosrv.contracts.jobs.terms import part_of
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
-from corosrv.images.vision.encoder import EncoderStats, ImageEncoder
+from corosrv.images.vision.encoder import EncoderStats, ImageEncoder, MakeWatch, encode_images
 from corosrv.images.vision.options import encoder_options, encoder_share
 from corosrv.images.vision.task import EncodedImage
 from corosrv.images.vision.turns import EncoderTurns
-from corosrv.images.vision.waiting import MakeWatch, encode_images
 from corosrv.models.engine import Engine
 from corosrv.models.engine.reader import Reader
 from corosrv.models.engine.vocabulary import EngineVocabulary

@@ -11,9 +11,8 @@ from prometheus_client.registry import Collector
 from corosrv.contracts.settings import ModelSettings
 from corosrv.images.transfer.session import TransferResult
 from corosrv.images.transfer.stats import IgnoredReason
-from corosrv.images.vision.encoder import EncoderStats
+from corosrv.images.vision.encoder import EncoderStats, MakeWatch
 from corosrv.images.vision.engine import VisionEngine
-from corosrv.images.vision.waiting import MakeWatch
 
 if TYPE_CHECKING:
     from corosrv.images.vision.engine import LanguageEngine

@@ -6,8 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 
@@ -18,7 +17,7 @@ from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Options, Task
 from corosrv.models.engine.libllama import cpu_identity
 from corosrv.models.engine.memory import DescriptorShortage, fit_model
-from corosrv.models.engine.options import draft_options, native_options, sampling_defaults, with_verdict
+from corosrv.models.engine.options import draft_options, model_card, native_options, with_verdict
 from corosrv.models.engine.probe import Verdict, verdict
 from corosrv.models.engine.reader import Reader
 from corosrv.models.engine.slots import SlotKeeper, TaskNotes
@@ -68,7 +67,8 @@ class EngineLife:
 
     def check(self) -> None:
         """Raises the Unavailable that a job would meet now."""
-        self._check_alive()
+        if self._is_closed or os.getpid() != self._pid:
+            self._check_alive()
         if self._failure is not None:
             raise errors.ModelFailed(f"the model could not be loaded: {self._failure}")
         if self._is_draining:
@@ -331,70 +331,3 @@ def _try_defaults(model: _LoadedParts) -> None:
         model.native.submit(model.placer.place(model.maker.make(job), "", False)).close()
     except errors.Refused as error:
         raise errors.ModelFailed(f"what requests get that leave it open cannot be used: {error}") from None
-
-
-def model_card(settings: ModelSettings, info: ModelInfo, vocabulary: EngineVocabulary) -> ModelCard:
-    """Makes the card of a loaded model."""
-    traits = vocabulary.traits
-    # Other kernels round otherwise: the same seed may then give another text.
-    kernels = "k" if info.own_kernels else ""
-    built_with = "synthetic" if settings.is_synthetic else FINGERPRINT[:10]
-    card = ModelCard(
-        settings.names[0],
-        int(time.time()),
-        settings.aliases,
-        settings.labels,
-        meta=_meta(info),
-        fingerprint=f"b{built_with}{kernels}",
-        capabilities=_capabilities(info, traits is not None),
-        file=settings.file,
-        bos=vocabulary.bos,
-        eos=vocabulary.eos,
-        chat_template=vocabulary.chat_template,
-        template_abilities=vocabulary.template_abilities,
-        slots=settings.slots,
-        row_width=info.row_width,
-        max_rows=info.context - 1 if info.row_width else 0,  # a token of the answer has to fit as well
-        grammar_bytes=settings.grammar_bytes,
-        grammar_rules=settings.grammar_rules,
-        grammar_repetitions=settings.grammar_repetitions,
-        defaults=sampling_defaults(settings, info),
-    )
-    if traits is None:
-        return card
-    return replace(
-        card,
-        call_format=traits.call_format,
-        answer_format=traits.answer,
-        reasons=settings.reasoning != "off",
-        splits_reasoning=settings.reasoning_format != "none",
-        thought_tokens=None if settings.reasoning_budget < 0 else settings.reasoning_budget,
-        thought_message=settings.reasoning_budget_message,
-    )
-
-
-def _meta(info: ModelInfo) -> dict[str, Any]:
-    return {
-        "vocab_type": info.vocab_type,
-        "n_vocab": info.n_vocab,
-        "n_ctx": info.context,
-        "n_ctx_shared": info.shared_cells,
-        "n_ctx_train": info.context_train,
-        "n_embd": info.n_embd,
-        "n_params": info.n_params,
-        "size": info.size,
-        "ftype": info.ftype,
-        "pooling": info.pooling,
-    }
-
-
-def _capabilities(info: ModelInfo, has_template: bool) -> frozenset[str]:
-    capabilities = set()
-    if info.generates:
-        capabilities |= {"completion"} | ({"chat", "tools"} if has_template else set())
-        capabilities |= set() if info.infill is None else {"infill"}
-    if info.pooling == "rank":
-        capabilities.add("rerank")
-    elif info.n_vector:
-        capabilities.add("embeddings")
-    return frozenset(capabilities)

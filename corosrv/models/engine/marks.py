@@ -60,6 +60,9 @@ class Marks(NamedTuple):
 
 def free_marks(texts: Iterable[str], count: int) -> list[str]:
     """Returns code points that none of the texts uses. Raises Refused when they leave too few."""
+    texts = list(texts)
+    if all(map(str.isascii, texts)):
+        return _NONCHARACTERS[:count]
     used = {mark for text in texts if not text.isascii() for mark in _NONCHARACTER.findall(text)}
     free = [mark for mark in _NONCHARACTERS if mark not in used] if used else _NONCHARACTERS
     if len(free) < count:

@@ -1,24 +1,30 @@
 """Makes the native engine's options of settings, and refuses what this libllama cannot do; makes requests' defaults.
 
-The placement on devices, the kernels' verdict, and the sizes are translated to libllama's numbers.
+The placement on devices, the kernels' verdict, and the sizes are translated to libllama's numbers. `model_card` says
+for clients and dialects what a model is that was opened so.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from corosrv.base.errors import ModelFailed, SettingsError
-from corosrv.contracts.jobs import Defaults
+from corosrv.contracts.jobs import Defaults, ModelCard
 from corosrv.contracts.settings import ModelSettings, parse_biases, parse_samplers, parse_sampling, parse_texts, sources
 from corosrv.contracts.settings.placement import SPLIT_MODES
 from corosrv.models.engine import libllama
-from corosrv.models.engine.binding import GrammarLimits, ModelInfo, Options, Placement, Synthetic
+from corosrv.models.engine.binding import FINGERPRINT, GrammarLimits, ModelInfo, Options, Placement, Synthetic
 from corosrv.models.engine.libllama import Device, physical_cores
 from corosrv.models.engine.probe import Verdict
+
+if TYPE_CHECKING:
+    from corosrv.models.engine.vocabulary import EngineVocabulary
 
 log = logging.getLogger("corosrv.engine")
 
@@ -182,3 +188,70 @@ def _sampling_of_file(model: str, lines: str) -> dict[str, Any]:
         except SettingsError as error:
             log.warning("model %s: %.40r of its file's %s is ignored: %s", model, text, key, error)
     return values
+
+
+def model_card(settings: ModelSettings, info: ModelInfo, vocabulary: EngineVocabulary) -> ModelCard:
+    """Makes the card of a loaded model."""
+    traits = vocabulary.traits
+    # Other kernels round otherwise: the same seed may then give another text.
+    kernels = "k" if info.own_kernels else ""
+    built_with = "synthetic" if settings.is_synthetic else FINGERPRINT[:10]
+    card = ModelCard(
+        settings.names[0],
+        int(time.time()),
+        settings.aliases,
+        settings.labels,
+        meta=_meta(info),
+        fingerprint=f"b{built_with}{kernels}",
+        capabilities=_capabilities(info, traits is not None),
+        file=settings.file,
+        bos=vocabulary.bos,
+        eos=vocabulary.eos,
+        chat_template=vocabulary.chat_template,
+        template_abilities=vocabulary.template_abilities,
+        slots=settings.slots,
+        row_width=info.row_width,
+        max_rows=info.context - 1 if info.row_width else 0,  # a token of the answer has to fit as well
+        grammar_bytes=settings.grammar_bytes,
+        grammar_rules=settings.grammar_rules,
+        grammar_repetitions=settings.grammar_repetitions,
+        defaults=sampling_defaults(settings, info),
+    )
+    if traits is None:
+        return card
+    return dataclasses.replace(
+        card,
+        call_format=traits.call_format,
+        answer_format=traits.answer,
+        reasons=settings.reasoning != "off",
+        splits_reasoning=settings.reasoning_format != "none",
+        thought_tokens=None if settings.reasoning_budget < 0 else settings.reasoning_budget,
+        thought_message=settings.reasoning_budget_message,
+    )
+
+
+def _meta(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "vocab_type": info.vocab_type,
+        "n_vocab": info.n_vocab,
+        "n_ctx": info.context,
+        "n_ctx_shared": info.shared_cells,
+        "n_ctx_train": info.context_train,
+        "n_embd": info.n_embd,
+        "n_params": info.n_params,
+        "size": info.size,
+        "ftype": info.ftype,
+        "pooling": info.pooling,
+    }
+
+
+def _capabilities(info: ModelInfo, has_template: bool) -> frozenset[str]:
+    capabilities = set()
+    if info.generates:
+        capabilities |= {"completion"} | ({"chat", "tools"} if has_template else set())
+        capabilities |= set() if info.infill is None else {"infill"}
+    if info.pooling == "rank":
+        capabilities.add("rerank")
+    elif info.n_vector:
+        capabilities.add("embeddings")
+    return frozenset(capabilities)

@@ -16,16 +16,13 @@ from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator
-from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
-from jinja2.parser import Parser
 from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Namespace
-from jinja2.visitor import NodeTransformer
 
 from corosrv.base.processor import ProcessorLimit
+from corosrv.models.engine.template_code import Generation, OutputCounting, StepCounting
 
 # Jinja's filters but those that build much from little and that no model's template was seen to need.
 _FILTERS = frozenset(
@@ -96,23 +93,6 @@ class TemplateLimits(NamedTuple):
     tokens: int = 25_000  # of the template itself; the longest known one has a tenth
 
 
-class _Generation(Extension):
-    """`{% generation %}`, which marks for training what the assistant says: nothing but its body here."""
-
-    tags = {"generation"}  # noqa: RUF012  # Jinja's own way
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _OutputCounting(CodeGenerator):
-    """Puts the template's own text through the sandbox's hands, as Jinja does with values by itself."""
-
-    def _output_const_repr(self, group: Iterable[Any]) -> str:
-        return f"environment.printed({super()._output_const_repr(group)})"
-
-
 class TemplateLimitReached(jinja2.TemplateRuntimeError):
     """A rendering took more steps, characters or processor time than it may."""
 
@@ -125,13 +105,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     """Offers what templates of models expect. One rendering at a time; nothing in here switches greenlets."""
 
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "**", "%"])
-    code_generator_class = _OutputCounting
+    code_generator_class = OutputCounting
 
     def __init__(self, limits: TemplateLimits) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", _Generation],
+            extensions=["jinja2.ext.loopcontrols", Generation],
             finalize=self.printed,
             optimized=False,  # it tries each part of an expression anew, at a template's cost
         )
@@ -157,7 +137,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._processor.start()
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        return _Counting().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
+        return StepCounting().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
 
     def _tokenize(
         self, source: str, name: str | None, filename: str | None = None, state: str | None = None
@@ -173,7 +153,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 raise jinja2.TemplateSyntaxError(f"it has more than {self._limits.tokens} tokens", token.lineno)
             yield token
 
-    # What templates are rewritten to call; see _Counting.
+    # What templates are rewritten to call; see StepCounting.
 
     def count_items(self, iterable: Iterable[Any]) -> Iterator[Any]:
         for item in iterable:
@@ -213,7 +193,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, function: Any, *arguments: Any, **keywords: Any) -> Any:
         self._step()
-        if getattr(function, "__self__", None) is self:  # put there by _Counting; templates cannot name it
+        if getattr(function, "__self__", None) is self:  # put there by StepCounting; templates cannot name it
             return function(*arguments)
         method = getattr(function, "__wrapped__", function)
         if arguments and getattr(method, "__name__", "") == "join" and isinstance(arguments[0], Iterator):
@@ -369,53 +349,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._steps_left -= 1
         if self._steps_left < 0:
             raise TemplateLimitReached(f"it takes more than {self._limits.steps} steps")
-        self._check_time()
+        if self._processor.is_used_up():
+            raise self._too_slow()
 
     def _check_time(self) -> None:
         if self._processor.is_used_up():
-            raise TemplateLimitReached(f"it takes more than {self._limits.seconds:g} s of processor time")
+            raise self._too_slow()
 
     def _check_size(self, size: int) -> None:
         if size > self._limits.characters:
             raise self._too_long()
 
+    def _too_slow(self) -> TemplateLimitReached:
+        return TemplateLimitReached(f"it takes more than {self._limits.seconds:g} s of processor time")
+
     def _too_long(self) -> TemplateLimitReached:
         return TemplateLimitReached("it builds a longer text than a template may")
-
-
-class _Counting(NodeTransformer):
-    """Puts loops, `~` and literals through the sandbox's hands. By attributes of the environment: a name could be
-    taken by the template."""
-
-    def visit_For(self, node: nodes.For) -> nodes.For:
-        self.generic_visit(node)
-        node.iter = _call("count_items", node.iter, node.lineno)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
-        self.generic_visit(node)
-        return _call("joined", nodes.List(node.nodes, lineno=node.lineno), node.lineno)
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
-        self.generic_visit(node)
-        return _call("count_made", node, node.lineno) if isinstance(node.arg, nodes.Slice) else node
-
-    def visit_List(self, node: nodes.List) -> nodes.Expr:
-        self.generic_visit(node)
-        return _call("built", node, node.lineno)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
-        self.generic_visit(node)
-        return _call("built", node, node.lineno)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
-        self.generic_visit(node)
-        return _call("built", node, node.lineno) if node.ctx == "load" else node
-
-
-def _call(name: str, argument: nodes.Node, lineno: int) -> nodes.Call:
-    assert isinstance(argument, nodes.Expr)
-    return nodes.Call(nodes.EnvironmentAttribute(name), [argument], [], None, None, lineno=lineno)
 
 
 def _length(value: Any) -> int:

@@ -181,8 +181,8 @@ class TaskMaker:
             there_are = f"they are numbered from 0 to {self._slots - 1}"
             raise Refused(f"id_slot: there is no slot {job.slot}: {there_are}", "id_slot")
         prompts = [self._read(job, number) for number in range(len(job.prompts))]
-        stops = _stops(job)
-        prediction = self._prediction(job)
+        stops = _stops(job) if job.stop else []
+        prediction = self._prediction(job) if job.prediction else ()
         seed = job.sampling.seed if job.sampling.seed is not None else random.getrandbits(32)
         sampling = job.sampling
         if sampling.logit_bias:
@@ -232,7 +232,7 @@ class TaskMaker:
 
     def _prediction(self, job: Job) -> Sequence[int]:
         """Returns the tokens that the answers are expected to have, where that is of use."""
-        if not self._guesses or not job.prediction:
+        if not self._guesses:
             return ()
         return self._vocabulary.encode_answer(job.prediction, "prediction")
 

@@ -292,12 +292,12 @@ class EngineVocabulary:
 
     def tokens_of(self, pieces: Sequence[Piece], add_special: bool, param: str) -> list[int]:
         """Returns the token ids of pieces. May wait; raises PromptTooLong for what cannot fit whatever its tokens."""
-        texts = [(text.encode(), not is_text) for text, is_text in pieces]
-        size = sum([len(text) for text, _ in texts])
+        texts = [piece.text.encode() for piece in pieces]
+        size = sum(map(len, texts))
         self._check_size(size, param)
         tokens: list[int] = []
-        for number, (text, parse_special) in enumerate(texts):
-            options = add_special and number == 0, parse_special
+        for number, (text, piece) in enumerate(zip(texts, pieces, strict=True)):
+            options = add_special and number == 0, not piece.is_text
             if size <= _SHORT_BYTES:
                 tokens += self._native.tokenize(text, *options)
             else:

@@ -21,7 +21,7 @@ from corosrv.web.kept.keyed_answers import keep_if
 GROUP = "X-Group-Id"
 MAX_NAME = 255  # characters
 
-_FIELD = "HTTP_X_GROUP_ID"  # in WSGI's words
+GROUP_FIELD = "HTTP_X_GROUP_ID"  # in WSGI's words
 _PLAIN = re.compile(rf"[!-~]{{1,{MAX_NAME}}}")
 
 
@@ -42,7 +42,7 @@ class GenerateHeaders(QueueHeaders):
 
 def group_of(environ: Mapping[str, Any]) -> str:
     """Returns the group that a request names; empty if it names none. Raises Refused, which names the header."""
-    if (name := environ.get(_FIELD)) is None:
+    if (name := environ.get(GROUP_FIELD)) is None:
         return ""
     name = name.strip()
     if not _PLAIN.fullmatch(name):

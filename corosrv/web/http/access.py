@@ -197,10 +197,6 @@ class Keys:
         self._accounts = accounts
         self._refused = Flood(log, "%d requests had no key, or a wrong one")
 
-    @property
-    def are_needed(self) -> bool:
-        return self._accounts.are_needed
-
     def check(self, request: AnyRequest) -> tuple[str, KeyAccount]:
         """Returns a name for the caller, made from its key, and the key's account.
 
@@ -228,9 +224,10 @@ class Access:
         self, accounts: Accounts, origins: Iterable[str], hosts: Iterable[str], leaves_origins: bool = False
     ) -> None:
         """`leaves_origins`: somebody else decides which pages may call, unless `origins` names some."""
+        self._accounts = accounts
         self._keys = Keys(accounts)
         names = frozenset(origins)
-        self._origins = None if leaves_origins and not names else Origins(names, is_guarded=self._keys.are_needed)
+        self._origins = None if leaves_origins and not names else Origins(names, is_guarded=accounts.are_needed)
         self._hosts = Hosts(hosts)
 
     def check(self, request: AnyRequest) -> tuple[str, KeyAccount | None]:
@@ -238,7 +235,7 @@ class Access:
 
         May wait while the keys are read again. Raises Forbidden and Unauthorized.
         """
-        if self._keys.are_needed:
+        if self._accounts.are_needed:
             return self._keys.check(request)
         self._hosts.check(request)
         if self._origins is not None:
@@ -247,7 +244,7 @@ class Access:
 
     def allow(self, request: Request, response: Response) -> None:
         """Adds the headers that let a browser show the answer to the page that asked, if that page may call."""
-        if self._origins is not None:
+        if self._origins is not None and "HTTP_ORIGIN" in request.environ:
             self._origins.allow(request, response)
 
 

@@ -154,7 +154,7 @@ class BodyReader:
         Raises BodyTooLarge, before reading where the body says that it is; TooManyBodies; BodyTooSlow; Refused for one
         that is not whole, and UnsupportedMedia for one that is compressed.
         """
-        if _encoding(request):
+        if "HTTP_CONTENT_ENCODING" in request.environ and _encoding(request):
             raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
         return self._read(request, limit)
 
@@ -245,7 +245,11 @@ class BodyReader:
         # One more than allowed: a chunked body that goes on beyond werkzeug's limit is cut there without a word.
         request.max_content_length = limit + 1
         try:
-            body = self._read_in_time(request, length)
+            if PACED in environ or own_hub() is None:
+                body = self._read_counted(request, length)
+            else:
+                with gevent.Timeout(self._seconds, BodyTooSlow):
+                    body = self._read_counted(request, length)
         except RequestEntityTooLarge:
             raise BodyTooLarge(limit) from None
         except (ClientDisconnected, OSError, ParseException) as error:
@@ -255,12 +259,6 @@ class BodyReader:
         if length is not None and len(body) != length:
             raise _unequal(request, len(body), length)
         return body
-
-    def _read_in_time(self, request: AnyRequest, length: int | None) -> bytes:
-        if PACED in request.environ or own_hub() is None:
-            return self._read_counted(request, length)
-        with gevent.Timeout(self._seconds, BodyTooSlow()):
-            return self._read_counted(request, length)
 
     def _read_counted(self, request: AnyRequest, length: int | None) -> bytes:
         share = request.environ[_SHARE] = BodyShare(self._budget)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import IO, Any, TypeVar
+from operator import methodcaller
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from flask import Flask, Request, g
 from flask.sessions import NullSession, SessionInterface, SessionMixin
@@ -32,9 +33,13 @@ def _text(value: str) -> str:
     return value if value.isascii() else value.encode("latin1").decode(errors="replace")
 
 
-def current(proxy: T) -> T:
-    """Returns what one of Flask's proxies stands for now: each use of the proxy would look it up once more."""
-    return proxy._get_current_object()  # type: ignore[attr-defined, no-any-return]
+if TYPE_CHECKING:
+
+    def current(proxy: T) -> T:
+        """Returns what one of Flask's proxies stands for now: each use of the proxy would look it up once more."""
+
+else:
+    current = methodcaller("_get_current_object")
 
 
 class LeanRequest(Request):
@@ -162,7 +167,7 @@ class LeanFlask(Flask):
         return _LeanAdapter(
             self.url_map,
             server_name="localhost",  # no route depends on it, and none redirects
-            script_name=_text(environ.get("SCRIPT_NAME", "")) or "/",
+            script_name=_text(name) if (name := environ.get("SCRIPT_NAME")) else "/",
             subdomain="",
             url_scheme=environ["wsgi.url_scheme"],
             path_info=_text(environ.get("PATH_INFO", "")),

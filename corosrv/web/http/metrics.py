@@ -60,8 +60,7 @@ class HubLag:
         self._quiet_until = 0.0
 
     def start(self) -> None:
-        hub = own_hub()
-        if hub is None or self._timer is not None:
+        if self._timer is not None or (hub := own_hub()) is None:
             return
         if self._witness is None:
             self._witness = _Witness()

@@ -26,7 +26,7 @@ from corosrv.contracts.idempotency import HEADER, MAX_KEY
 View = TypeVar("View", bound=Callable[..., Any])
 
 _ATTRIBUTE = "corosrv_operation"
-_IS_OPEN = "corosrv_is_open"
+IS_OPEN = "corosrv_is_open"  # a view that answers without a key
 _TAKES_KEY = "corosrv_takes_key"
 
 # Statuses besides 200 and 401, which all have.
@@ -119,13 +119,8 @@ def find(view: Callable[..., Any] | None) -> Operation | None:
 
 def without_key(view: View) -> View:
     """Marks a view that answers to everybody: it tells nothing that needs a key."""
-    setattr(view, _IS_OPEN, True)
+    setattr(view, IS_OPEN, True)
     return view
-
-
-def needs_no_key(view: Callable[..., Any] | None) -> bool:
-    """Returns whether the view answers without a key."""
-    return getattr(view, _IS_OPEN, False)
 
 
 def with_idempotency_key(view: View) -> View:
@@ -206,7 +201,7 @@ def routes(rules: Iterable[Rule], views: Mapping[str, Callable[..., Any]], prefi
         marked = find(view)
         assert marked is not None
         main = min((path for path, _ in paths), key=lambda path: (not path.startswith("/v1/"), path))
-        is_open = needs_no_key(view)
+        is_open = getattr(view, IS_OPEN, False)
         is_keyed = takes_idempotency_key(view)
         all_routes.append(Route(main, method, marked, is_open, is_keyed))
         all_routes += [Route(path, method, marked, is_open, is_keyed, main) for path, _ in paths if path != main]

@@ -336,8 +336,9 @@ def collect(
                 for chunk in arrived:
                     if chunk.finish is not None and (failure := failure_of(chunk)) is not None:
                         raise failure
+                    if chunk.tokens or chunk.prompt_info:
+                        n_listed += _n_listed(chunk)
                 chunks += arrived
-                n_listed += sum(map(_n_listed, arrived))
                 if n_listed > MOST_LISTED:
                     raise Refused(
                         f"the answer would list over {MOST_LISTED} likely tokens: ask for fewer tokens, answers or "

@@ -37,7 +37,7 @@ from corosrv.contracts.jobs.terms import (
     parse_timeout,
 )
 from corosrv.contracts.settings import TIERS
-from corosrv.web.http.lean_flask import Visit, caller, current
+from corosrv.web.http.lean_flask import Visit, current
 from corosrv.web.key_account import KeyAccount
 
 log = logging.getLogger("corosrv.http")
@@ -79,8 +79,8 @@ def request_terms(priority: int | None = None, timeout_s: float | None = None) -
     notes, environ = current(g), current(request).environ
     visit = Visit(
         notes.get("corosrv_request_id", ""),
-        arrival(),
-        caller(),
+        notes.get("corosrv_began") or monotonic(),
+        notes.get("corosrv_caller", ""),
         notes.get("corosrv_account"),
         notes.get("corosrv_flow"),
     )
@@ -94,13 +94,16 @@ def visit_terms(
     visit: Visit, environ: Mapping[str, Any], priority: int | None = None, timeout_s: float | None = None
 ) -> Terms:
     """Returns the terms of a visit; see request_terms."""
-    timeout = parse_timeout(environ.get("HTTP_X_REQUEST_TIMEOUT_MS"))
+    timeout_ms = environ.get("HTTP_X_REQUEST_TIMEOUT_MS")
+    timeout = None if timeout_ms is None else parse_timeout(timeout_ms)
     if timeout_s is not None:
         timeout = timeout_s if timeout is None else min(timeout, timeout_s)
+    if not priority and (header := environ.get("HTTP_X_PRIORITY")) is not None:
+        priority = parse_priority(header)
     terms = Terms(
         caller=visit.caller,
         request_id=visit.request_id,
-        priority=priority or parse_priority(environ.get("HTTP_X_PRIORITY")) or DEFAULT_PRIORITY,
+        priority=priority or DEFAULT_PRIORITY,
         deadline=None if timeout is None else visit.began + timeout,
         trace=environ.get(TRACE),
     )

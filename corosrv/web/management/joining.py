@@ -30,8 +30,8 @@ import gevent
 from corosrv.base.errors import ManagementError, Unavailable
 from corosrv.contracts.settings import child_environment
 from corosrv.web.management.client import ManagementClient, decode_answer, path_of, running_servers
-from corosrv.web.management.join_routes import JOIN, PROTOCOL, REMOTE_PROTOCOL
 from corosrv.web.management.remote import RemoteClient
+from corosrv.web.management.worker_routes import JOIN, PROTOCOL, REMOTE_PROTOCOL
 from corosrv.workers.manager.joined import Joining
 from corosrv.workers.manager.pool_memory import CrashRecord
 from corosrv.workers.manager.snapshot import PlaceState

@@ -25,6 +25,7 @@ from corosrv.workers.dispatch.answers import (
     CallAnswer,
     CallClaim,
     CallRecords,
+    HandlerReader,
     check_answerable,
     digest_of,
 )
@@ -34,7 +35,6 @@ from corosrv.workers.dispatch.handover import check_circle, check_depth, check_w
 from corosrv.workers.dispatch.host import HandlerHost
 from corosrv.workers.dispatch.lives import CallLives
 from corosrv.workers.dispatch.policy import DispatchSettings, LeastLoaded, Policy
-from corosrv.workers.dispatch.reader import HandlerReader
 from corosrv.workers.dispatch.registry import Registry, check_ready, look_up, name_of
 from corosrv.workers.dispatch.scheduler import Scheduler, too_late
 from corosrv.workers.dispatch.stats import DispatchStats, key_stats

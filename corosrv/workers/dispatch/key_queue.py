@@ -7,21 +7,12 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from corosrv.contracts.jobs.terms import CLASSES
+from corosrv.workers.dispatch.batches import MAX_SIGNATURES, ArrivalGaps, Signature, ready_at, signature_of
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry
 from corosrv.workers.dispatch.estimates import KeyTraffic
 from corosrv.workers.dispatch.ledger import CallerAccount
-from corosrv.workers.dispatch.queue import (
-    MAX_SIGNATURES,
-    ArrivalGaps,
-    CallQueue,
-    FairQueue,
-    QueuePlace,
-    Signature,
-    band_of,
-    ready_at,
-    signature_of,
-)
+from corosrv.workers.dispatch.queue import CallQueue, FairQueue, QueuePlace, band_of
 
 MAX_COMPARED = 256  # callers whose calls are counted to estimate how many are ahead
 

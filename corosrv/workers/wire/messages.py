@@ -95,7 +95,7 @@ class Ready(_PredictorMessage, frozen=True, tag="ready"):
     """Reports that the set-up has succeeded.
 
     `slots`: their ids, in the order of their channels; `schema`: the OpenAPI document's components and what the
-    predictor declared, as corosrv.workers.worker.signatures.schema makes it; `has_healthcheck`: the predictor has a
+    predictor declared, as corosrv.workers.worker.signatures.signature makes it; `has_healthcheck`: the predictor has a
     check of its own.
     """
 

@@ -8,7 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from corosrv.contracts.jobs.infer import HandlerCard, ModelStanding
-from corosrv.dialects.kserve import model_docs
+from corosrv.dialects.kserve import api_docs
 from corosrv.dialects.kserve.schema import KserveError
 from corosrv.formats.tensors import DATATYPES, TensorSpec
 from corosrv.web.docs import home as docs
@@ -17,7 +17,7 @@ from tests.dialects.kserve.generator_worker import GeneratorWorker
 
 
 def paths_of(*cards: HandlerCard) -> dict[str, Any]:
-    return model_docs.document(lambda: [ModelStanding(card, "READY") for card in cards])["paths"]
+    return api_docs.document(lambda: [ModelStanding(card, "READY") for card in cards])["paths"]
 
 
 def example(operation: dict[str, Any]) -> Any:
@@ -27,7 +27,7 @@ def example(operation: dict[str, Any]) -> Any:
 @pytest.fixture
 def client_with_docs(worker: GeneratorWorker) -> FlaskClient:
     app = make_app(worker)
-    app.register_blueprint(docs.document(KserveError, False, [lambda: model_docs.document(worker.standings)]))
+    app.register_blueprint(docs.document(KserveError, False, [lambda: api_docs.document(worker.standings)]))
     return app.test_client()
 
 
@@ -66,7 +66,7 @@ def test_the_document_names_the_headers_that_calls_heed(client_with_docs: FlaskC
 
 def test_the_document_names_no_idempotency_key_where_none_is_heeded():
     add = HandlerCard("add", inputs=[TensorSpec("a", "INT32", [1])])
-    paths = model_docs.document(lambda: [ModelStanding(add, "READY")], takes_keys=False)["paths"]
+    paths = api_docs.document(lambda: [ModelStanding(add, "READY")], takes_keys=False)["paths"]
 
     assert "Idempotency-Key" not in {header["name"] for header in paths["/v2/models/add/infer"]["post"]["parameters"]}
 

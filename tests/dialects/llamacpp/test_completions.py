@@ -11,7 +11,7 @@ from werkzeug.test import EnvironBuilder
 from corosrv.base.errors import NotOffered, NotSupported, Refused
 from corosrv.contracts.jobs import Candidate, Chunk, Finish, Job, ModelCard, TokenInfo, Tokens
 from corosrv.dialects.generation.call import Call
-from corosrv.dialects.llamacpp import parse, schema
+from corosrv.dialects.llamacpp import parse
 from corosrv.web.http import body_reader
 from tests.support.answers import complete_json
 from tests.support.vocabularies import BOS, INFILL, MIDDLE, PREFIX, SUFFIX, ByteVocabulary
@@ -28,12 +28,12 @@ def make(making: Any, schema_decoder: Any, sent: dict[str, Any], vocabulary: Byt
 
 
 def call(vocabulary: ByteVocabulary | None = None, **sent: Any) -> Call:
-    return make(parse.completion, schema.completion_decoder, {"prompt": "Hi", **sent}, vocabulary or ByteVocabulary())
+    return make(parse.completion, parse.completion_decoder, {"prompt": "Hi", **sent}, vocabulary or ByteVocabulary())
 
 
 def filling(vocabulary: ByteVocabulary, **sent: Any) -> Call:
     hole = {"input_prefix": "a", "input_suffix": "b"}
-    return make(parse.filling, schema.infill_decoder, {**hole, **sent}, vocabulary)
+    return make(parse.filling, parse.infill_decoder, {**hole, **sent}, vocabulary)
 
 
 def job(**sent: Any) -> Job:
@@ -390,7 +390,7 @@ def test_two_numbers_of_answers_have_to_be_the_same():
         call(n=2, n_cmpl=3)
 
 
-@pytest.mark.parametrize("name", sorted(schema.UNSUPPORTED))
+@pytest.mark.parametrize("name", sorted(parse.UNSUPPORTED))
 def test_what_is_not_supported_is_refused_by_name(name):
     with pytest.raises(NotSupported, match=name):
         call(**{name: 5})

@@ -11,9 +11,9 @@ import pytest
 
 from corosrv.base.errors import NotFound, Refused
 from corosrv.contracts.jobs import Defaults, ModelCard, Sampling, SlotFile, SlotState
-from corosrv.dialects.llamacpp import loading, routes, schema, slots
+from corosrv.dialects.llamacpp import loading, parse, routes, slots
 from corosrv.dialects.llamacpp.loading import Switches
-from corosrv.dialects.llamacpp.schema import DetokenizeBody, TokenizeBody
+from corosrv.dialects.llamacpp.parse import DetokenizeBody, TokenizeBody
 from corosrv.dialects.llamacpp.slots import SlotFiles
 from tests.support.vocabularies import BOS, EOS, ByteVocabulary
 
@@ -44,11 +44,11 @@ def test_texts_and_tokens_in_a_row_are_split_as_one():
 
 
 def test_texts_of_a_list_are_bounded():
-    too_many = ["a"] * (schema.MAX_TEXTS + 1)
+    too_many = ["a"] * (parse.MAX_TEXTS + 1)
 
     with pytest.raises(Refused, match="at most 8192 texts"):
         routes.tokens_of(TokenizeBody(too_many), ByteVocabulary())
-    assert len(routes.tokens_of(TokenizeBody(too_many[1:]), ByteVocabulary())["tokens"]) == schema.MAX_TEXTS
+    assert len(routes.tokens_of(TokenizeBody(too_many[1:]), ByteVocabulary())["tokens"]) == parse.MAX_TEXTS
 
 
 def test_tokens_of_a_lists_texts_are_bounded():

@@ -13,7 +13,7 @@ from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Image, Job, Messages, ModelCard, MultimodalText, Text, Tokens
-from corosrv.dialects.ollama import embedding, parse, schema
+from corosrv.dialects.ollama import parse, schema
 from corosrv.dialects.ollama.answers import Stopwatch
 from corosrv.dialects.ollama.parse import AskedModel
 from corosrv.formats.callformats.description import AnswerFormat
@@ -372,7 +372,7 @@ EMBEDDER = ModelCard("tiny", 1, meta={"n_ctx": 8, "n_embd": 2}, capabilities=fro
 
 
 def vectors(**sent: Any) -> Any:
-    return embedding.several_job(decode(schema.embed_decoder, sent), model_of(EMBEDDER))
+    return parse.several_job(decode(schema.embed_decoder, sent), model_of(EMBEDDER))
 
 
 def test_texts_that_are_too_long_are_cut_unless_told_otherwise():
@@ -401,4 +401,4 @@ def test_wrong_texts_are_named(sent: dict[str, Any], words: str):
 
 def test_a_model_without_vectors_says_so():
     with pytest.raises(Refused, match='"tiny:latest" does not support embeddings'):
-        embedding.single_job(decode(schema.embedding_decoder, {"prompt": "a"}), model_of())
+        parse.single_job(decode(schema.embedding_decoder, {"prompt": "a"}), model_of())

@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from corosrv.base.errors import Misuse, ReadTimeout
-from corosrv.dialects.predictions.events import Event, EventEncoder, EventReader, History
+from corosrv.dialects.predictions.prediction import Event, EventEncoder, EventReader, History
 
 TIMEOUT = 10
 

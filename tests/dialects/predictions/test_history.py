@@ -2,8 +2,8 @@
 
 import pytest
 
-from corosrv.dialects.predictions.events import LIVE, Event, History
 from corosrv.dialects.predictions.files import TURN, LargeJson
+from corosrv.dialects.predictions.prediction import LIVE, Event, History
 from corosrv.web.kept.event_log import PIECE, EventPiece, Gap
 
 

@@ -12,8 +12,7 @@ from corosrv.dialects.predictions import values
 from corosrv.dialects.predictions.validation import InputSchema
 from corosrv.dialects.predictions.values import Patterns
 from corosrv.worker import Input
-from corosrv.workers.worker.signatures.schema import document
-from corosrv.workers.worker.signatures.signature import read
+from corosrv.workers.worker.signatures.signature import document, read
 
 ENDLESS = "^(a+)+$"
 VICTIM = "a" * 40 + "b"

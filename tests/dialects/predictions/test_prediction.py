@@ -5,8 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from corosrv.base.errors import IllegalTransition
-from corosrv.dialects.predictions.events import History
-from corosrv.dialects.predictions.prediction import LOGS_CUT, NEXT, Change, Prediction, Status
+from corosrv.dialects.predictions.prediction import LOGS_CUT, NEXT, Change, History, Prediction, Status
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 LATER = NOW + timedelta(seconds=1, microseconds=7)

@@ -12,8 +12,7 @@ from corosrv.base.errors import InvalidInput
 from corosrv.dialects.predictions.validation import InputSchema
 from corosrv.dialects.predictions.values import MAX_FAULTS
 from corosrv.worker import File, Input, Path, Secret, streaming
-from corosrv.workers.worker.signatures.schema import document
-from corosrv.workers.worker.signatures.signature import read
+from corosrv.workers.worker.signatures.signature import document, read
 
 STARS = "*" * 10
 

@@ -38,7 +38,7 @@ from corosrv.dialects.kserve.infer_request import INFER_DECODER, decode_request
 from corosrv.formats.tensors import Tensor
 from corosrv.gateway.delegation.call import PeerRefusal
 from corosrv.gateway.delegation.infer import PeerAnswers, error_of, request_of
-from corosrv.workers.dispatch.reader import HandlerReader
+from corosrv.workers.dispatch.answers import HandlerReader
 
 HALF = Tensor("x", "FP16", [2], raw=b"\x00\x3c\x00\x40", parameters={"unit": "m"})
 TEXT = Tensor("t", "BYTES", [1], data=[b"\xff\n\n"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from corosrv.base.errors import LoadError
-from corosrv.images.encoder.gguf_head import GgufHead
+from corosrv.images.encoder.opening import GgufHead
 from tests.support import gguf
 
 TENSORS = {"a.weight": ((4, 3), range(12)), "b.bias": ((5,), range(5))}

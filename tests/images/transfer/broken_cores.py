@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from corosrv.images.transfer.core import TransferCore, TransferInbox
+from corosrv.images.transfer.core import TransferCore, TransferInbox, TransferScheduler
 from corosrv.images.transfer.ledger import TransferLedger
 from corosrv.images.transfer.messages import BlocksFilled, CancelTransfer, GrantBlocks, TransferAborted
-from corosrv.images.transfer.scheduler import TransferScheduler
 from corosrv.images.transfer.session import BlockAllocator, Poll, TransferResult, TransferSession, TransferState
 from corosrv.images.transfer.stats import IgnoredReason, TraceKind
 

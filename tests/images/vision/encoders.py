@@ -10,11 +10,10 @@ from gevent.event import Event
 
 from corosrv.contracts.jobs import Image, Terms
 from corosrv.images.transfer.stats import TransferLimits
-from corosrv.images.vision.encoder import EncoderOptions, ImageEncoder
+from corosrv.images.vision.encoder import EncoderOptions, ImageEncoder, encode_images
 from corosrv.images.vision.link import EncoderCommand
 from corosrv.images.vision.options import SUPPORTS
 from corosrv.images.vision.task import EncodedImage
-from corosrv.images.vision.waiting import encode_images
 from tests.support import projector
 
 N_EMBD = 32

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.web.management import join_routes
+from corosrv.web.management import worker_routes
 from corosrv.web.management.client import ManagementClient, UnixConnection
 from corosrv.web.management.listener import CONNECTIONS, ManagementListener, ManagementSettings
 from corosrv.workers.manager.joined import Joining
@@ -63,7 +63,7 @@ def opened() -> Iterator[Door]:
             door.joined.append((joining, connection, pid))
             return script.make("joined", place, number)
 
-        api = join_routes.blueprint(manager.joined, make)
+        api = worker_routes.join_blueprint(manager.joined, make)
         folder = stack.enter_context(short_folder())
         token = Path(folder, "token")
         token.write_text(TOKEN)

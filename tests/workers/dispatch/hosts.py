@@ -18,10 +18,10 @@ from corosrv.contracts.jobs.infer import (
 )
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.formats.tensors import Parameter, Tensor
+from corosrv.workers.dispatch.answers import HandlerReader
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, Permit, PermitPool
 from corosrv.workers.dispatch.policy import DispatchSettings
-from corosrv.workers.dispatch.reader import HandlerReader
 from corosrv.workers.dispatch.stats import KeyStats
 
 

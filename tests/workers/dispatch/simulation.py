@@ -22,10 +22,10 @@ from corosrv.base.errors import (
     Unavailable,
 )
 from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard, InferEnd, InferOutputs
+from corosrv.workers.dispatch.answers import HandlerReader
 from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from corosrv.workers.dispatch.key_queue import KeyQueue
 from corosrv.workers.dispatch.ledger import CallerAccount
-from corosrv.workers.dispatch.reader import HandlerReader
 from tests.workers.dispatch.hosts import FakeCall, FakeHost, Front, card, outputs, text, texts
 
 CARDS = [

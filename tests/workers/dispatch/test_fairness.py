@@ -8,8 +8,8 @@ import pytest
 
 from corosrv.base.errors import NotHandedOver, QueueFull
 from corosrv.contracts.jobs.infer import BatchLimits
+from corosrv.workers.dispatch.answers import HandlerReader
 from corosrv.workers.dispatch.call import QueuedCall
-from corosrv.workers.dispatch.reader import HandlerReader
 from tests.workers.dispatch.hosts import FakeHost, Front, card, ended, error_of
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from corosrv.base.errors import CallCancelled, Conflict, HandlerFailed, KeyReused, QueueFull
 from corosrv.contracts.jobs.infer import InferEnd
-from corosrv.workers.dispatch.answers import digest_of
-from corosrv.workers.dispatch.reader import HandlerReader
+from corosrv.workers.dispatch.answers import HandlerReader, digest_of
 from tests.workers.dispatch.hosts import Front, card, error_of, outputs, read, text, texts
 
 

@@ -8,7 +8,7 @@ from gevent import get_hub
 
 from corosrv.base.errors import ReadTimeout
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferItem, InferOutputs
-from corosrv.workers.dispatch.reader import HandlerReader
+from corosrv.workers.dispatch.answers import HandlerReader
 
 CARD = HandlerCard("m", is_stream=True)
 TIMEOUT = 10.0

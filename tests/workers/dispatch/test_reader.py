@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.base.errors import Misuse
-from corosrv.workers.dispatch.reader import HandlerReader
+from corosrv.workers.dispatch.answers import HandlerReader
 from tests.workers.dispatch.hosts import card, outputs, text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from corosrv.workers.manager.collector import ManagerCollector
+from corosrv.serving.apps import ManagerCollector
 from tests.support.waiting import wait_until
 from tests.workers.manager.scripted import call, managed, pool_card
 

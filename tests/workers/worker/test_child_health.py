@@ -10,7 +10,7 @@ import pytest
 
 from corosrv.contracts.jobs.setup import Cancelled
 from corosrv.workers.wire.messages import HealthCheck, HealthCheckResult
-from corosrv.workers.worker.child.predictor_health import HealthcheckRunner
+from corosrv.workers.worker.child.child import HealthcheckRunner
 from tests.support.worker_child import ChildProcess, write_predictor
 
 FAILED = "Healthcheck failed"

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Optional
 import pytest
 
 from corosrv.contracts.jobs.setup import FileRef
-from corosrv.workers.worker.signatures.schema import document
-from corosrv.workers.worker.signatures.signature import Signature, read
+from corosrv.workers.worker.signatures.signature import Signature, document, read
 from corosrv.workers.worker.values.inputs import Inputs
 from corosrv.workers.worker.values.outputs import encode
 

@@ -8,8 +8,7 @@ import pytest
 from typing_extensions import NotRequired, Required, TypedDict
 
 from corosrv.worker import BaseModel, ConcatenateIterator, File, Input, Path, Secret, streaming
-from corosrv.workers.worker.signatures.schema import document
-from corosrv.workers.worker.signatures.signature import read
+from corosrv.workers.worker.signatures.signature import document, read
 
 
 class Size(enum.IntEnum):

@@ -11,9 +11,8 @@ import gevent.ssl
 from gevent.hub import Waiter
 
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.load.http import HttpAnswer, Malformed
 from corosrv.client.bench.load.target import FailureKind, RequestOutcome, Target
-from corosrv.client.bench.load.transcript import Transcript, error_message
+from corosrv.client.bench.load.transcript import HttpAnswer, Malformed, Transcript, error_message
 
 READ = 65_536  # bytes
 ASK_TIMEOUT = 30.0  # seconds

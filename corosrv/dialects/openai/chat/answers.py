@@ -28,7 +28,7 @@ from corosrv.dialects.openai.answer_types import (
     MessageDelta,
     ToolCallDelta,
 )
-from corosrv.dialects.openai.llama_extras import LlamaExtras
+from corosrv.dialects.openai.events import LlamaExtras
 
 _COMPLETION = (ChatCompletion, "chat.completion")
 _CHUNK = (ChatChunk, "chat.completion.chunk")
@@ -64,7 +64,8 @@ class ChatAnswer:
             choices[part.choice].add(part)
         for chunk in chunks:
             self._tally.add(chunk)
-        chat_choices = [choice.chat_choice(self._logprobs(choice.tokens)) for choice in Turns().among(choices)]
+        finished = choices if len(choices) == 1 else Turns().among(choices)
+        chat_choices = [choice.chat_choice(self._logprobs(choice.tokens)) for choice in finished]
         extras = self._extras.of_answer(chunks)
         answer: ChatCompletion = self._frame.complete(
             chat_choices, self._tally, self._parser.reasoning_tokens, **extras

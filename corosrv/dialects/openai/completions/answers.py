@@ -14,7 +14,7 @@ from corosrv.dialects.generation.answer_types import Tally
 from corosrv.dialects.generation.call import AnswerOptions, Echo, split_tokens
 from corosrv.dialects.openai import events
 from corosrv.dialects.openai.answer_types import Finish, TextChoice, TextCompletion, TextLogprobs
-from corosrv.dialects.openai.llama_extras import LlamaExtras
+from corosrv.dialects.openai.events import LlamaExtras
 
 
 class Logprobs:

@@ -17,7 +17,7 @@ from corosrv.dialects.generation.forks import ForkableAnswer, make_forkable
 from corosrv.dialects.generation.prompts import PromptField, prompts
 from corosrv.dialects.generation.thoughts import with_budget
 from corosrv.dialects.openai.completions.answers import TextAnswer
-from corosrv.dialects.openai.llama_extras import native_form
+from corosrv.dialects.openai.events import native_form
 from corosrv.dialects.openai.structured_fields import (
     MAX_CHOICES,
     FormFields,
@@ -103,13 +103,13 @@ def call(
         echoes=tuple(_echo(prompt, vocabulary) for prompt in checked_prompts) if body.echo else None,
         logprobs=body.logprobs is not None,
         probs=bool(body.n_probs),
-        native_form=native_form(body, job, card, find_vocabulary),
+        native_form=native_form(body, job, card, find_vocabulary) if body.verbose else None,
     )
     answer = TextAnswer(job, card, options)
     if forkable is not None:
         forkable.id = answer.id
     priority = body.priority if body.service_tier is None else priority_of(body)
-    return Call(job, options.stream, answer, priority, forkable=forkable)
+    return Call(job, options.stream, answer, priority, forkable=forkable, card=card)
 
 
 # Fields that make the prompt, or show it; which branches are the best is for their client to say.

@@ -4,6 +4,8 @@ from corosrv.models.engine.binding.engine import (
     NativeEngine,
     NativeJsonScanner,
     NativeSlotRequest,
+    NativeVocabulary,
+    TokenCalls,
     apply_chat_template,
     chat_template_names,
 )
@@ -21,7 +23,6 @@ from corosrv.models.engine.binding.values import (
     Task,
     TaskKind,
 )
-from corosrv.models.engine.binding.vocabulary import NativeVocabulary, TokenCalls
 
 __all__ = [
     "FINGERPRINT",

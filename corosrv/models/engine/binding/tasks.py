@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -179,7 +179,7 @@ class BorrowedTasks:
         struct.sampling.seed = task.seed
 
     def _array(self, c_type: str, value: Sequence[Any]) -> Any:
-        return self._once(c_type, value, lambda value: ffi.new(c_type, value))
+        return self._once(c_type, value, partial(ffi.new, c_type))
 
     def _once(self, kind: str, value: Any, make: Callable[[Any], Any]) -> Any:
         key = kind, id(value)
@@ -201,5 +201,5 @@ def _takes_long(task: Task) -> bool:
     sampling = task.sampling
     if len(task.generated) > _MANY_TOKENS:
         return True
-    is_large = sum(len(part.data) for part in task.rows) > _LARGE
+    is_large = bool(task.rows) and sum(len(part.data) for part in task.rows) > _LARGE
     return is_large or bool(sampling.grammar or (sampling.dry_multiplier and sampling.dry_sequence_breakers))

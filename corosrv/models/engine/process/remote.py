@@ -25,8 +25,8 @@ from corosrv.contracts.jobs import Adapter, AnyJob, Job, SlotFile, SlotState
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine.binding import ModelInfo, NativeVocabulary
-from corosrv.models.engine.engine import EngineLife, model_card
-from corosrv.models.engine.options import native_options
+from corosrv.models.engine.engine import EngineLife
+from corosrv.models.engine.options import model_card, native_options
 from corosrv.models.engine.process.connector import EngineConnector
 from corosrv.models.engine.process.jobs import RemoteJob, RemoteReader, tells_state
 from corosrv.models.engine.process.ledger import JobLedger

@@ -1,7 +1,7 @@
 """The subprocess of a predictor: connect, set up, serve slots, shut down. Knows neither HTTP nor gevent nor any engine.
 
 Predictors written for Cog run unchanged: its `cog` package asks a native one, `coglet`, for the prediction at hand, and
-`stand_in` answers in its place.
+`stand_in` answers in its place. The author's own health check runs in a thread of its own, within a time limit.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from corosrv.base import __version__
 from corosrv.base.errors import LoadError
@@ -36,13 +36,87 @@ from corosrv.workers.wire.messages import (
 )
 from corosrv.workers.worker.child.cancel import Cancels, Interrupts
 from corosrv.workers.worker.child.load import Predictor, load
-from corosrv.workers.worker.child.predictor_health import HealthcheckRunner
-from corosrv.workers.worker.child.run import PredictionLifecycle, PredictLane, SlotEnd
+from corosrv.workers.worker.child.run import PredictionLifecycle, PredictLane, SlotEnd, SyncRunner
 from corosrv.workers.worker.child.runtime import WorkerRuntime, describe
-from corosrv.workers.worker.child.sync_runner import SyncRunner
 from corosrv.workers.worker.predictor import CancelationException
 from corosrv.workers.worker.scope import current_scope
-from corosrv.workers.worker.signatures import schema
+from corosrv.workers.worker.signatures.signature import document as openapi_document
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+LIMIT = 5.0  # seconds
+_FAILED = "Healthcheck failed"  # how Cog's reasons begin
+
+
+class HealthcheckRunner:
+    """Answers each question once, within the limit. Any thread may ask."""
+
+    def __init__(
+        self,
+        check: Callable[[], Any] | None,
+        answer: Callable[[str, str | None], None],
+        loop: AbstractEventLoop | None = None,
+        limit: float = LIMIT,
+    ) -> None:
+        """`answer(id, reason)`, of any thread; the reason is None when all is well. `loop`: where a coroutine runs."""
+        self._check = check
+        self._answer = answer
+        self._loop = loop
+        self._limit = limit
+        self._timers: dict[str, threading.Timer] = {}  # of the questions that wait for the running check, by id
+        self._is_running = False
+        self._lock = threading.Lock()
+
+    def ask(self, id: str) -> None:
+        """Starts a check, or shares the running one's outcome. Does not wait."""
+        if self._check is None:
+            self._answer(id, None)
+            return
+        limit = threading.Timer(self._limit, self._give_up, [id])
+        limit.daemon = True
+        with self._lock:
+            self._timers[id] = limit
+            is_first, self._is_running = not self._is_running, True
+        limit.start()
+        if is_first:
+            threading.Thread(target=self._run, name="corosrv-healthcheck", daemon=True).start()
+
+    def _run(self) -> None:
+        reason = self._reason()
+        with self._lock:
+            self._is_running = False
+            timers, self._timers = self._timers, {}
+        for id, limit in timers.items():
+            limit.cancel()
+            self._answer(id, reason)
+
+    def _reason(self) -> str | None:
+        try:
+            result = self._call()
+        except BaseException as error:  # also sys.exit() of user code
+            return f"{_FAILED}: {describe(error)}"
+        return f"{_FAILED}: user-defined healthcheck returned False" if result is False else None
+
+    def _call(self) -> Any:
+        assert self._check is not None, "a check runs that there is none of"
+        import inspect
+
+        if not inspect.iscoroutinefunction(self._check):
+            return self._check()
+        import asyncio
+
+        if self._loop is None:
+            return asyncio.run(self._check())
+        return asyncio.run_coroutine_threadsafe(self._check(), self._loop).result()
+
+    def _give_up(self, id: str) -> None:
+        """Answers a health check that took too long. The check goes on, and no other starts meanwhile."""
+        with self._lock:
+            is_waiting = self._timers.pop(id, None) is not None
+        if is_waiting:
+            self._answer(id, f"{_FAILED}: user-defined healthcheck timed out after {self._limit:.1f} seconds")
+
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -106,7 +180,7 @@ class Child:
         stand_in()
         predictor = load(init.predictor_ref)
         self._n_slots = _n_slots(init.num_slots, predictor)
-        document = schema.document(predictor.signature)
+        document = openapi_document(predictor.signature)
         self._is_loaded = True
         if predictor.signature.is_async or inspect.iscoroutinefunction(predictor.setup):
             self._make_loop()

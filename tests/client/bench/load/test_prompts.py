@@ -8,8 +8,7 @@ import pytest
 
 from corosrv.base.errors import BenchError
 from corosrv.client.bench.load import plan as mixes
-from corosrv.client.bench.load.plan import BenchPlan, Mix, Point
-from corosrv.client.bench.load.prompts import Dialogue, TracedRequest, read_dialogues, read_trace
+from corosrv.client.bench.load.plan import BenchPlan, Dialogue, Mix, Point, TracedRequest, read_dialogues, read_trace
 
 MESSAGES = [
     {"role": "system", "content": "be brief"},
