@@ -1,7 +1,7 @@
-"""The formats of weights beside llama-server: `python -m benchmarks.formats [--formats Q4_K_M Q8_0]`, part of `make bench`.
+"""The formats of weights beside llama-server, a part of `make bench`, or `python -m benchmarks.formats --formats Q8_0`.
 
-The packaged model is written in each format; a decoder of 1.1 billion random weights in Q4_K_M follows. Both servers get
-the same file, and the same load in turn. Writes formats.json, formats.md and a plot for each number of clients.
+The packaged model is written in each format; a decoder of 1.1 billion random weights in Q4_K_M follows. Both servers
+get the same file, and the same load in turn. Writes formats.json, formats.md and a plot for each number of clients.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def markdown(results: FormatResults) -> str:
         cells = [each.name, f"{each.bytes / 1e6:.0f}", *(_cell(point) for point in each.section.points)]
         lines.append("| " + " | ".join(cells) + " |")
     said = (
-        f"How many times as many tokens a second as llama-server, and those of both. Medians of {words.count(first.rounds, 'round')}. "
+        "How many times as many tokens a second as llama-server, and those of both. "
+        f"Medians of {words.count(first.rounds, 'round')}. "
         f"{words.machine(results.machine)}. {words.doubts(results.machine)}".strip()
     )
     commands = "\n".join(f"    {command}" for command in [*results.servers, first.command])

@@ -152,10 +152,10 @@ def test_models_shows_file_and_size(tmp_path):
     ("arguments", "words"),
     [
         (("models", "--model", "/no/such.gguf"), "does not exist"),
-        (("models", "--model", "synthetic:", "--slots", "-1"), "COROSRV_SLOTS"),
+        (("models", "--model", "synthetic:", "--slots", "-2"), "COROSRV_SLOTS"),
         (("models", "--config", "/no/such.toml"), "cannot be read"),
         (("serve", "--model", "synthetic:?x=1"), "COROSRV_MODEL"),
-        (("config", "--model", "synthetic:", "--slots", "-1"), "COROSRV_SLOTS"),
+        (("config", "--model", "synthetic:", "--slots", "-2"), "COROSRV_SLOTS"),
         (("config", "--upstream", "localhost:8080"), "COROSRV_UPSTREAM"),
         (("serve", "--model", "/no/such.gguf"), "does not exist"),
         (("serve", "--model", "/proc"), "is a folder"),

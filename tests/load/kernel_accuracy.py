@@ -1,8 +1,9 @@
 """How far the kernels are from F32: `python -m tests.load.kernel_accuracy [--formats Q4_K_M Q8_0] [--text FILE]`.
 
-The packaged model is written in F32 and in each format. All of them read the same text, and tell at each token how likely
-they think the thousand likeliest next ones. Printed is the Kullback-Leibler divergence of a format from F32, in thousandths
-of a nat a token, with libllama's kernels and with each set of ours that this processor has, and the ratio of both.
+The packaged model is written in F32 and in each format. All of them read the same text, and tell at each token how
+likely they think the thousand likeliest next ones. Printed is the Kullback-Leibler divergence of a format from F32, in
+thousandths of a nat a token, with libllama's kernels and with each set of ours that this processor has, and the ratio
+of both.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def read(model: Path, kernels: str, text: str) -> list[Distribution]:
-    """Reads the text with these kernels, and returns what was expected at each of its tokens but the first of a piece."""
+    """Reads the text with these kernels; returns what was expected at each of its tokens but the first of a piece."""
     engine = Engine(ModelSettings(model=str(model), slots=1, ctx=1024, kernels=kernels))
     engine.open()
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.gguf import Shape, byte_tokenizer, random_tensors, write
+from tests.support.gguf import Shape, Tensors, byte_tokenizer, random_tensors, write
 
 LAYERS = 2
 HEADS = 4
@@ -84,7 +84,7 @@ def _write(
             shapes[f"blk.{number}.{name}{'.weight' if is_plain else ''}"] = shape
     tensors = random_tensors(shapes)
     # A recurrent state decays where these are below zero, and grows without end where they are above.
-    decays = {
+    decays: Tensors = {
         name: (shape, [decay * abs(x) for x in xs]) for name, (shape, xs) in tensors.items() if name.endswith("ssm_a")
     }
     return write(path, metadata, tensors | decays)

@@ -99,7 +99,7 @@ def _tensor_head(name: str, shape: Shape, kind: int, offset: int) -> bytes:
 def random_tensors(shapes: Mapping[str, Shape], seed: int = 1) -> Tensors:
     """Weights that keep a signal's size: norms near one, biases small, the rest by its width."""
     draw = random.Random(seed)
-    tensors = {}
+    tensors: Tensors = {}
     for name, shape in shapes.items():
         is_norm, is_bias = "norm.weight" in name, name.endswith(".bias")
         middle, spread = (1.0, 0.1) if is_norm else (0.0, 0.1 if is_bias else shape[0] ** -0.5)

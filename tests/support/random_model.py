@@ -66,9 +66,9 @@ def write_random_model(path: Path, shape: DecoderShape | None = None) -> Path:
     """Writes the model; its texts are random words."""
     shape = shape or DecoderShape()
     tensors = {f"{name}.weight": _random_tensor(*matrix) for name, matrix in shape.matrices.items()}
-    for name in shape.norms:
-        ones = struct.pack(f"<{shape.width}f", *(1.0 for _ in range(shape.width)))
-        tensors[f"{name}.weight"] = BlockTensor(_F32, (shape.width,), len(ones), lambda ones=ones: iter([ones]))
+    ones = struct.pack(f"<{shape.width}f", *(1.0 for _ in range(shape.width)))
+    norm = BlockTensor(_F32, (shape.width,), len(ones), lambda: iter([ones]))
+    tensors |= {f"{name}.weight": norm for name in shape.norms}
     return write_blocks(path, _metadata(shape), tensors)
 
 

@@ -82,7 +82,8 @@ def test_a_format_is_written_and_measured_with_both_servers(peer, tmp_path):
     found = msgspec.json.decode((out / "formats.json").read_bytes(), type=formats.FormatResults)
     assert [each.name for each in found.formats] == ["Q4_0"]
     assert found.formats[0].bytes > 80e6
-    assert "Q4_0.gguf --threads" in found.servers[0] and "Q4_0.gguf -t" in found.servers[1]
+    assert "Q4_0.gguf --threads" in found.servers[0]
+    assert "Q4_0.gguf -t" in found.servers[1]
     assert ended.stdout == (out / "formats.md").read_text() + "\n"
     assert [plot.name for plot in out.glob("*.svg")] == ["formats-2.svg"]
 
