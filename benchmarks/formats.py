@@ -25,7 +25,7 @@ from tests.support.architectures import quantize
 from tests.support.random_model import write_random_model
 
 FORMATS = ("Q4_0", "Q4_1", "IQ4_NL", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16")
-RANDOM = "1.1B, Q4_K_M"
+RANDOM = "1.1B"  # random weights in Q4_K_M
 SLOTS, CONTEXT = 32, 512  # a slot's tokens
 TOKENS = 64  # of an answer
 
@@ -108,7 +108,7 @@ def markdown(results: FormatResults) -> str:
         cells = [each.name, f"{each.bytes / 1e6:.0f}", *(_cell(point) for point in each.section.points)]
         lines.append("| " + " | ".join(cells) + " |")
     said = (
-        "How many times as many tokens a second as llama-server, and those of both. "
+        "How many times as many tokens a second as llama-server, and those of both; 1.1B: random weights in Q4_K_M. "
         f"Medians of {words.count(first.rounds, 'round')}. "
         f"{words.machine(results.machine)}. {words.doubts(results.machine)}".strip()
     )
