@@ -80,6 +80,7 @@ TABLE = [
     (errors.EventsGone("events 1 to 4", 5, "n"), 410, "not_found_error", "n", "events_gone"),
     (errors.TooManyLogs(2), 503, "unavailable_error", None, None),
     (errors.EngineGone("a"), 503, "unavailable_error", None, "engine_gone"),
+    (errors.KeyNotCounted(), 503, "unavailable_error", None, None),
     (errors.TooManyMembers(2), 503, "unavailable_error", None, None),
     (errors.UsedAfterFork("m"), 503, "unavailable_error", None, None),
 ]
@@ -154,7 +155,8 @@ def test_a_prompt_that_is_too_long_comes_with_its_numbers():
 
 @pytest.mark.parametrize(("error", "status"), [(error, status) for error, status, *_ in TABLE], ids=named)
 def test_only_what_passes_by_itself_says_when_to_try_again(error, status):
-    passes = isinstance(error, errors.Unavailable) and not isinstance(error, (errors.ModelFailed, errors.EngineGone))
+    stays = errors.ModelFailed, errors.EngineGone, errors.KeyNotCounted
+    passes = isinstance(error, errors.Unavailable) and not isinstance(error, stays)
 
     assert response(error).headers.get("Retry-After") == ("1" if passes else None)
 
