@@ -69,7 +69,7 @@ def test_nearly_all_guesses_of_a_model_that_says_the_same_come_true_and_are_coun
     assert n_guesses > 20
     assert n_true > 0.9 * n_guesses
     assert sum(last.accepted_tokens for last in answers) >= n_true
-    assert after.steps - before.steps < 400 - n_true
+    assert after.steps - before.steps <= 400 - n_true  # fewer where guesses of other kinds come true as well
 
 
 @pytest.mark.model
