@@ -1,4 +1,4 @@
-"""The formats of weights beside llama-server, a part of `make bench`, or `python -m benchmarks.formats --formats Q8_0`.
+"""Measures formats of weights beside llama-server, for `make bench`, or `python -m benchmarks.formats --formats Q8_0`.
 
 The packaged model is written in each format; a decoder of 1.1 billion random weights in Q4_K_M follows. Both servers
 get the same file, and the same load in turn. Writes formats.json, formats.md and a plot for each number of clients.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a server without Redis needs none of it
 UNLIMITED_ANSWER = 256
 _MINUTE = 60.0
 _DAY = 86_400
-_COUNTED = ("POST", "PUT")  # methods that ask for work
+COUNTED = ("POST", "PUT")  # methods that ask for work
 _STREAM_ENDS = 1.0  # seconds after which a key whose answers all run may try again: nobody knows when one ends
 _COMPUTED = (Finish.STOP, Finish.LENGTH)
 
@@ -180,7 +180,7 @@ class KeyAccount:
         self._elsewhere, self._elsewhere_until = streams, now + lifetime
 
     def _ask(self, requests: int = 0, prompt: int = 0, answer: int = 0, streams: int = 0) -> bool | None:
-        """Takes what all servers together have left; see KeyShare.ask. None where nobody shares. Waits."""
+        """Charges the limits that servers share, as KeyShare.ask; returns None where none does. Waits."""
         return None if self._share is None else self._share.ask(requests, prompt, answer, streams)
 
     def _tell(self, requests: int = 0, tokens: int = 0, day_tokens: int = 0, running: int = 0) -> None:
@@ -207,7 +207,7 @@ class KeyAccount:
 
     def admit(self, method: str) -> None:
         """Counts a request that asks for work: POST and PUT. May wait, where limits are shared. Raises LimitReached."""
-        if method not in _COUNTED:
+        if method not in COUNTED:
             return
         self._look_at_day()
         if (bucket := self._requests) is not None:

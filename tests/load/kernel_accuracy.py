@@ -1,4 +1,4 @@
-"""How far the kernels are from F32: `python -m tests.load.kernel_accuracy [--formats Q4_K_M Q8_0] [--text FILE]`.
+"""Measures how far kernels are from F32: `python -m tests.load.kernel_accuracy [--formats Q4_K_M Q8_0] [--text FILE]`.
 
 The packaged model is written in F32 and in each format. All of them read the same text, and tell at each token how
 likely they think the thousand likeliest next ones. Printed is the Kullback-Leibler divergence of a format from F32, in

@@ -169,10 +169,10 @@ class LimitedKey(Protocol):
         """
 
     def follow(self, now_ms: float) -> None:
-        """Takes the clock of Redis for when a day begins; where one has, it tells the share."""
+        """Sets the clock of Redis as the one by which a day begins; where one has, it tells the share."""
 
     def see(self, requests: float, tokens: float, day_tokens: float, streams: int, lifetime: float) -> None:
-        """Takes what all servers have used, and the answers that others make, which is to be believed so long."""
+        """Sets what all servers have used, and the answers that others make, which hold for `lifetime` seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -210,7 +210,7 @@ class KeyShare:
         self.n_runs = 0
 
     def ask(self, requests: int = 0, prompt: int = 0, answer: int = 0, streams: int = 0) -> bool | None:
-        """Takes what is asked if all servers together have left that much; returns whether they had.
+        """Charges what is asked if all servers together have left that much; returns whether they had.
 
         Waits, for PATIENCE at most. None: Redis does not say, and nothing was taken.
         """
@@ -247,7 +247,7 @@ class KeyShare:
         ))  # fmt: skip
 
     def take(self, before: UsedLimits, day: int, asks: Sequence[LimitAsk], reply: LimitReply) -> None:
-        """Takes the answer to a run; `before`: the total that it told, and the day. Raises ValueError for no answer."""
+        """Applies the reply to a run; `before`: the total that it told, and the day. Raises ValueError."""
         answers = [(ask, bool(grant)) for ask, grant in zip(asks, reply.grants, strict=True)]
         self.account.follow(reply.now_ms)
         granted = [ask.words for ask, is_granted in answers if is_granted]
@@ -389,7 +389,7 @@ class KeyLimits:
                 ask.answer(None)
 
     def _take(self, share: KeyShare, before: UsedLimits, day: int, asks: Sequence[LimitAsk], reply: object) -> None:
-        """Takes what Redis answers for one key. What is no answer leaves the decision to this server, says the log."""
+        """Applies the reply of Redis for one key. A wrong one is logged, and leaves the decision to this server."""
         try:
             if isinstance(reply, RedisRefused):
                 raise reply

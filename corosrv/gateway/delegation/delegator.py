@@ -52,7 +52,7 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.terms import arrival, request_terms
-from corosrv.web.key_account import KeyAccount
+from corosrv.web.key_account import COUNTED, KeyAccount
 
 _UNKNOWN_CODES = frozenset({"model_not_found", "capability_not_found", "no_match"})
 
@@ -91,7 +91,6 @@ def is_for_peers(error: CorosrvError, *, on_full: bool) -> bool:
 
 
 _UNQUOTED = "/:@!$&'()*+,;=~"  # in a path
-_COUNTED = ("POST", "PUT")  # methods that ask for work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +211,7 @@ class Delegator:
 
     def _onward(self, incoming: Request, body: bytes, account: KeyAccount | None) -> ForwardRequest:
         environ, options = incoming.environ, self._options
-        counts = account is not None and account.counts_answers and incoming.method in _COUNTED
+        counts = account is not None and account.counts_answers and incoming.method in COUNTED
         path, query = quote(incoming.path, safe=_UNQUOTED), environ.get("QUERY_STRING", "")
         request_id = current(g).get("corosrv_request_id", "")
         return ForwardRequest(

@@ -22,8 +22,8 @@ class StepBudget {
     if (n_decode == 0) return rows_;
     if (prompt_row_s_ <= 0) return std::min(rows_, kFirst);
     const double decode_s = decoding_s(std::min(n_decode, rows_));
-    // Where decoding alone takes most of the target or more, prompts may take twice as long as it: starved of rows,
-    // they would leave slots without a stream, and every step would be paid for by fewer.
+    // Where decoding alone takes most of the target or more, prompts may take twice as long as it, or more where
+    // many wait: starved of rows, they would leave slots without a stream, and every step would be paid for by fewer.
     const double patience = std::min(1.0 + double(n_prompts) / n_decode, kPatience);
     const double left_s = std::max(target_s_ * patience - decode_s, kSlowShare * patience * decode_s);
     return std::min(rows_, static_cast<int32_t>(std::clamp(left_s / prompt_row_s_, double{kLeast}, double(rows_))));

@@ -23,7 +23,7 @@ from corosrv.fleet.cluster.key_names import KeyNames
 from corosrv.web.key_account import Clocks, KeyAccount
 from tests.support.patched import run_patched
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.waiting import wait_until
+from tests.support.waiting import eventually, wait_until
 
 DAY_MS = 86_400_000
 NONE = (-1, -1, -1, -1)
@@ -31,7 +31,7 @@ NONE = (-1, -1, -1, -1)
 
 @dataclass
 class Totals:
-    """What one server tells of a key."""
+    """The usage of a key by one server, as it tells the script."""
 
     requests: float = 0
     tokens: float = 0
@@ -106,11 +106,9 @@ def test_a_prompt_is_granted_if_it_fits_and_its_answer_is_paid_for_later(script:
 def test_what_was_used_comes_back_by_the_clock_of_redis(script: Script):
     script.limits = (6000, -1, -1, -1)  # one each 10 ms
     assert script.grant("a", 6000, 0, 0, 0)
-    assert not script.grant("b", 20, 0, 0, 0)
+    assert not script.grant("b", 200, 0, 0, 0)
 
-    time.sleep(0.25)
-
-    assert script.grant("b", 20, 0, 0, 0)
+    eventually(lambda: script.grant("b", 20, 0, 0, 0), what="requests that came back")
 
 
 def test_one_run_serves_several_asks_in_their_order(script: Script):
@@ -356,7 +354,7 @@ def test_answers_at_once_are_those_of_all_servers(redis: RedisServer, client: Re
 
 
 def dead_server(url: str) -> list[Any]:
-    key_limits.LEASE_MS, key_limits.BEAT = 900, 0.2
+    key_limits.LEASE_MS, key_limits.BEAT = 1500, 0.2  # a busy machine may miss some beats
     with two(url, streams=2) as (a, b):
         kept, lost = a.bill(), b.bill()
         b.limits._greenlet.kill()  # type: ignore[union-attr]
@@ -377,10 +375,10 @@ def test_a_dead_server_s_answers_are_over_after_the_lease(redis: RedisServer, cl
 
 
 def long_answer(url: str) -> bool:
-    key_limits.LEASE_MS, key_limits.BEAT = 900, 0.2
+    key_limits.LEASE_MS, key_limits.BEAT = 1500, 0.2  # a busy machine may miss some beats
     with two(url, streams=1) as (a, b):
         assert a.bill() is not None
-        gevent.sleep(2.5)
+        gevent.sleep(3.2)  # two leases pass
         return b.bill() is None
 
 
@@ -553,7 +551,8 @@ def test_a_request_whose_client_leaves_while_redis_is_asked_takes_nothing(redis:
 def trips(url: str) -> list[int]:
     """Counts the runs of the script for a request of each of these keys."""
     counts = []
-    for limits in ({}, {"requests_per_minute": 9}, {"requests_per_minute": 9, "tokens_per_minute": 99, "streams": 3}):
+    all_limits = {"requests_per_minute": 9, "tokens_per_minute": 99, "streams": 3}
+    for limits, n_in_all in (({}, 0), ({"requests_per_minute": 9}, 1), (all_limits, 3)):
         with server(url, "a", **limits) as a:
             before = _n_scripts(a)
             a.account.admit("POST")
@@ -561,7 +560,8 @@ def trips(url: str) -> list[int]:
             bill.charge([1])
             counts.append(_n_scripts(a) - before)
             end(bill, 1)
-            gevent.sleep(0.3)
+            wait_until(lambda: _n_scripts(a) - before >= n_in_all, "the end that is told", 10)  # noqa: B023
+            gevent.sleep(3 * key_limits.GATHERING)  # one too many would show
             counts.append(_n_scripts(a) - before)
     return counts
 
