@@ -10,6 +10,7 @@ import pytest
 
 from tests.serve.server import SERVE, Process, Server, Servers
 from tests.serve.wire import chat
+from tests.support.waiting import eventually
 
 SECONDS = 3.0
 
@@ -25,6 +26,16 @@ def wake_ups(pid: int) -> dict[str, int]:
     return found
 
 
+def decode_thread_sleeps(pid: int) -> bool:
+    """Whether the decode thread has gone to sleep, which the gauges cannot say: its last step ends after they are 0."""
+    (state,) = [
+        (task / "stat").read_text().rpartition(")")[2].split()[0]
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        if (task / "comm").read_text().strip() == "corosrv-decode"
+    ]
+    return state == "S"
+
+
 @pytest.fixture
 def served(start: Servers) -> Server:
     """A server that had something to do, and has nothing any more."""
@@ -32,6 +43,7 @@ def served(start: Servers) -> Server:
     with server.connect() as connection:
         assert connection.post(chat(max_tokens=5, stream=True)).body.endswith(b"data: [DONE]\n\n")
     server.wait_idle()
+    eventually(lambda: decode_thread_sleeps(server.worker.pid), 5, "the decode thread still runs")
     return server
 
 
