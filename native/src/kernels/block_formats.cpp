@@ -102,6 +102,9 @@ void unpack(BlockFormat format, const uint8_t* block, Unpacked& to) {
       return unpack_k_quants(block + 48, block + 16, to.quants);
     case BlockFormat::kQ6_K:
       return unpack_q6_k(block, to);
+    case BlockFormat::kF16:  // which have no blocks
+    case BlockFormat::kBF16:
+      return;
   }
 }
 
@@ -121,9 +124,18 @@ void pack_quants(size_t n_bits, const uint8_t* quants, uint8_t* to) {
   for (size_t i = 0; i < n_bits; ++i) std::memcpy(to + i * kGroupRows * 4, &words[i], 4);
 }
 
+void pack_floats(const uint8_t* rows, size_t n_columns, uint8_t* group) {
+  for (size_t column = 0; column < n_columns; ++column) {
+    for (size_t r = 0; r < kGroupRows; ++r) {
+      std::memcpy(group + 2 * (column * kGroupRows + r), rows + 2 * (r * n_columns + column), 2);
+    }
+  }
+}
+
 }  // namespace
 
 void pack_group(BlockFormat format, const uint8_t* rows, size_t n_row_blocks, uint8_t* group) {
+  if (is_float(format)) return pack_floats(rows, n_row_blocks * kBlockValues, group);
   const PackedLayout layout = layout_of(format);
   const size_t n_blocks = n_row_blocks / layout.n_blocks;
   uint8_t* quants = group + layout.group_params(n_row_blocks);

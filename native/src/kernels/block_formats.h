@@ -1,4 +1,5 @@
-// The layouts of ggml's block-quantised formats, and how corosrv lays the same numbers out for its products.
+// The layouts of ggml's block-quantised formats and 16-bit floats, and how corosrv lays the same numbers out for its
+// products.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +13,16 @@ constexpr size_t kBlockValues = 32;
 constexpr size_t kGroupRows = 16;
 constexpr size_t kCacheLine = 64;
 
-enum class BlockFormat { kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kIQ4_NL, kMXFP4, kQ4_K, kQ5_K, kQ6_K };
-constexpr size_t kBlockFormats = 10;
+enum class BlockFormat { kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kIQ4_NL, kMXFP4, kQ4_K, kQ5_K, kQ6_K, kF16, kBF16 };
+constexpr size_t kQuantFormats = 10, kFloatFormats = 2;  // the floats are the last ones
+
+constexpr bool is_float(BlockFormat format) { return static_cast<size_t>(format) >= kQuantFormats; }
 
 // A number is (quant - offset) * scale + minimum; a quant of IQ4_NL and MXFP4 is an index of a table.
 //
 // Packed, a group of 16 rows begins with the parameters of all its blocks, padded to a cache line: the first
 // parameter of each row, then the second of each. Then come the quants: for each block of 32, lines of 64 bytes, each
-// with 4 bytes of every row.
+// with 4 bytes of every row. Floats have no parameters: for each column, the numbers of all rows.
 struct PackedLayout {
   size_t bytes;     // of a block of ggml's
   size_t n_blocks;  // of 32 numbers in it
@@ -58,6 +61,9 @@ constexpr PackedLayout layout_of(BlockFormat format) {
       return {176, 8, 2, 16, 5};
     case BlockFormat::kQ6_K:  // scale of scales; for each 16 numbers their scale
       return {210, 8, 1, 16, 6};
+    case BlockFormat::kF16:
+    case BlockFormat::kBF16:
+      return {64, 1, 0, 0, 16};
   }
   return {};
 }

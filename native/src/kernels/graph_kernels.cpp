@@ -40,6 +40,10 @@ std::optional<BlockFormat> format_of(ggml_type type) {
       return BlockFormat::kQ5_K;
     case GGML_TYPE_Q6_K:
       return BlockFormat::kQ6_K;
+    case GGML_TYPE_F16:
+      return BlockFormat::kF16;
+    case GGML_TYPE_BF16:
+      return BlockFormat::kBF16;
     default:
       return std::nullopt;
   }
@@ -186,7 +190,7 @@ GraphKernels::Weight::Weight(GraphKernels& owner, BlockFormat format, const ggml
     : kernels(owner),
       matrix(*owner.choice_.products, format, tensor.data, extent(tensor, 1), extent(tensor, 0)),
       quantize_and_multiply(op_params_of(&GraphKernels::quantize_and_multiply, this)),
-      multiply_only(op_params_of(&GraphKernels::multiply, this)) {}
+      multiply_only(op_params_of(is_float(format) ? &GraphKernels::multiply_floats : &GraphKernels::multiply, this)) {}
 
 bool GraphKernels::on_node(ggml_tensor* node, bool, void* user_data) {
   auto& kernels = *static_cast<GraphKernels*>(user_data);
@@ -220,6 +224,10 @@ bool GraphKernels::replace_by_packed_product(ggml_tensor* node) {
   if (input->type != GGML_TYPE_F32 || input->nb[0] != sizeof(float)) return false;
   const Weight* weight = find(node->src[0]);
   if (weight == nullptr) return false;
+  if (is_float(weight->matrix.format())) {  // which needs no quants
+    become_custom(node, weight->multiply_only);
+    return true;
+  }
   const size_t n_blocks = row_count(*input) * weight->matrix.n_blocks();
   if (activations_.size() < n_blocks) activations_.resize(n_blocks);
 
@@ -301,6 +309,19 @@ void GraphKernels::multiply(ggml_tensor* node, int thread, int n_threads, void* 
   matrix.multiply(static_cast<Weight*>(weight)->kernels.activations_.data(), row_count(*node),
                   part_begin(matrix.n_groups(), thread, n_threads),
                   part_begin(matrix.n_groups(), thread + 1, n_threads), static_cast<float*>(node->data));
+}
+
+void GraphKernels::multiply_floats(ggml_tensor* node, int thread, int n_threads, void* weight) {
+  const PackedMatrix& matrix = static_cast<Weight*>(weight)->matrix;
+  const size_t from = part_begin(matrix.n_groups(), thread, n_threads),
+               to = part_begin(matrix.n_groups(), thread + 1, n_threads), n_rows = row_count(*node);
+  float* output = static_cast<float*>(node->data);
+  const float* rows[PackedMatrix::kMostRows];
+  for (size_t first = 0, n; first < n_rows; first += n) {
+    n = std::min(n_rows - first, PackedMatrix::kMostRows);
+    for (size_t i = 0; i < n; ++i) rows[i] = reinterpret_cast<const float*>(row_at(*node->src[1], first + i));
+    matrix.multiply(rows, n, from, to, output + first * extent(*node, 0));
+  }
 }
 
 void GraphKernels::multiply_by_rows(ggml_tensor* node, int thread, int n_threads, void* kernels) {

@@ -78,7 +78,7 @@ class GraphKernels {
     GraphKernels& kernels;
     const PackedMatrix matrix;
     const OpParams quantize_and_multiply;
-    const OpParams multiply_only;  // for the activations of the product before
+    const OpParams multiply_only;  // for the activations of the product before, and for floats
   };
 
   void replace(ggml_tensor* node);
@@ -95,6 +95,7 @@ class GraphKernels {
   // ggml_custom_op_t; `weight` is a Weight, `kernels` a GraphKernels.
   static void quantize_and_multiply(ggml_tensor* node, int thread, int n_threads, void* weight);
   static void multiply(ggml_tensor* node, int thread, int n_threads, void* weight);
+  static void multiply_floats(ggml_tensor* node, int thread, int n_threads, void* weight);
   static void multiply_by_rows(ggml_tensor* node, int thread, int n_threads, void* kernels);
   static void attend(ggml_tensor* node, int thread, int n_threads, void* kernels);
 

@@ -11,14 +11,6 @@
 
 namespace corosrv {
 
-namespace {
-
-// Rows of activations that are multiplied with all groups before the next rows follow, so that they stay in the
-// second-level cache.
-constexpr size_t kChunkRows = 8 * ProductKernels::kTileRows;
-
-}  // namespace
-
 const ProductKernels* best_products() {
   for (const auto products : {&avx512_products, &avx_vnni_products}) {
     if (const ProductKernels* const kernels = products(); kernels != nullptr) return kernels;
@@ -50,7 +42,8 @@ bool PackedMatrix::fits(BlockFormat format, size_t n_rows, size_t n_columns) {
 
 PackedMatrix::PackedMatrix(const ProductKernels& kernels, BlockFormat format, const void* blocks, size_t n_rows,
                            size_t n_columns)
-    : tiles_(kernels.tiles[static_cast<size_t>(format)]),
+    : kernels_(kernels),
+      format_(format),
       n_groups_(n_rows / kGroupRows),
       n_blocks_(n_columns / kBlockValues),
       group_bytes_(layout_of(format).group(n_blocks_)),
@@ -64,20 +57,34 @@ PackedMatrix::PackedMatrix(const ProductKernels& kernels, BlockFormat format, co
   }
 }
 
-void PackedMatrix::multiply(const ActivationBlock* activations, size_t n_rows, size_t from, size_t to,
-                            float* output) const {
+template <typename Tiles, typename Activation>
+void PackedMatrix::multiply_rows(const Tiles& tiles, const Activation* activations, size_t row_size, size_t n_rows,
+                                 size_t from, size_t to, float* output) const {
   const size_t n_outputs = n_groups_ * kGroupRows;
-  for (size_t chunk = 0; chunk < n_rows; chunk += kChunkRows) {
-    const size_t chunk_end = std::min(chunk + kChunkRows, n_rows);
+  for (size_t chunk = 0; chunk < n_rows; chunk += kMostRows) {
+    const size_t chunk_end = std::min(chunk + kMostRows, n_rows);
     for (size_t g = from; g < to; ++g) {
       const uint8_t* group = data_.get() + g * group_bytes_;
       for (size_t row = chunk; row < chunk_end; row += ProductKernels::kTileRows) {
         const size_t n = std::min(ProductKernels::kTileRows, chunk_end - row);
-        tiles_[n - 1](group, n_blocks_, activations + row * n_blocks_, output + row * n_outputs + g * kGroupRows,
-                      n_outputs);
+        tiles[n - 1](group, n_blocks_, activations + row * row_size, output + row * n_outputs + g * kGroupRows,
+                     n_outputs);
       }
     }
   }
+}
+
+void PackedMatrix::multiply(const ActivationBlock* activations, size_t n_rows, size_t from, size_t to,
+                            float* output) const {
+  assert(!is_float(format_));
+  multiply_rows(kernels_.tiles[static_cast<size_t>(format_)], activations, n_blocks_, n_rows, from, to, output);
+}
+
+void PackedMatrix::multiply(const float* const* activations, size_t n_rows, size_t from, size_t to,
+                            float* output) const {
+  assert(is_float(format_));
+  multiply_rows(kernels_.float_tiles[static_cast<size_t>(format_) - kQuantFormats], activations, 1, n_rows, from, to,
+                output);
 }
 
 }  // namespace corosrv

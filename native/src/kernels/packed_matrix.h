@@ -1,4 +1,5 @@
-// Multiplies a block-quantised weight matrix with many rows of activations, reading each weight once for all rows.
+// Multiplies a weight matrix of quants or 16-bit floats with many rows of activations, reading each weight once for all
+// rows.
 //
 // Pure arithmetic: of ggml it uses the layouts of its block formats alone.
 #pragma once
@@ -29,12 +30,15 @@ struct ProductKernels {
   // Computes kGroupRows outputs for each of some rows of activations, which have n_blocks blocks each.
   using Tile = void (*)(const uint8_t* group, size_t n_blocks, const ActivationBlock* rows, float* output,
                         size_t n_outputs);
+  using FloatTile = void (*)(const uint8_t* group, size_t n_blocks, const float* const* rows, float* output,
+                             size_t n_outputs);
 
   const char* name;
   // Quantises n_blocks times 32 numbers.
   void (*quantize)(const float* values, size_t n_blocks, ActivationBlock* blocks);
   // For each format those for 1 to kTileRows rows.
-  std::array<std::array<Tile, kTileRows>, kBlockFormats> tiles;
+  std::array<std::array<Tile, kTileRows>, kQuantFormats> tiles;
+  std::array<std::array<FloatTile, kTileRows>, kFloatFormats> float_tiles;
 };
 
 // Each returns null where this processor lacks the instructions.
@@ -55,19 +59,26 @@ bool has_amx();
 // share the work (invariant I9).
 class PackedMatrix {
  public:
+  // Rows of activations that are multiplied with all groups before the next rows follow, so that they stay in the
+  // second-level cache.
+  static constexpr size_t kMostRows = 8 * ProductKernels::kTileRows;
+
   // Returns whether a matrix of this shape can be packed.
   static bool fits(BlockFormat format, size_t n_rows, size_t n_columns);
 
   // Copies `blocks`, a matrix in ggml's layout whose shape fits; throws std::bad_alloc.
   PackedMatrix(const ProductKernels& kernels, BlockFormat format, const void* blocks, size_t n_rows, size_t n_columns);
 
+  BlockFormat format() const { return format_; }
   size_t n_groups() const { return n_groups_; }
   size_t n_blocks() const { return n_blocks_; }  // of 32 numbers in one row
   size_t bytes() const { return n_groups_ * group_bytes_; }
 
   // Computes output [i * n_outputs + j] for each row i of `activations` (n_rows rows of n_blocks() blocks) and each
-  // weight row j in the groups [from, to). n_outputs is the matrix's number of rows.
+  // weight row j in the groups [from, to). n_outputs is the matrix's number of rows. Activations of a matrix of floats
+  // are rows of floats anywhere, and of any other are quantised.
   void multiply(const ActivationBlock* activations, size_t n_rows, size_t from, size_t to, float* output) const;
+  void multiply(const float* const* activations, size_t n_rows, size_t from, size_t to, float* output) const;
 
  private:
   struct Free {
@@ -76,7 +87,13 @@ class PackedMatrix {
   };
   static std::unique_ptr<uint8_t[], Free> allocate(size_t bytes);
 
-  const std::array<ProductKernels::Tile, ProductKernels::kTileRows>& tiles_;
+  // `row_size`: items of `activations` in a row.
+  template <typename Tiles, typename Activation>
+  void multiply_rows(const Tiles& tiles, const Activation* activations, size_t row_size, size_t n_rows, size_t from,
+                     size_t to, float* output) const;
+
+  const ProductKernels& kernels_;
+  const BlockFormat format_;
   const size_t n_groups_;
   const size_t n_blocks_;
   const size_t group_bytes_;

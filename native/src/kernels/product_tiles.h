@@ -194,20 +194,93 @@ COROSRV_KERNEL void multiply(const uint8_t* group, size_t n_blocks, const Activa
   }
 }
 
+template <BlockFormat kFormat>
+COROSRV_KERNEL inline Floats load_floats_of(const uint8_t* from) {
+  if constexpr (kFormat == BlockFormat::kBF16) return load_bfloats(from);
+  return load_halves(from);
+}
+
+// Computes the outputs of kParts registers of 16-bit floats for each of kRows rows of activations. An output is summed
+// by the same operations for any kRows: over the even columns and over the odd ones, side by side, where registers
+// suffice.
+template <BlockFormat kFormat, size_t kRows, size_t kParts>
+COROSRV_KERNEL void multiply_float_lanes(const uint8_t* group, size_t n_columns, const float* const* rows,
+                                         float* output, size_t n_outputs, size_t lane) {
+  constexpr size_t kChains = kLanes / 8, kColumnBytes = 2 * kGroupRows;
+  Floats sums[kRows][kParts * kChains];
+#pragma GCC unroll 8
+  for (size_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (size_t i = 0; i < kParts * kChains; ++i) sums[r][i] = floats_of(0.0f);
+  }
+  for (size_t column = 0; column < n_columns; column += 2) {
+    const uint8_t* numbers = group + column * kColumnBytes + 2 * lane;
+    __builtin_prefetch(numbers + kBytesAhead);
+#pragma GCC unroll 2
+    for (size_t c = 0; c < 2; ++c) {
+      Floats weights[kParts];
+#pragma GCC unroll 2
+      for (size_t p = 0; p < kParts; ++p) {
+        weights[p] = load_floats_of<kFormat>(numbers + c * kColumnBytes + 2 * p * kLanes);
+      }
+#pragma GCC unroll 8
+      for (size_t r = 0; r < kRows; ++r) {
+        const Floats activation = floats_of(rows[r][column + c]);
+#pragma GCC unroll 2
+        for (size_t p = 0; p < kParts; ++p) {
+          Floats& sum = sums[r][p * kChains + c % kChains];
+          sum = multiply_add(weights[p], activation, sum);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (size_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (size_t p = 0; p < kParts; ++p) {
+      Floats sum = sums[r][p * kChains];
+      if constexpr (kChains > 1) sum = add(sum, sums[r][p * kChains + 1]);
+      store(output + r * n_outputs + lane + p * kLanes, sum);
+    }
+  }
+}
+
+template <BlockFormat kFormat, size_t kRows>
+COROSRV_KERNEL void multiply_floats(const uint8_t* group, size_t n_blocks, const float* const* rows, float* output,
+                                    size_t n_outputs) {
+  // With more rows a group has to be read twice where registers are narrow.
+  constexpr size_t kParts = kRows <= 6 ? kGroupRows / kLanes : 1;
+  for (size_t lane = 0; lane < kGroupRows; lane += kParts * kLanes) {
+    multiply_float_lanes<kFormat, kRows, kParts>(group, n_blocks * kBlockValues, rows, output, n_outputs, lane);
+  }
+}
+
 using Tiles = std::array<ProductKernels::Tile, ProductKernels::kTileRows>;
+using FloatTiles = std::array<ProductKernels::FloatTile, ProductKernels::kTileRows>;
 
 template <BlockFormat kFormat, size_t... kRows>
 constexpr Tiles tiles_of(std::index_sequence<kRows...>) {
   return {&multiply<kFormat, kRows + 1>...};
 }
 
+template <BlockFormat kFormat, size_t... kRows>
+constexpr FloatTiles float_tiles_of(std::index_sequence<kRows...>) {
+  return {&multiply_floats<kFormat, kRows + 1>...};
+}
+
 template <size_t... kFormats>
-constexpr std::array<Tiles, kBlockFormats> all_tiles(std::index_sequence<kFormats...>) {
+constexpr std::array<Tiles, kQuantFormats> all_tiles(std::index_sequence<kFormats...>) {
   return {tiles_of<static_cast<BlockFormat>(kFormats)>(std::make_index_sequence<ProductKernels::kTileRows>())...};
 }
 
-// Returns the tiles of every format.
-constexpr std::array<Tiles, kBlockFormats> all_tiles() { return all_tiles(std::make_index_sequence<kBlockFormats>()); }
+// Returns the tiles of every format of quants.
+constexpr std::array<Tiles, kQuantFormats> all_tiles() { return all_tiles(std::make_index_sequence<kQuantFormats>()); }
+
+// Returns those of floats.
+constexpr std::array<FloatTiles, kFloatFormats> all_float_tiles() {
+  constexpr auto kRows = std::make_index_sequence<ProductKernels::kTileRows>();
+  return {float_tiles_of<BlockFormat::kF16>(kRows), float_tiles_of<BlockFormat::kBF16>(kRows)};
+}
 
 }  // namespace
 

@@ -78,7 +78,7 @@ COROSRV_KERNEL void quantize(const float* values, size_t n_blocks, ActivationBlo
 }  // namespace
 
 const ProductKernels* avx2_products() {
-  static constexpr ProductKernels kKernels{"AVX2", &quantize, all_tiles()};
+  static constexpr ProductKernels kKernels{"AVX2", &quantize, all_tiles(), all_float_tiles()};
   return has_avx2() ? &kKernels : nullptr;
 }
 

@@ -53,7 +53,7 @@ COROSRV_KERNEL void quantize(const float* values, size_t n_blocks, ActivationBlo
 }  // namespace
 
 const ProductKernels* avx512_products() {
-  static constexpr ProductKernels kKernels{"AVX512-VNNI", &quantize, all_tiles()};
+  static constexpr ProductKernels kKernels{"AVX512-VNNI", &quantize, all_tiles(), all_float_tiles()};
   return has_avx512() && __builtin_cpu_supports("avx512vnni") ? &kKernels : nullptr;
 }
 

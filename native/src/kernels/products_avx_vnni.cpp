@@ -30,7 +30,7 @@ namespace corosrv {
 
 const ProductKernels* avx_vnni_products() {
   if (!has_avx_vnni()) return nullptr;
-  static const ProductKernels kKernels{"AVX-VNNI", avx2_products()->quantize, all_tiles()};
+  static const ProductKernels kKernels{"AVX-VNNI", avx2_products()->quantize, all_tiles(), all_float_tiles()};
   return &kKernels;
 }
 

@@ -17,6 +17,8 @@ constexpr BlockFormat kFormats[] = {BlockFormat::kQ4_0, BlockFormat::kQ4_1,   Bl
                                     BlockFormat::kQ8_0, BlockFormat::kIQ4_NL, BlockFormat::kMXFP4, BlockFormat::kQ4_K,
                                     BlockFormat::kQ5_K, BlockFormat::kQ6_K};
 
+constexpr BlockFormat kFloats[] = {BlockFormat::kF16, BlockFormat::kBF16};
+
 using Blocks = std::vector<ActivationBlock>;
 using Values = std::vector<float>;
 
@@ -93,6 +95,14 @@ Weight read(BlockFormat format, const uint8_t* block, size_t i) {
       const int quant = (i % 128 < 64 ? byte % 16 : byte / 16) + 16 * (upper >> i % 128 / 32 * 2 & 3) - 32;
       return {1.0 * quant, half(block + 208) * static_cast<int8_t>(block[192 + i / 16]), 0};
     }
+    case BlockFormat::kF16:
+      return {half(block + 2 * i), 1, 0};
+    case BlockFormat::kBF16: {
+      const uint32_t bits = static_cast<uint32_t>(block[2 * i] | block[2 * i + 1] << 8) << 16;
+      float value;
+      std::memcpy(&value, &bits, sizeof value);
+      return {value, 1, 0};
+    }
   }
   return {};
 }
@@ -100,6 +110,7 @@ Weight read(BlockFormat format, const uint8_t* block, size_t i) {
 // Where the 16-bit floats of a block lie; MXFP4 has an exponent in their place.
 std::vector<size_t> halves_of(BlockFormat format) {
   if (format == BlockFormat::kQ6_K) return {208};
+  if (is_float(format)) return {};  // see Matrix
   if (layout_of(format).n_halves == 2) return {0, 2};
   return layout_of(format).n_halves == 1 ? std::vector<size_t>{0} : std::vector<size_t>{};
 }
@@ -116,6 +127,10 @@ struct Matrix {
         bytes[at + half + 1] = static_cast<uint8_t>(random() % 2 << 7 | (8 + random() % 8) << 2 | random() % 4);
       }
       if (format == BlockFormat::kMXFP4) bytes[at] = static_cast<uint8_t>(120 + random() % 8);
+    }
+    // Upper bytes of numbers between a half and four, or so, with both signs.
+    for (size_t at = 1; is_float(format) && at < bytes.size(); at += 2) {
+      bytes[at] = static_cast<uint8_t>(random() % 2 << 7 | (format == BlockFormat::kF16 ? 0x38 : 0x3f) | random() % 4);
     }
   }
 
@@ -158,6 +173,19 @@ Values product(const PackedMatrix& packed, const ActivationBlock* rows, size_t n
   Values output(n_rows * packed.n_groups() * kGroupRows, NAN);
   packed.multiply(rows, n_rows, 0, packed.n_groups(), output.data());
   return output;
+}
+
+// The products of floats, of which each row lies somewhere.
+Values product(const PackedMatrix& packed, const std::vector<const float*>& rows) {
+  Values output(rows.size() * packed.n_groups() * kGroupRows, NAN);
+  packed.multiply(rows.data(), rows.size(), 0, packed.n_groups(), output.data());
+  return output;
+}
+
+std::vector<const float*> rows_of(const Values& values, size_t n_columns) {
+  std::vector<const float*> rows;
+  for (size_t at = 0; at < values.size(); at += n_columns) rows.push_back(&values[at]);
+  return rows;
 }
 
 // One output, the plain way; `size` becomes the sum of the magnitudes, which bounds the rounding.
@@ -207,6 +235,56 @@ TEST("products agree with plain arithmetic on random shapes") {
     for (unsigned round = 0; round < kShapes; ++round) {
       const size_t row_blocks = n_blocks == 1 ? 1 + random() % 9 : n_blocks * (1 + random() % 2);
       check_product(Matrix(format, (1 + random() % 4) * kGroupRows, row_blocks, round), 1 + random() % 20);
+    }
+  }
+}
+
+TEST("products of floats agree with plain arithmetic on random shapes, wherever the rows lie") {
+  std::mt19937 random(6);
+  for (const BlockFormat format : kFloats) {
+    for (unsigned round = 0; round < kShapes; ++round) {
+      const Matrix matrix(format, (1 + random() % 4) * kGroupRows, 1 + random() % 9, round);
+      const size_t n_columns = matrix.n_blocks * kBlockValues;
+      const Values values = random_values((1 + random() % 20) * n_columns, round);
+      std::vector<const float*> rows = rows_of(values, n_columns);
+      std::shuffle(rows.begin(), rows.end(), random);
+      for (const ProductKernels* kernels : all_kernels()) {
+        const Values output = product(matrix.packed(*kernels), rows);
+        size_t n_wrong = 0;
+        for (size_t i = 0; i < output.size(); ++i) {
+          double wanted = 0, size = 0;
+          for (size_t column = 0; column < n_columns; ++column) {
+            const double weight = matrix.weight(i % matrix.n_rows, column / kBlockValues, column % kBlockValues).quant;
+            wanted += weight * rows[i / matrix.n_rows][column];
+            size += std::fabs(weight * rows[i / matrix.n_rows][column]);
+          }
+          n_wrong += !(std::fabs(output[i] - wanted) <= 1e-6 * size);
+        }
+        CHECK_EQ(n_wrong, 0u);
+      }
+    }
+  }
+}
+
+TEST("a row of activations gives the same bits with floats alone and among any number of others") {
+  for (const ProductKernels* kernels : all_kernels()) {
+    for (const BlockFormat format : kFloats) {
+      const PackedMatrix packed = Matrix(format, 32, 7, 2).packed(*kernels);
+      const size_t n_columns = 7 * kBlockValues;
+      Values values = random_values(150 * n_columns, 3);
+      for (size_t i = 0; i < n_columns; ++i) values[40 * n_columns + i] = NAN;  // stays in its row
+      const std::vector<const float*> rows = rows_of(values, n_columns);
+      const Values together = product(packed, rows);
+
+      for (size_t row = 0; row < rows.size(); ++row) {
+        CHECK_EQ(std::isnan(together[32 * row]), row == 40);
+        for (const size_t n_rows : {1u, 2u, 3u, 7u, 8u, 9u}) {
+          if (row + n_rows > rows.size()) continue;
+          const Values few = product(packed, {rows.begin() + static_cast<std::ptrdiff_t>(row),
+                                              rows.begin() + static_cast<std::ptrdiff_t>(row + n_rows)});
+          CHECK(std::memcmp(few.data(), &together[32 * row], few.size() * sizeof(float)) == 0);
+        }
+      }
     }
   }
 }
