@@ -11,7 +11,7 @@ namespace corosrv {
 //
 // A trial computes steps in turn with the number in use and with another one, and takes the faster. While all threads
 // are in use, and no step takes longer than it should, trials become rare, and one in which the other number is clearly
-// slower ends after one step or four.
+// slower or faster ends after one step or four.
 class ThreadChoice {
  public:
   // `most`: threads that the operator allows.
@@ -25,6 +25,7 @@ class ThreadChoice {
     if (most_ == 1 || expected_s <= 0 || step_s <= 0) return;
     const double part = std::min(step_s / expected_s, kMostTimes);
     if (n_tried_ < 0) {
+      waited_s_ += step_s;
       wait(part);
     } else {
       compare(part);
@@ -34,13 +35,14 @@ class ThreadChoice {
  private:
   // Steps between two trials. While fewer threads are in use, times how much slower more of them were.
   static constexpr int32_t kFirstWait = 8;
+  static constexpr double kFirstWaitS = 1;  // or so many seconds, where steps are long
   static constexpr int32_t kLeastWait = 32;
   static constexpr int32_t kMostWait = 4096;
   static constexpr int32_t kMostWaitBelow = 64;
 
   static constexpr int32_t kNear = 8;          // the first trial leaves out one thread of so many
   static constexpr int32_t kTrial = 16;        // steps of a trial
-  static constexpr double kTooSlow = 2;        // times as slow: one step is enough
+  static constexpr double kTooSlow = 2;        // times as slow: one step is enough; as fast: four are
   static constexpr double kClearly = 1.25;     // times as slow: four are
   static constexpr double kFaster = 0.92;      // of the time in use: worth a change
   static constexpr double kSlow = 1.3;         // times what was expected, in the mean: look at once
@@ -56,7 +58,10 @@ class ThreadChoice {
   void wait(double part) {
     mean_ += kRecent * (part - mean_);
     ++n_waited_;
-    if (n_waited_ < (mean_ > kSlow ? std::min(kLeastWait, wait_) : wait_)) return;
+    const bool is_first = wait_ == kFirstWait;
+    if (n_waited_ < (mean_ > kSlow ? std::min(kLeastWait, wait_) : wait_) && !(is_first && waited_s_ >= kFirstWaitS)) {
+      return;
+    }
     const bool tries_more = used_ == 1 || (used_ < most_ && !goes_down_);
     tried_ = tries_more ? more() : fewer();
     n_tried_ = 0;
@@ -69,7 +74,7 @@ class ThreadChoice {
     if (n_tried_ == 1 && part > kTooSlow * mean_) return end(false, part / mean_);
     if (n_tried_ % 4 != 0) return;
     const double slower = used_parts_ > 0 ? tried_parts_ / used_parts_ : 1;
-    if (slower > kClearly || n_tried_ == kTrial) end(slower < kFaster, slower);
+    if (slower > kClearly || slower < 1 / kTooSlow || n_tried_ == kTrial) end(slower < kFaster, slower);
   }
 
   // After a change the next trial goes the same way, and soon; else it goes the other way or further, and later each
@@ -97,6 +102,7 @@ class ThreadChoice {
   int32_t reach_ = kNear;  // how far it goes: one of so many threads more or fewer
   int32_t wait_ = kFirstWait;
   int32_t n_waited_ = 0;  // steps since the last trial
+  double waited_s_ = 0;   // since the start, without the steps of trials
   int32_t n_tried_ = -1;  // steps of the trial; -1: there is none
   double mean_ = 1;       // of what steps took, as a part of what they should have
   double used_parts_ = 0;

@@ -50,6 +50,13 @@ TEST("a machine that is busy from the beginning is found out in the first steps"
   CHECK_EQ(choice.threads(), 1);
 }
 
+TEST("where steps take seconds from the beginning, the first few are enough") {
+  const StepTime beside_two = [](int32_t n_threads) { return n_threads == 1 ? 0.02 : 1.5; };
+  ThreadChoice choice(2);
+  run(choice, 5, beside_two, 1);
+  CHECK_EQ(choice.threads(), 1);
+}
+
 TEST("of many threads as many compute as there are processors free") {
   const StepTime beside_four = [](int32_t n_threads) { return 16.0 / n_threads * (n_threads > 12 ? 2.0 : 1.0); };
   ThreadChoice choice(16);
