@@ -1,7 +1,8 @@
 """Measures formats of weights beside llama-server, for `make bench`, or `python -m benchmarks.formats --formats Q8_0`.
 
 The packaged model is written in each format; a decoder of 1.1 billion random weights in Q4_K_M follows. Both servers
-get the same file, and the same load in turn. Writes formats.json, formats.md and a plot for each number of clients.
+get the same file, and the same load in turn. Writes formats.json, formats.md and a plot for each number of clients; formats
+that formats.json has from the same machine under the same load, and that are not measured now, stay there.
 """
 
 from __future__ import annotations
@@ -61,8 +62,7 @@ def main() -> None:
     results = measure(
         chosen.peer or build_peer(), setup, options, chosen.formats, with_random_model=not chosen.no_random
     )
-    write(results, chosen.out)
-    print(markdown(results))
+    print(markdown(write(results, chosen.out)))
 
 
 def measure(
@@ -92,12 +92,33 @@ def _models(formats: Sequence[str], with_random_model: bool) -> Iterator[tuple[s
             yield RANDOM, write_random_model(Path(folder) / "random-1.1B.Q4_K_M.gguf")
 
 
-def write(results: FormatResults, folder: Path) -> None:
+def write(results: FormatResults, folder: Path) -> FormatResults:
+    """Writes the results; returns them with those that were there before and stay."""
     folder.mkdir(parents=True, exist_ok=True)
+    results = replace_measured(results, folder / "formats.json")
     (folder / "formats.json").write_bytes(msgspec.json.encode(results) + b"\n")
     (folder / "formats.md").write_text(markdown(results), "utf-8")
     for i, point in enumerate(results.formats[0].section.points):
         (folder / f"formats-{point.clients}.svg").write_text(_plot(results, i), "utf-8")
+    return results
+
+
+def replace_measured(results: FormatResults, earlier: Path) -> FormatResults:
+    """Returns the results in the file with these in place of theirs; these alone where a comparison would mislead."""
+    try:
+        before = msgspec.json.decode(earlier.read_bytes(), type=FormatResults)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return results
+    if _load(before) != _load(results):
+        return results
+    measured = {each.name: each for each in results.formats}
+    kept = [measured.pop(each.name, each) for each in before.formats]
+    return FormatResults(results.machine, results.servers, [*kept, *measured.values()])
+
+
+def _load(results: FormatResults) -> tuple[str, int, str, str]:
+    machine = results.machine
+    return machine.processor, machine.cores, machine.libllama, results.formats[0].section.command
 
 
 def markdown(results: FormatResults) -> str:

@@ -11,11 +11,12 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from benchmarks import formats, limit, summary
 from benchmarks.limit import Limit
 from benchmarks.servers import Setup, shown
-from corosrv.client.bench.report.document import look
+from corosrv.client.bench.report.document import Section, look
 from tests.client.bench.reports import section, server
 
 REPOSITORY = Path(__file__).parent.parent.parent.parent
@@ -96,6 +97,23 @@ def test_the_table_of_formats_tells_how_many_times_as_many_tokens():
 
     assert text.startswith("| weights | MB | 2 clients | 8 clients |\n")
     assert "| Q8_0 | 100 | 2.00 (145 : 72.7) | 2.00 (145 : 72.7) |\n" in text
+
+
+def test_formats_that_are_not_measured_again_stay_unless_the_load_was_another(tmp_path):
+    def measured(section: Section, *names: str) -> formats.FormatResults:
+        return formats.FormatResults(look(), ["a", "b"], [formats.FormatFigures(name, 1, section) for name in names])
+
+    before = section(server("corosrv", 10.0), server("llama-server", 10.0), clients=(8,), mix="short")
+    again = section(server("corosrv", 20.0), server("llama-server", 10.0), clients=(8,), mix="short")
+    other = replace(again, command="corosrv bench --clients 3")
+
+    formats.write(measured(before, "Q4_0", "F16", "Q8_0"), tmp_path)
+    after = formats.write(measured(again, "BF16", "F16"), tmp_path)
+
+    found = [(each.name, each.section) for each in after.formats]
+    assert found == [("Q4_0", before), ("F16", again), ("Q8_0", before), ("BF16", again)]
+    assert msgspec.json.decode((tmp_path / "formats.json").read_bytes(), type=formats.FormatResults) == after
+    assert [each.name for each in formats.write(measured(other, "F16"), tmp_path).formats] == ["F16"]
 
 
 def results() -> summary.Results:

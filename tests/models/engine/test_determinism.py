@@ -1,4 +1,6 @@
-"""COROSRV_DETERMINISTIC=1: the same bits alone and among others, for every weight format and architecture."""
+"""The same bits alone and among others: with COROSRV_DETERMINISTIC=1 for every weight format and architecture, and by
+default where corosrv's own kernels compute all of a model.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import pytest
 
 from corosrv.contracts.jobs import Finish
 from corosrv.models.engine import Engine
+from tests.models.engine.test_kernels import WITH_KERNELS
 from tests.support.architectures import ARCHITECTURES, quantize
 from tests.support.engines import GREEDY, job, opened, packaged_model
 
@@ -51,9 +54,9 @@ def answers(engine: Engine, prompts: tuple[str, ...], *, share: bool) -> list[An
         return list(threads.map(lambda prompt: answer(engine, prompt, share=share), prompts))
 
 
-def check(model: Path, **chosen: object) -> None:
-    """Asks a deterministic engine alone, among few and many, and with prompts of which parts are known already."""
-    with opened(model=str(model), slots=SLOTS, ctx=512, deterministic=True, **chosen) as engine:
+def check(model: Path, *, deterministic: bool = True, **chosen: object) -> None:
+    """Asks an engine alone, among few and many, and with prompts of which parts are known already."""
+    with opened(model=str(model), slots=SLOTS, ctx=512, deterministic=deterministic, **chosen) as engine:
         alone = [answer(engine, prompt, share=False) for prompt in WATCHED]
 
         few = answers(engine, WATCHED, share=False)
@@ -109,3 +112,10 @@ def test_an_answer_has_the_same_bits_without_our_faster_kernels(random_models, n
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_answer_of_the_real_model_has_the_same_bits_in_every_format(smollm2_files, format):
     check(smollm2_files[format], threads=1)
+
+
+@WITH_KERNELS
+@pytest.mark.model
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_answer_has_the_same_bits_by_default_where_own_kernels_take_all(smollm2_files, format):
+    check(smollm2_files[format], deterministic=False, threads=1)

@@ -22,7 +22,7 @@ PROMPTS = [
 ]
 
 
-FORMATS = ["Q4_0", "Q4_K_M", "Q6_K"]
+FORMATS = ["Q4_0", "Q4_K_M", "Q6_K", "F16", "BF16"]
 
 
 def sets() -> list[str]:
