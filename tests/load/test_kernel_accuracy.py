@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.load.kernel_accuracy import TEXT, divergence, read
+from tests.load.kernel_accuracy import EXACT, TEXT, divergence, read
 from tests.models.engine.test_kernels import WITH_KERNELS, sets
 from tests.support.architectures import quantize
 from tests.support.engines import packaged_model
@@ -27,13 +27,14 @@ def test_the_divergence_is_that_of_distributions_of_which_the_rest_is_one_event(
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # F32 is four times as much to read
 def test_own_kernels_are_as_near_to_f32_as_libllamas(tmp_path: Path) -> None:
-    models = quantize(Path(packaged_model()), tmp_path, ["F32", "Q4_K_M"])
+    models = quantize(Path(packaged_model()), tmp_path, ["F32", "Q4_K_M", "BF16"])
     text = TEXT.read_text("utf-8")[:1500]
 
-    exact = read(models["F32"], "ggml", text)
-    theirs = divergence(exact, read(models["Q4_K_M"], "ggml", text))
+    exact = read(models["F32"], "ggml", text, **EXACT)
 
     assert len(exact) > 300
-    assert theirs > 0
-    for kernels in sets():
-        assert divergence(exact, read(models["Q4_K_M"], kernels, text)) < 1.05 * theirs, kernels
+    for name in ("Q4_K_M", "BF16"):
+        theirs = divergence(exact, read(models[name], "ggml", text))
+        assert theirs > 0
+        for kernels in sets():
+            assert divergence(exact, read(models[name], kernels, text)) < 1.05 * theirs, (name, kernels)

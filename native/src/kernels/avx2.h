@@ -63,10 +63,11 @@ COROSRV_KERNEL inline int32_t sum_of(Ints a) {
 COROSRV_KERNEL inline Floats load_halves(const uint8_t* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
-// Eight bfloats: the upper halves of floats.
-COROSRV_KERNEL inline Floats load_bfloats(const uint8_t* from) {
-  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+// Eight pairs of bfloats, which are the upper halves of floats: the first of each pair, and the second.
+COROSRV_KERNEL inline void load_bfloat_pairs(const uint8_t* from, Floats& first, Floats& second) {
+  const Ints pairs = load(from);
+  first = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+  second = _mm256_castsi256_ps(both(pairs, ints_of(-0x10000)));
 }
 COROSRV_KERNEL inline __m128i load_eight(const uint8_t* bytes) {
   return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));

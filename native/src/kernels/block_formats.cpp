@@ -124,10 +124,12 @@ void pack_quants(size_t n_bits, const uint8_t* quants, uint8_t* to) {
   for (size_t i = 0; i < n_bits; ++i) std::memcpy(to + i * kGroupRows * 4, &words[i], 4);
 }
 
-void pack_floats(const uint8_t* rows, size_t n_columns, uint8_t* group) {
-  for (size_t column = 0; column < n_columns; ++column) {
+// `n_together`: numbers of one row that lie side by side.
+void pack_floats(const uint8_t* rows, size_t n_columns, size_t n_together, uint8_t* group) {
+  const size_t bytes = 2 * n_together;
+  for (size_t i = 0; i < n_columns / n_together; ++i) {
     for (size_t r = 0; r < kGroupRows; ++r) {
-      std::memcpy(group + 2 * (column * kGroupRows + r), rows + 2 * (r * n_columns + column), 2);
+      std::memcpy(group + bytes * (i * kGroupRows + r), rows + 2 * r * n_columns + bytes * i, bytes);
     }
   }
 }
@@ -135,7 +137,8 @@ void pack_floats(const uint8_t* rows, size_t n_columns, uint8_t* group) {
 }  // namespace
 
 void pack_group(BlockFormat format, const uint8_t* rows, size_t n_row_blocks, uint8_t* group) {
-  if (is_float(format)) return pack_floats(rows, n_row_blocks * kBlockValues, group);
+  if (format == BlockFormat::kF16) return pack_floats(rows, n_row_blocks * kBlockValues, 1, group);
+  if (format == BlockFormat::kBF16) return pack_floats(rows, n_row_blocks * kBlockValues, 2, group);
   const PackedLayout layout = layout_of(format);
   const size_t n_blocks = n_row_blocks / layout.n_blocks;
   uint8_t* quants = group + layout.group_params(n_row_blocks);

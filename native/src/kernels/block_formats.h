@@ -22,7 +22,8 @@ constexpr bool is_float(BlockFormat format) { return static_cast<size_t>(format)
 //
 // Packed, a group of 16 rows begins with the parameters of all its blocks, padded to a cache line: the first
 // parameter of each row, then the second of each. Then come the quants: for each block of 32, lines of 64 bytes, each
-// with 4 bytes of every row. Floats have no parameters: for each column, the numbers of all rows.
+// with 4 bytes of every row. Floats have no parameters: for each column of F16, and for each two columns of BF16, the
+// numbers of all rows.
 struct PackedLayout {
   size_t bytes;     // of a block of ggml's
   size_t n_blocks;  // of 32 numbers in it

@@ -141,6 +141,13 @@ bool has_accelerator() {
   return false;
 }
 
+void convert(const ProductKernels& products, const float* values, size_t n_blocks, ActivationBlock* to) {
+  products.quantize(values, n_blocks, to);
+}
+void convert(const ProductKernels& products, const float* values, size_t n_blocks, BfloatBlock* to) {
+  products.round(values, n_blocks, to);
+}
+
 // Returns the parameters of a custom operation. ggml does not document their layout, so it is asked to make one.
 std::array<char, 64> op_params_of(ggml_custom_op_t function, void* user_data) {
   std::array<char, 64> params;
@@ -189,8 +196,19 @@ GraphKernels::~GraphKernels() = default;
 GraphKernels::Weight::Weight(GraphKernels& owner, BlockFormat format, const ggml_tensor& tensor)
     : kernels(owner),
       matrix(*owner.choice_.products, format, tensor.data, extent(tensor, 1), extent(tensor, 0)),
-      quantize_and_multiply(op_params_of(&GraphKernels::quantize_and_multiply, this)),
-      multiply_only(op_params_of(is_float(format) ? &GraphKernels::multiply_floats : &GraphKernels::multiply, this)) {}
+      convert_and_multiply(converting_product(matrix.takes(), this)),
+      multiply_only(plain_product(matrix.takes(), this)) {}
+
+GraphKernels::OpParams GraphKernels::converting_product(ActivationForm form, void* weight) {
+  if (form == ActivationForm::kFloats) return {};
+  const bool is_quants = form == ActivationForm::kQuants;
+  return op_params_of(is_quants ? &convert_and_multiply<ActivationBlock> : &convert_and_multiply<BfloatBlock>, weight);
+}
+
+GraphKernels::OpParams GraphKernels::plain_product(ActivationForm form, void* weight) {
+  if (form == ActivationForm::kFloats) return op_params_of(&multiply_floats, weight);
+  return op_params_of(form == ActivationForm::kQuants ? &multiply<ActivationBlock> : &multiply<BfloatBlock>, weight);
+}
 
 bool GraphKernels::on_node(ggml_tensor* node, bool, void* user_data) {
   auto& kernels = *static_cast<GraphKernels*>(user_data);
@@ -204,8 +222,10 @@ bool GraphKernels::on_node(ggml_tensor* node, bool, void* user_data) {
 }
 
 void GraphKernels::replace(ggml_tensor* node) {
-  // The node gets new values, which are not those that were quantised.
-  if (node == quantized_) quantized_ = nullptr;
+  // The node gets new values, which are not those that were converted.
+  auto& [quants, bfloats] = converted_;
+  if (quants.tensor == node) quants.tensor = nullptr;
+  if (bfloats.tensor == node) bfloats.tensor = nullptr;
   if (node->op == GGML_OP_CUSTOM) return;  // replaced already
   if (!is_computed_by_processor(*node)) return;
   if (replace_by_packed_product(node) || replace_by_row_product(node) || replace_attention(node)) return;
@@ -224,17 +244,30 @@ bool GraphKernels::replace_by_packed_product(ggml_tensor* node) {
   if (input->type != GGML_TYPE_F32 || input->nb[0] != sizeof(float)) return false;
   const Weight* weight = find(node->src[0]);
   if (weight == nullptr) return false;
-  if (is_float(weight->matrix.format())) {  // which needs no quants
-    become_custom(node, weight->multiply_only);
-    return true;
+  switch (weight->matrix.takes()) {
+    case ActivationForm::kQuants:
+      multiply_converted<ActivationBlock>(node, *weight);
+      break;
+    case ActivationForm::kBfloats:
+      multiply_converted<BfloatBlock>(node, *weight);
+      break;
+    case ActivationForm::kFloats:
+      become_custom(node, weight->multiply_only);
+      break;
   }
-  const size_t n_blocks = row_count(*input) * weight->matrix.n_blocks();
-  if (activations_.size() < n_blocks) activations_.resize(n_blocks);
-
-  become_custom(node, input == quantized_ ? weight->multiply_only : weight->quantize_and_multiply);
-  // An input of the graph changes between two graphs without passing through on_node().
-  quantized_ = input->op == GGML_OP_NONE ? nullptr : input;
   return true;
+}
+
+template <typename Block>
+void GraphKernels::multiply_converted(ggml_tensor* node, const Weight& weight) {
+  const ggml_tensor* input = node->src[1];
+  auto& held = std::get<Converted<Block>>(converted_);
+  const size_t n_blocks = row_count(*input) * weight.matrix.n_blocks();
+  if (held.blocks.size() < n_blocks) held.blocks.resize(n_blocks);
+
+  become_custom(node, input == held.tensor ? weight.multiply_only : weight.convert_and_multiply);
+  // An input of the graph changes between two graphs without passing through on_node().
+  held.tensor = input->op == GGML_OP_NONE ? nullptr : input;
 }
 
 bool GraphKernels::replace_by_row_product(ggml_tensor* node) {
@@ -286,28 +319,31 @@ std::unique_ptr<GraphKernels::Weight> GraphKernels::pack(const ggml_tensor* tens
   return weight;
 }
 
-void GraphKernels::quantize_share(const ggml_tensor& activations, int thread, int n_threads) {
+template <typename Block>
+void GraphKernels::convert_share(const ggml_tensor& activations, int thread, int n_threads) {
   const size_t row_blocks = extent(activations, 0) / kBlockValues, n_blocks = row_blocks * row_count(activations);
   const size_t end = part_begin(n_blocks, thread + 1, n_threads);
   for (size_t block = part_begin(n_blocks, thread, n_threads), n; block < end; block += n) {
     const size_t column = block % row_blocks;
     n = std::min(row_blocks - column, end - block);
     const float* row = reinterpret_cast<const float*>(row_at(activations, block / row_blocks));
-    choice_.products->quantize(row + column * kBlockValues, n, &activations_[block]);
+    convert(*choice_.products, row + column * kBlockValues, n, &std::get<Converted<Block>>(converted_).blocks[block]);
   }
 }
 
-void GraphKernels::quantize_and_multiply(ggml_tensor* node, int thread, int n_threads, void* weight) {
+template <typename Block>
+void GraphKernels::convert_and_multiply(ggml_tensor* node, int thread, int n_threads, void* weight) {
   GraphKernels& kernels = static_cast<Weight*>(weight)->kernels;
-  kernels.quantize_share(*node->src[1], thread, n_threads);
+  kernels.convert_share<Block>(*node->src[1], thread, n_threads);
   kernels.barrier_.wait(n_threads);
-  multiply(node, thread, n_threads, weight);
+  multiply<Block>(node, thread, n_threads, weight);
 }
 
+template <typename Block>
 void GraphKernels::multiply(ggml_tensor* node, int thread, int n_threads, void* weight) {
   const PackedMatrix& matrix = static_cast<Weight*>(weight)->matrix;
-  matrix.multiply(static_cast<Weight*>(weight)->kernels.activations_.data(), row_count(*node),
-                  part_begin(matrix.n_groups(), thread, n_threads),
+  matrix.multiply(std::get<Converted<Block>>(static_cast<Weight*>(weight)->kernels.converted_).blocks.data(),
+                  row_count(*node), part_begin(matrix.n_groups(), thread, n_threads),
                   part_begin(matrix.n_groups(), thread + 1, n_threads), static_cast<float*>(node->data));
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -77,8 +78,15 @@ class GraphKernels {
 
     GraphKernels& kernels;
     const PackedMatrix matrix;
-    const OpParams quantize_and_multiply;
+    const OpParams convert_and_multiply;
     const OpParams multiply_only;  // for the activations of the product before, and for floats
+  };
+
+  // The activations of the current product in the form that its matrix takes.
+  template <typename Block>
+  struct Converted {
+    std::vector<Block> blocks;            // large enough for any product of the graph
+    const ggml_tensor* tensor = nullptr;  // whose values they are after the nodes seen so far
   };
 
   void replace(ggml_tensor* node);
@@ -90,10 +98,19 @@ class GraphKernels {
   // Returns the packed weight, and packs it if it is new; null if it cannot be packed.
   Weight* find(const ggml_tensor* tensor);
   std::unique_ptr<Weight> pack(const ggml_tensor* tensor);
-  void quantize_share(const ggml_tensor& activations, int thread, int n_threads);
+  // Lets a node multiply activations that are converted before, unless the last product has done so.
+  template <typename Block>
+  void multiply_converted(ggml_tensor* node, const Weight& weight);
+  template <typename Block>
+  void convert_share(const ggml_tensor& activations, int thread, int n_threads);
+  // Returns the parameters of the operation, for the form of activations that the matrix takes.
+  static OpParams converting_product(ActivationForm form, void* weight);
+  static OpParams plain_product(ActivationForm form, void* weight);
 
   // ggml_custom_op_t; `weight` is a Weight, `kernels` a GraphKernels.
-  static void quantize_and_multiply(ggml_tensor* node, int thread, int n_threads, void* weight);
+  template <typename Block>
+  static void convert_and_multiply(ggml_tensor* node, int thread, int n_threads, void* weight);
+  template <typename Block>
   static void multiply(ggml_tensor* node, int thread, int n_threads, void* weight);
   static void multiply_floats(ggml_tensor* node, int thread, int n_threads, void* weight);
   static void multiply_by_rows(ggml_tensor* node, int thread, int n_threads, void* kernels);
@@ -107,8 +124,7 @@ class GraphKernels {
   bool is_used_ = false;
   std::string violation_;
   std::unordered_map<const ggml_tensor*, std::unique_ptr<Weight>> weights_;
-  std::vector<ActivationBlock> activations_;  // of the current product; large enough for any product of the graph
-  const ggml_tensor* quantized_ = nullptr;    // the tensor whose values activations_ holds after the nodes seen so far
+  std::tuple<Converted<ActivationBlock>, Converted<BfloatBlock>> converted_;
   SpinBarrier barrier_;
 };
 

@@ -12,9 +12,10 @@
 #include <immintrin.h>
 
 #define COROSRV_HAS_KERNELS 1
-// Older compilers do not know its instructions.
+// Older compilers do not know their instructions.
 #if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
 #define COROSRV_HAS_AVX_VNNI 1
+#define COROSRV_HAS_AVX512_BF16 1
 #endif
 #define COROSRV_AVX2_TARGET "avx2,fma,f16c"
 #define COROSRV_AVX512_TARGET "avx512f,avx512bw,avx512vl,avx512dq," COROSRV_AVX2_TARGET
@@ -22,6 +23,7 @@
 #define COROSRV_AVX_VNNI __attribute__((target(COROSRV_AVX2_TARGET ",avxvnni")))
 #define COROSRV_AVX512 __attribute__((target(COROSRV_AVX512_TARGET)))
 #define COROSRV_AVX512_VNNI __attribute__((target(COROSRV_AVX512_TARGET ",avx512vnni")))
+#define COROSRV_AVX512_BF16 __attribute__((target(COROSRV_AVX512_TARGET ",avx512bf16")))
 
 namespace corosrv {
 

@@ -12,7 +12,7 @@
 namespace corosrv {
 
 const ProductKernels* best_products() {
-  for (const auto products : {&avx512_products, &avx_vnni_products}) {
+  for (const auto products : {&avx512_bf16_products, &avx512_products, &avx_vnni_products}) {
     if (const ProductKernels* const kernels = products(); kernels != nullptr) return kernels;
   }
   return avx2_products();
@@ -57,6 +57,12 @@ PackedMatrix::PackedMatrix(const ProductKernels& kernels, BlockFormat format, co
   }
 }
 
+ActivationForm PackedMatrix::takes() const {
+  if (!is_float(format_)) return ActivationForm::kQuants;
+  const bool is_rounded = format_ == BlockFormat::kBF16 && kernels_.round != nullptr;
+  return is_rounded ? ActivationForm::kBfloats : ActivationForm::kFloats;
+}
+
 template <typename Tiles, typename Activation>
 void PackedMatrix::multiply_rows(const Tiles& tiles, const Activation* activations, size_t row_size, size_t n_rows,
                                  size_t from, size_t to, float* output) const {
@@ -76,13 +82,19 @@ void PackedMatrix::multiply_rows(const Tiles& tiles, const Activation* activatio
 
 void PackedMatrix::multiply(const ActivationBlock* activations, size_t n_rows, size_t from, size_t to,
                             float* output) const {
-  assert(!is_float(format_));
+  assert(takes() == ActivationForm::kQuants);
   multiply_rows(kernels_.tiles[static_cast<size_t>(format_)], activations, n_blocks_, n_rows, from, to, output);
+}
+
+void PackedMatrix::multiply(const BfloatBlock* activations, size_t n_rows, size_t from, size_t to,
+                            float* output) const {
+  assert(takes() == ActivationForm::kBfloats);
+  multiply_rows(kernels_.bfloat_tiles, activations, n_blocks_, n_rows, from, to, output);
 }
 
 void PackedMatrix::multiply(const float* const* activations, size_t n_rows, size_t from, size_t to,
                             float* output) const {
-  assert(is_float(format_));
+  assert(takes() == ActivationForm::kFloats);
   multiply_rows(kernels_.float_tiles[static_cast<size_t>(format_) - kQuantFormats], activations, 1, n_rows, from, to,
                 output);
 }

@@ -23,6 +23,17 @@ struct ActivationBlock {
   int32_t half_sums[2];  // the sums of the first 16 quants, and of the others
 };
 
+// 32 activations as bfloats, rounded to the nearest.
+struct BfloatBlock {
+  uint16_t values[kBlockValues];
+};
+
+// How far ahead of the weights in use those are that are fetched into the first-level cache. Processors do not fetch
+// ahead beyond a page, so that without it a step's memory traffic and its arithmetic take turns.
+constexpr size_t kBytesAhead = 4096;
+
+enum class ActivationForm { kQuants, kBfloats, kFloats };  // ActivationBlock, BfloatBlock, float
+
 // The routines of one instruction set. They give the same for each row of activations, whatever its neighbours.
 struct ProductKernels {
   // Rows of activations that are multiplied together. More would leave no registers for a block of weights.
@@ -30,6 +41,8 @@ struct ProductKernels {
   // Computes kGroupRows outputs for each of some rows of activations, which have n_blocks blocks each.
   using Tile = void (*)(const uint8_t* group, size_t n_blocks, const ActivationBlock* rows, float* output,
                         size_t n_outputs);
+  using BfloatTile = void (*)(const uint8_t* group, size_t n_blocks, const BfloatBlock* rows, float* output,
+                              size_t n_outputs);
   using FloatTile = void (*)(const uint8_t* group, size_t n_blocks, const float* const* rows, float* output,
                              size_t n_outputs);
 
@@ -39,12 +52,16 @@ struct ProductKernels {
   // For each format those for 1 to kTileRows rows.
   std::array<std::array<Tile, kTileRows>, kQuantFormats> tiles;
   std::array<std::array<FloatTile, kTileRows>, kFloatFormats> float_tiles;
+  // For BF16, of processors that multiply bfloats; null where they are multiplied as floats.
+  void (*round)(const float* values, size_t n_blocks, BfloatBlock* blocks) = nullptr;
+  std::array<BfloatTile, kTileRows> bfloat_tiles = {};
 };
 
 // Each returns null where this processor lacks the instructions.
 const ProductKernels* avx2_products();
 const ProductKernels* avx_vnni_products();
 const ProductKernels* avx512_products();
+const ProductKernels* avx512_bf16_products();
 
 // Returns the fastest of this processor; null where it has none.
 const ProductKernels* best_products();
@@ -69,15 +86,17 @@ class PackedMatrix {
   // Copies `blocks`, a matrix in ggml's layout whose shape fits; throws std::bad_alloc.
   PackedMatrix(const ProductKernels& kernels, BlockFormat format, const void* blocks, size_t n_rows, size_t n_columns);
 
-  BlockFormat format() const { return format_; }
+  // Returns the form in which activations are multiplied with it.
+  ActivationForm takes() const;
   size_t n_groups() const { return n_groups_; }
   size_t n_blocks() const { return n_blocks_; }  // of 32 numbers in one row
   size_t bytes() const { return n_groups_ * group_bytes_; }
 
   // Computes output [i * n_outputs + j] for each row i of `activations` (n_rows rows of n_blocks() blocks) and each
-  // weight row j in the groups [from, to). n_outputs is the matrix's number of rows. Activations of a matrix of floats
-  // are rows of floats anywhere, and of any other are quantised.
+  // weight row j in the groups [from, to). n_outputs is the matrix's number of rows. The activations have the form that
+  // the matrix takes; rows of floats may lie anywhere.
   void multiply(const ActivationBlock* activations, size_t n_rows, size_t from, size_t to, float* output) const;
+  void multiply(const BfloatBlock* activations, size_t n_rows, size_t from, size_t to, float* output) const;
   void multiply(const float* const* activations, size_t n_rows, size_t from, size_t to, float* output) const;
 
  private:

@@ -46,10 +46,6 @@ struct Quants<BlockFormat::kMXFP4> : QuantRange<24, 12> {  // twice the values o
   static constexpr uint8_t kTable[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 };
 
-// How far ahead of the quants in use those are that are fetched into the first-level cache. Processors do not fetch
-// ahead beyond a page, so that without it a step's memory traffic and its arithmetic take turns.
-constexpr size_t kBytesAhead = 4096;
-
 // Fetches the quants of one block that is used later. Behind a matrix's end that fetches what nobody needs.
 template <BlockFormat kFormat>
 COROSRV_KERNEL inline void fetch_ahead(const uint8_t* quants) {
@@ -194,10 +190,15 @@ COROSRV_KERNEL void multiply(const uint8_t* group, size_t n_blocks, const Activa
   }
 }
 
+// Loads the numbers of two columns of kLanes rows.
 template <BlockFormat kFormat>
-COROSRV_KERNEL inline Floats load_floats_of(const uint8_t* from) {
-  if constexpr (kFormat == BlockFormat::kBF16) return load_bfloats(from);
-  return load_halves(from);
+COROSRV_KERNEL inline void load_columns(const uint8_t* columns, size_t lane, Floats& first, Floats& second) {
+  if constexpr (kFormat == BlockFormat::kBF16) {
+    load_bfloat_pairs(columns + 4 * lane, first, second);
+  } else {
+    first = load_halves(columns + 2 * lane);
+    second = load_halves(columns + 2 * (kGroupRows + lane));
+  }
 }
 
 // Computes the outputs of kParts registers of 16-bit floats for each of kRows rows of activations. An output is summed
@@ -206,7 +207,7 @@ COROSRV_KERNEL inline Floats load_floats_of(const uint8_t* from) {
 template <BlockFormat kFormat, size_t kRows, size_t kParts>
 COROSRV_KERNEL void multiply_float_lanes(const uint8_t* group, size_t n_columns, const float* const* rows,
                                          float* output, size_t n_outputs, size_t lane) {
-  constexpr size_t kChains = kLanes / 8, kColumnBytes = 2 * kGroupRows;
+  constexpr size_t kChains = kLanes / 8;
   Floats sums[kRows][kParts * kChains];
 #pragma GCC unroll 8
   for (size_t r = 0; r < kRows; ++r) {
@@ -214,22 +215,22 @@ COROSRV_KERNEL void multiply_float_lanes(const uint8_t* group, size_t n_columns,
     for (size_t i = 0; i < kParts * kChains; ++i) sums[r][i] = floats_of(0.0f);
   }
   for (size_t column = 0; column < n_columns; column += 2) {
-    const uint8_t* numbers = group + column * kColumnBytes + 2 * lane;
+    const uint8_t* numbers = group + column * 2 * kGroupRows;
     __builtin_prefetch(numbers + kBytesAhead);
+    Floats weights[2][kParts];
+#pragma GCC unroll 2
+    for (size_t p = 0; p < kParts; ++p) {
+      load_columns<kFormat>(numbers, lane + p * kLanes, weights[0][p], weights[1][p]);
+    }
 #pragma GCC unroll 2
     for (size_t c = 0; c < 2; ++c) {
-      Floats weights[kParts];
-#pragma GCC unroll 2
-      for (size_t p = 0; p < kParts; ++p) {
-        weights[p] = load_floats_of<kFormat>(numbers + c * kColumnBytes + 2 * p * kLanes);
-      }
 #pragma GCC unroll 8
       for (size_t r = 0; r < kRows; ++r) {
         const Floats activation = floats_of(rows[r][column + c]);
 #pragma GCC unroll 2
         for (size_t p = 0; p < kParts; ++p) {
           Floats& sum = sums[r][p * kChains + c % kChains];
-          sum = multiply_add(weights[p], activation, sum);
+          sum = multiply_add(weights[c][p], activation, sum);
         }
       }
     }

@@ -3,6 +3,7 @@
 #include <ggml-cpu.h>
 #include <ggml.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -20,6 +21,12 @@ namespace {
 const KernelChoice kDeterministic{best_products(), best_attention(), kNoLimit, true};
 const KernelChoice kDeterministicAlone{nullptr, nullptr, kNoLimit, true};
 
+// How far products with weights of 16 bits may be from ggml's, which rounds activations to the same 16 bits.
+float nearness(ggml_type type) {
+  if (type == GGML_TYPE_F16) return 3e-2f;
+  return type == GGML_TYPE_BF16 ? 0.2f : 2e-5f;
+}
+
 // What a layer asks for: three products of the same activations, one of others, and one of the first again.
 Graph::Build layer(const Weights& weights) {
   return [&weights](ggml_context* context, ggml_tensor* input) -> Tensors {
@@ -35,7 +42,7 @@ Graph::Build layer(const Weights& weights) {
 void check_rows_alone_and_together(Machine& machine, const Graph::Build& build) {
   const Values input = input_of(80, 1);
   const std::vector<Values> together = Graph(machine, 80, build).compute(input);
-  for (const int64_t n_rows : {1, 2, 3, 17, 65}) {
+  for (const int64_t n_rows : {1, 2, 3, 7, 8, 9, 17, 39, 65}) {
     const std::vector<Values> few = Graph(machine, n_rows, build).compute(input);
     for (size_t i = 0; i < few.size(); ++i) {
       CHECK(std::memcmp(few[i].data(), together[i].data(), few[i].size() * sizeof(float)) == 0);
@@ -46,13 +53,15 @@ void check_rows_alone_and_together(Machine& machine, const Graph::Build& build) 
 KERNEL_TEST(best_products() != nullptr,
             "products are ggml's but for the order of their sums, also in a graph that is computed again") {
   for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0,
-                               GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4}) {
+                               GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4, GGML_TYPE_F16, GGML_TYPE_BF16}) {
     GraphKernels kernels(kFaster);
     Machine machine(&kernels);
     const Weights weights(machine, type, {48, 16, 160});
 
     // Down as well as up: the second graph has more rows than the first, the last fewer.
-    for (const int64_t n_rows : {1, 33, 2, 70, 8}) check_against_ggml(machine, n_rows, layer(weights), 5, 3);
+    for (const int64_t n_rows : {1, 33, 2, 70, 8}) {
+      check_against_ggml(machine, n_rows, layer(weights), 5, 3, nearness(type));
+    }
   }
 }
 
@@ -76,33 +85,30 @@ KERNEL_TEST(best_products() != nullptr,
 
 KERNEL_TEST(best_products() != nullptr,
             "activations of an earlier graph are not taken for those of a later one at the same address") {
-  GraphKernels kernels(kFaster);
-  Machine machine(&kernels);
-  const Weights weights(machine, GGML_TYPE_Q4_1, {16});
-  const Graph::Build of_a_node = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
-    return {ggml_mul_mat(context, weights[0], ggml_scale(context, input, 2.0f))};
-  };
-  const Graph::Build of_the_input = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
-    return {ggml_mul_mat(context, weights[0], input)};
-  };
+  for (const ggml_type type : {GGML_TYPE_Q4_1, GGML_TYPE_BF16}) {
+    GraphKernels kernels(kFaster);
+    Machine machine(&kernels);
+    const Weights weights(machine, type, {16});
+    const Graph::Build of_a_node = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+      return {ggml_mul_mat(context, weights[0], ggml_scale(context, input, 2.0f))};
+    };
+    const Graph::Build of_the_input = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+      return {ggml_mul_mat(context, weights[0], input)};
+    };
 
-  for (const Graph::Build& build : {of_a_node, of_the_input}) {
-    for (const int64_t n_rows : {4, 3, 2}) check_against_ggml(machine, n_rows, build, 1);
+    for (const Graph::Build& build : {of_a_node, of_the_input}) {
+      for (const int64_t n_rows : {4, 3, 2}) check_against_ggml(machine, n_rows, build, 1, 1, nearness(type));
+    }
   }
 }
 
 TEST("a row of a graph gives the same bits alone and among others") {
-  GraphKernels kernels(kFaster);
-  Machine machine(&kernels);
-  const Weights weights(machine, GGML_TYPE_Q4_1, {48, 16, 160});
-  const Values input = input_of(40, 1);
-  const std::vector<Values> together = Graph(machine, 40, layer(weights)).compute(input);
+  for (const ggml_type type : {GGML_TYPE_Q4_1, GGML_TYPE_F16, GGML_TYPE_BF16}) {
+    GraphKernels kernels(kFaster);
+    Machine machine(&kernels);
+    const Weights weights(machine, type, {48, 16, 160});
 
-  for (const int64_t n_rows : {1, 2, 7, 8, 9, 39}) {
-    const std::vector<Values> few = Graph(machine, n_rows, layer(weights)).compute(input);
-    for (size_t i = 0; i < few.size(); ++i) {
-      CHECK(std::memcmp(few[i].data(), together[i].data(), few[i].size() * sizeof(float)) == 0);
-    }
+    check_rows_alone_and_together(machine, layer(weights));
   }
 }
 
@@ -110,7 +116,7 @@ TEST("what is no plain product with a weight stays ggml's") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Weights others(machine, GGML_TYPE_Q4_1, {16}, GGML_BACKEND_BUFFER_USAGE_ANY);
-  const Weights unknown(machine, GGML_TYPE_F16, {16});
+  const Weights unknown(machine, GGML_TYPE_F32, {16});
   const Weights odd(machine, GGML_TYPE_Q4_1, {24});
   const Weights good(machine, GGML_TYPE_Q4_1, {32});
 
@@ -155,8 +161,9 @@ TEST("a deterministic product of any format gives a row the same bits alone and 
       const Weights weights(machine, type, {48, 16, 24});
 
       check_rows_alone_and_together(machine, layer(weights));
-      check_against_ggml(machine, 40, layer(weights), 5, 1, 1e-4f);
-      check_against_ggml(machine, 40, planes(weights), 2, 1, 1e-4f);
+      const float tolerance = std::max(1e-4f, nearness(type));
+      check_against_ggml(machine, 40, layer(weights), 5, 1, tolerance);
+      check_against_ggml(machine, 40, planes(weights), 2, 1, tolerance);
       CHECK_EQ(kernels.violation(), "");
     }
   }

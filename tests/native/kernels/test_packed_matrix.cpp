@@ -25,7 +25,8 @@ using Values = std::vector<float>;
 // The instruction sets of this processor.
 std::vector<const ProductKernels*> all_kernels() {
   std::vector<const ProductKernels*> found;
-  for (const ProductKernels* kernels : {avx2_products(), avx_vnni_products(), avx512_products()}) {
+  for (const ProductKernels* kernels :
+       {avx2_products(), avx_vnni_products(), avx512_products(), avx512_bf16_products()}) {
     if (kernels != nullptr) found.push_back(kernels);
   }
   return found;
@@ -176,10 +177,28 @@ Values product(const PackedMatrix& packed, const ActivationBlock* rows, size_t n
 }
 
 // The products of floats, of which each row lies somewhere.
-Values product(const PackedMatrix& packed, const std::vector<const float*>& rows) {
+Values product(const ProductKernels& kernels, const PackedMatrix& packed, const std::vector<const float*>& rows) {
   Values output(rows.size() * packed.n_groups() * kGroupRows, NAN);
-  packed.multiply(rows.data(), rows.size(), 0, packed.n_groups(), output.data());
+  if (packed.takes() == ActivationForm::kFloats) {
+    packed.multiply(rows.data(), rows.size(), 0, packed.n_groups(), output.data());
+  } else {
+    std::vector<BfloatBlock> rounded(rows.size() * packed.n_blocks());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      kernels.round(rows[i], packed.n_blocks(), &rounded[i * packed.n_blocks()]);
+    }
+    packed.multiply(rounded.data(), rows.size(), 0, packed.n_groups(), output.data());
+  }
   return output;
+}
+
+// A number with the eight bits of a bfloat, rounded to the nearest, halves to even.
+float bfloat(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  bits += 0x7fff + (bits >> 16 & 1);
+  bits &= 0xffff0000;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 std::vector<const float*> rows_of(const Values& values, size_t n_columns) {
@@ -249,14 +268,18 @@ TEST("products of floats agree with plain arithmetic on random shapes, wherever 
       std::vector<const float*> rows = rows_of(values, n_columns);
       std::shuffle(rows.begin(), rows.end(), random);
       for (const ProductKernels* kernels : all_kernels()) {
-        const Values output = product(matrix.packed(*kernels), rows);
+        const PackedMatrix packed = matrix.packed(*kernels);
+        const bool is_rounded = packed.takes() == ActivationForm::kBfloats;
+        const Values output = product(*kernels, packed, rows);
         size_t n_wrong = 0;
         for (size_t i = 0; i < output.size(); ++i) {
           double wanted = 0, size = 0;
           for (size_t column = 0; column < n_columns; ++column) {
             const double weight = matrix.weight(i % matrix.n_rows, column / kBlockValues, column % kBlockValues).quant;
-            wanted += weight * rows[i / matrix.n_rows][column];
-            size += std::fabs(weight * rows[i / matrix.n_rows][column]);
+            const float activation = rows[i / matrix.n_rows][column];
+            const double term = weight * (is_rounded ? bfloat(activation) : activation);
+            wanted += term;
+            size += std::fabs(term);
           }
           n_wrong += !(std::fabs(output[i] - wanted) <= 1e-6 * size);
         }
@@ -274,14 +297,14 @@ TEST("a row of activations gives the same bits with floats alone and among any n
       Values values = random_values(150 * n_columns, 3);
       for (size_t i = 0; i < n_columns; ++i) values[40 * n_columns + i] = NAN;  // stays in its row
       const std::vector<const float*> rows = rows_of(values, n_columns);
-      const Values together = product(packed, rows);
+      const Values together = product(*kernels, packed, rows);
 
       for (size_t row = 0; row < rows.size(); ++row) {
         CHECK_EQ(std::isnan(together[32 * row]), row == 40);
         for (const size_t n_rows : {1u, 2u, 3u, 7u, 8u, 9u}) {
           if (row + n_rows > rows.size()) continue;
-          const Values few = product(packed, {rows.begin() + static_cast<std::ptrdiff_t>(row),
-                                              rows.begin() + static_cast<std::ptrdiff_t>(row + n_rows)});
+          const auto first = rows.begin() + static_cast<std::ptrdiff_t>(row);
+          const Values few = product(*kernels, packed, {first, first + static_cast<std::ptrdiff_t>(n_rows)});
           CHECK(std::memcmp(few.data(), &together[32 * row], few.size() * sizeof(float)) == 0);
         }
       }
