@@ -24,6 +24,8 @@ MAX_FDS = 200  # with one message; the kernel takes 253
 
 _SIZE = array.array("i").itemsize
 _ROOM = socket.CMSG_SPACE(MAX_FDS * _SIZE)
+# Plain numbers: combining flags of Python's enums takes longer than the call.
+_CLOSED_ON_EXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 
 AnySocket = _socket.socket | socket.socket
 
@@ -44,12 +46,14 @@ def send(sock: AnySocket, data: Any, fds: Sequence[int], flags: int = 0) -> int:
 
 def receive(sock: AnySocket, n_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
     """Receives up to `n_bytes` and the descriptors beside them. Raises BadFrame for too many of them, and OSError."""
-    data, ancillary, seen_flags, _ = sock.recvmsg(n_bytes, _ROOM, socket.MSG_CMSG_CLOEXEC | flags)
+    data, ancillary, seen_flags, _ = sock.recvmsg(n_bytes, _ROOM, _CLOSED_ON_EXEC | flags)
+    if not ancillary and not seen_flags & _TRUNCATED:
+        return data, []
     fds = array.array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(content[: len(content) - len(content) % _SIZE])
-    if seen_flags & socket.MSG_CTRUNC:
+    if seen_flags & _TRUNCATED:
         close_all(fds)
         raise BadFrame("more descriptors came with a message than are allowed, or than this process can open")
     return data, list(fds)

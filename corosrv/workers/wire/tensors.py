@@ -70,6 +70,8 @@ class TensorPacking:
     def close(self) -> None:
         """Closes the memory file. Later calls do nothing."""
         self._is_closed = True
+        if not self._fds:
+            return
         with contextlib.suppress(IndexError):  # by two threads, each descriptor is popped once
             while True:
                 os.close(self._fds.pop())
