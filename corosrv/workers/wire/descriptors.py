@@ -132,6 +132,24 @@ def seal(fd: int) -> None:
                 raise
 
 
+class SealedMap(mmap.mmap):
+    """The mapped content of a sealed memory file. Keeps a descriptor of it, by which the file is passed on as it is."""
+
+    fd = -1  # none: the process had no more to give
+
+    @classmethod
+    def of(cls, fd: int, size: int) -> SealedMap:
+        """Maps all of a file, whose descriptor stays the caller's. Raises OSError."""
+        sealed = cls(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        with contextlib.suppress(OSError):
+            sealed.fd = os.dup(fd)
+        return sealed
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
 def map_value(fd: int, size: int) -> memoryview:
     """Maps the content of a memory file, to be read; the descriptor can be closed then.
 
@@ -139,7 +157,7 @@ def map_value(fd: int, size: int) -> memoryview:
     change what was checked already, or cut it and have this process killed by SIGBUS.
     """
     check(fd, size)
-    return memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ) if size else b"")
+    return memoryview(SealedMap.of(fd, size) if size else b"")
 
 
 def check(fd: int, size: int) -> None:

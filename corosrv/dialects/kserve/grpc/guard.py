@@ -160,8 +160,8 @@ def read(context: Any, caller: str, gateway: InferenceGateway) -> CallMetadata:
     """Reads the metadata of a call whose key was checked. Raises Refused."""
     pairs: Pairs = context.invocation_metadata()
     texts = {name: value for name, value in pairs if isinstance(value, str)}
-    address = peer_address(context.peer())
     names = texts.get(FAIRNESS_ID.lower(), ""), texts.get(OBJECTIVE.lower(), "")
+    address = peer_address(context.peer()) if any(names) else ""
     if any(names) and not gateway.is_trusted(address):  # so that no peer believes them
         texts = {name: value for name, value in texts.items() if name not in (FAIRNESS_ID.lower(), OBJECTIVE.lower())}
     request_id = texts.get("x-request-id", "")
