@@ -13,10 +13,20 @@ from corosrv.dialects.kserve.grpc.guard import CallStatus, StatusError
 
 LARGE = 1 << 20  # bytes; after calls with so many the process gives freed memory back to the system
 _TRIM_AFTER = 1.0  # seconds
+_KEPT = 64 << 20  # bytes of freed memory that the allocator keeps until then
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _LOOK = 0.05  # seconds
 _N_LOOKS = 5  # after which a message that has not come is taken for a large one
 _LONGEST = 120.0  # seconds that a message may take from then on
 _UNDISTURBED = 5.0  # of them, after which it makes room for others that are there
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep what is freed until it is trimmed: each large message would get all of its pages anew."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt"):
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT)
+        libc.mallopt(_M_MMAP_THRESHOLD, _KEPT // 2)  # the most that it takes
 
 
 class MessageBudget:
