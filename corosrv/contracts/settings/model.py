@@ -165,8 +165,8 @@ class ModelSettings(
     )
     reasoning_format: str = setting(
         "deepseek",
-        "deepseek, auto: thoughts are in reasoning_content, apart from the text; none: in the text; deepseek-legacy: in "
-        "both, and the text has their tags; where chats have no reasoning_content, as deepseek",
+        "deepseek, auto: thoughts are in reasoning_content, apart from the text; none: in the text; deepseek-legacy: "
+        "in chat completions in both, and there the text has their tags",
         check=one_of("deepseek", "deepseek-legacy", "none", "auto"),
     )
     reasoning_budget: int = setting(

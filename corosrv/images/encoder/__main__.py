@@ -15,7 +15,8 @@ import logging
 import os
 from collections.abc import Callable
 
-from corosrv.images.encoder.opening import ProjectorOptions, open_projector
+from corosrv.images.encoder.mtmd import ProjectorOptions
+from corosrv.images.encoder.opening import open_projector
 from corosrv.images.encoder.process import EncoderProcess, RowSource
 from corosrv.images.transfer.messages import MROPE, NON_CAUSAL
 from corosrv.workers.worker.child import lifeline

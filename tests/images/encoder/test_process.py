@@ -289,7 +289,10 @@ for on_gpu in (True, False):
 
 
 def test_libmtmd_is_told_whether_it_may_use_a_gpu(model, mmproj):
-    commands = [encoder_command(ModelSettings(model=model, mmproj=mmproj, mmproj_offload=is_on)).words for is_on in (True, False)]
+    commands = [
+        encoder_command(ModelSettings(model=model, mmproj=mmproj, mmproj_offload=is_on)).words
+        for is_on in (True, False)
+    ]
     done = subprocess.run([sys.executable, "-c", OPEN_BOTH, model, mmproj], capture_output=True, text=True, check=True)
 
     assert ["--on-processor" in words for words in commands] == [False, True]

@@ -192,4 +192,3 @@ class MessageShare:
         else:
             self._budget.give_back(self._n_bytes - n_bytes)
         self._n_bytes = n_bytes
-

@@ -195,7 +195,7 @@ class Capture:
                 original.reconfigure(line_buffering=True, errors="replace")
         for source, fd in _FDS.items():
             self._pipes[_pipe_into(fd)] = source
-        self._polled = (_PollFd * len(self._pipes))(*[(pipe, select.POLLIN) for pipe in self._pipes])
+        self._polled = (_PollFd * len(self._pipes))(*[_PollFd(pipe, select.POLLIN) for pipe in self._pipes])
         sys.stdout, sys.stderr = self._streams["stdout"], self._streams["stderr"]
         for stream in self._streams.values():
             os.register_at_fork(after_in_child=stream.become_plain)
