@@ -15,6 +15,7 @@ import mmap
 import os
 import socket
 import stat
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -138,9 +139,11 @@ class SealedMap(mmap.mmap):
     fd = -1  # none: the process had no more to give
 
     @classmethod
-    def of(cls, fd: int, size: int) -> SealedMap:
+    def of_file(cls, fd: int, size: int) -> SealedMap:
         """Maps all of a file, whose descriptor stays the caller's. Raises OSError."""
-        sealed = cls(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        # Else mmap would keep one of its own as well, which nothing else can use.
+        options = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        sealed = cls(fd, size, mmap.MAP_SHARED, mmap.PROT_READ, **options)
         with contextlib.suppress(OSError):
             sealed.fd = os.dup(fd)
         return sealed
@@ -157,7 +160,7 @@ def map_value(fd: int, size: int) -> memoryview:
     change what was checked already, or cut it and have this process killed by SIGBUS.
     """
     check(fd, size)
-    return memoryview(SealedMap.of(fd, size) if size else b"")
+    return memoryview(SealedMap.of_file(fd, size) if size else b"")
 
 
 def check(fd: int, size: int) -> None:

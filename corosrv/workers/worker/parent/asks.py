@@ -357,12 +357,12 @@ class _FollowedAsk:
             return error
 
     def _go_on(
-        self, job: InferJob, answers: CallAnswers | CorosrvError, taken: Sequence[InferItem] = ()
+        self, job: InferJob, answers: CallAnswers | CorosrvError, items: Sequence[InferItem] = ()
     ) -> CorosrvError | None:
-        """Goes on behind the submission; `taken`: the first of the answers."""
+        """Goes on behind the submission; `items`: the first of the answers."""
         error: CorosrvError | None
         try:
-            error = answers if isinstance(answers, CorosrvError) else self._follow(job, answers, taken)
+            error = answers if isinstance(answers, CorosrvError) else self._follow(job, answers, items)
         except FrameTooLarge:
             raise
         except CorosrvError as failure:
@@ -372,13 +372,13 @@ class _FollowedAsk:
         delegated = self._services.delegate(job, error)
         return error if delegated is None else self._follow(job, delegated)
 
-    def _follow(self, job: InferJob, answers: CallAnswers, taken: Sequence[InferItem] = ()) -> CorosrvError | None:
+    def _follow(self, job: InferJob, answers: CallAnswers, items: Sequence[InferItem] = ()) -> CorosrvError | None:
         """Sends all answers; returns how the call ended. Waits."""
         with contextlib.closing(answers) as reader:
             self._reader = reader
             if self._is_cancelled:
                 reader.cancel()
-            for item in chain(taken, reader):
+            for item in chain(items, reader):
                 if isinstance(item, InferEnd):
                     return item.error
                 self._has_begun = True
