@@ -64,7 +64,7 @@ def error_event(error: CorosrvError, *, is_anthropic: bool, request_id: str) -> 
 MAX_HOMES = 10_000  # responses of one caller whose upstreams are remembered
 _RESPONSES = ("/v1/responses", "/responses")
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
-_LOOKED_AT = 65_536  # bytes at the beginning of an answer, where its id stands
+_LOOKED_AT = 4096  # bytes at the beginning of an answer, where its id stands
 
 
 class ResponseHomes:
