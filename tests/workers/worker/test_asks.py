@@ -474,6 +474,24 @@ def test_a_short_ask_that_is_cancelled_or_given_up_cancels_its_call_once(lane: L
     assert (lane.messages.qsize(), short.n_cancelled, short.asks.n_running) == (0, 2, 0)
 
 
+@pytest.mark.parametrize("has_waited", [False, True])
+def test_a_short_ask_that_is_given_up_before_its_answer_is_passed_on_cancels_its_call(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch, has_waited: bool
+) -> None:
+    short = Short(lane)
+    if not has_waited:  # an answer is there at once
+        monkeypatch.setattr(HandlerReader, "on_news", lambda reader, listener: False)
+    short.asks.on_message(ask(1))
+    short.readers[0].add(InferOutputs((SEVEN,)), 4)
+    if has_waited:
+        gevent.sleep(0)  # its greenlet is there, and has not begun
+
+    short.asks.close()
+    gevent.idle()
+
+    assert (short.n_cancelled, short.readers[0].is_finished, lane.messages.qsize()) == (1, True, 0)
+
+
 def test_a_short_ask_that_cannot_run_here_goes_to_a_peer(lane: Lane) -> None:
     peers = Peers()
     peers.worker.add(echo, "nobody")

@@ -284,11 +284,11 @@ class _FollowedAsk:
         except Exception as error:
             self._spawn(functools.partial(_raise, error))
             return
-        if not isinstance(answers, HandlerReader):
-            self._spawn(lambda: self._go_on(job, answers))
-            return
-        self._reader = answers
-        if not answers.on_news(lambda: get_hub().loop.run_callback(self._take, job, answers)):
+        if not isinstance(answers, CorosrvError):
+            self._reader = answers
+        if not isinstance(answers, HandlerReader) or not answers.on_news(
+            lambda: get_hub().loop.run_callback(self._take, job, answers)
+        ):
             self._spawn(lambda: self._go_on(job, answers))
 
     def _take(self, job: InferJob, reader: HandlerReader) -> None:
@@ -316,7 +316,7 @@ class _FollowedAsk:
         self._is_killed = True
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
-        elif self._reader is not None:
+        if self._reader is not None:  # which a greenlet that has not begun would leave open
             self._reader.close()
 
     def take(self, count: int) -> None:
