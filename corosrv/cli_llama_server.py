@@ -175,7 +175,7 @@ def _content_of(setting: str) -> Callable[[Path], dict[str, Any]]:
 # llama-server's flags for what is always so here.
 _ALWAYS = (
     "--jinja", "--cont-batching", "-cb", "--reranking", "--rerank", "--warmup", "--swa-full", "--models-autoload",
-    "--cache-idle-slots", "--kv-offload", "-kvo", "--mmproj-offload", "--repack", "--escape", "-e", "--log-prefix",
+    "--cache-idle-slots", "--kv-offload", "-kvo", "--repack", "--escape", "-e", "--log-prefix",
     "--log-timestamps", "--prefill-assistant", "--no-skip-chat-parsing", "--no-agent", "-no-ag", "--no-ui-mcp-proxy",
     "--no-webui-mcp-proxy", "--no-perf", "--no-log-jsonl",
 )  # fmt: skip
@@ -311,9 +311,8 @@ _REFUSED = {
     "--lora-init-without-apply": "--lora style.gguf:0 loads one for those requests alone that name it",
     "-mu --model-url URL, -mmu --mmproj-url URL": "load the file, and name it with --model or --mmproj; -hf loads both",
     "-dr --docker-repo REPO": "-hf loads a model of Hugging Face, --model a file",
-    "--no-mmproj-offload, -mmdev --mmproj-device NAME":
-        "images are encoded on the first GPU that libmtmd finds, else on the processor",
-    "--image-min-tokens N": "an image has as many rows as its size gives: send it larger",
+    "-mmdev --mmproj-device NAME":
+        "images are encoded on the first GPU that libmtmd finds, or by --no-mmproj-offload on the processor",
     "--video-fps N, --video-timestamp-interval N, --video-ffmpeg-dir PATH": "send the frames of a video as images",
     "--media-path PATH": "send images as data: URLs, or let them be fetched from the hosts that --image-hosts lists",
     "--reuse-port": "gunicorn's own options stand behind two dashes: corosrv serve ... -- --reuse-port",

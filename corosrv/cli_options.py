@@ -170,6 +170,7 @@ _SHORT = {
 # Flags that stand for a value of a setting.
 _STANDING: dict[str, tuple[str, Any]] = {
     "no_mmproj": ("mmproj_auto", False),
+    "no_mmproj_offload": ("mmproj_offload", False),
     "no_context_shift": ("context_shift", False),
     "no_kv_unified": ("kv_unified", False),
     "no_mmap": ("mmap", False),

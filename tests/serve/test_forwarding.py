@@ -533,3 +533,82 @@ def test_an_abort_names_a_request_or_all(router: ServerFront):
 def test_the_routers_paths_need_a_token_file():
     with pytest.raises(SettingsError, match="COROSRV_MGMT_TOKEN_FILE"):
         load({"upstream": "http://a", "router_paths": True}, {})
+
+
+# Responses that an upstream has made and keeps.
+
+
+def ask_for_response(server: Server, key: str = "", **fields: object) -> dict:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with server.connect() as connection:
+        answer = connection.post({"input": "hi", "max_output_tokens": 16, **fields}, "/v1/responses", headers)
+    assert answer.status == 200, answer.json
+    return answer.json
+
+
+def ask_about(server: Server, id: str, method: str = "GET", key: str = "") -> Answer:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with server.connect() as connection:
+        return connection.ask(method, f"/v1/responses/{id}", None, headers)
+
+
+def test_a_response_is_read_and_deleted_at_the_upstream_that_made_it(client: openai.OpenAI, upstream: Server):
+    made = client.responses.create(model="small", input="hi", max_output_tokens=16)
+
+    assert client.responses.retrieve(made.id).output_text == made.output_text
+    (asked,) = client.responses.input_items.list(made.id).data
+    assert asked.content[0].text == "hi"
+    client.responses.delete(made.id)
+    with upstream.client() as its_client, pytest.raises(openai.NotFoundError):
+        its_client.responses.retrieve(made.id)
+    with pytest.raises(openai.NotFoundError) as gone:
+        client.responses.retrieve(made.id)
+    assert "no upstream has made it" in gone.value.message
+
+
+def test_a_streamed_response_is_read_again_at_its_upstream(client: openai.OpenAI):
+    first, *_, last = client.responses.create(model="small", input="hi", max_output_tokens=16, stream=True)
+
+    assert client.responses.retrieve(first.response.id).output_text == last.response.output_text
+
+
+def test_a_background_response_is_cancelled_and_followed_at_its_upstream(client: openai.OpenAI, upstream: Server):
+    made = client.responses.create(model="small", input="hi", max_output_tokens=3000, background=True)
+
+    cancelled = client.responses.cancel(made.id)
+    followed = list(client.responses.retrieve(made.id, stream=True))
+
+    assert cancelled.status == "cancelled"
+    assert followed[0].type == "response.created"
+    assert followed[-1].sequence_number == len(followed) - 1
+    upstream.wait_idle()
+
+
+def test_each_of_two_upstreams_is_asked_for_its_own_responses_by_their_own_keys(start: Servers, upstream: Server):
+    other = start.start(model="large=synthetic:", ctx=4096)
+    urls = (f"http://127.0.0.1:{server.port}" for server in (upstream, other))
+    with front(start, *urls, api_keys="mine,yours", model="own=synthetic:") as beside:
+        server = beside.server
+        for number in (0, 1):
+            beside.wait_state("ready", number)
+        made = [ask_for_response(server, "mine", model=model) for model in ("small", "large", "own", "large")]
+
+        read = [ask_about(server, response["id"], key="mine") for response in made]
+        assert [answer.json["model"] for answer in read] == ["small", "large", "own", "large"]
+        assert [answer.json["output"] for answer in read] == [response["output"] for response in made]
+        assert [ask_about(server, response["id"], key="yours").status for response in made] == [404] * 4
+        deleted = [ask_about(server, response["id"], "DELETE", key="mine").status for response in made]
+        assert deleted == [200] * 4
+        assert [ask_about(server, response["id"], key="mine").status for response in made] == [404] * 4
+
+
+def test_a_404_of_an_upstream_says_whose_it_is(start: Servers):
+    strict = start.start(model="small=synthetic:", strict_model=1)
+    with front(start, f"http://127.0.0.1:{strict.port}?model=large") as stale:
+        with stale.server.connect() as connection:
+            answer = connection.post(chat(model="large"))
+
+        id = stale.upstream()["id"]
+        assert answer.status == 404
+        assert answer.error["message"].startswith(f"{id} answered: ")
+        assert answer.headers["x-corosrv-upstream"] == id

@@ -23,7 +23,7 @@ def thinker(start: Servers) -> Server:
 
 def answer(server: Server, **fields: Any) -> Any:
     with server.connect() as connection:
-        return connection.post(chat(max_tokens=5, **fields)).json
+        return connection.post(chat(**{"max_tokens": 5} | fields)).json
 
 
 def test_thoughts_are_split_joined_and_left_out_as_asked(thinker: Server) -> None:
@@ -123,3 +123,35 @@ def test_the_server_s_budget_holds_for_chats_that_have_none_and_not_for_raw_prom
     assert 0 < n_words[0] <= 3
     assert 3 < n_words[1] <= 5
     assert "</think>" not in raw
+
+
+def test_thoughts_are_in_the_text_as_well_where_clients_look_for_them_there(start: Servers, thinker: Server) -> None:
+    server = start.start(chat_template=THINKING, reasoning_format="deepseek-legacy")
+    asked = {"max_tokens": 30, "thinking_budget_tokens": 4, "temperature": 0}
+
+    message = answer(server, **asked)["choices"][0]["message"]
+    other = answer(thinker, reasoning_format="deepseek-legacy", **asked)["choices"][0]["message"]
+    apart = answer(server, reasoning_format="deepseek", **asked)["choices"][0]["message"]
+
+    assert message["content"] == f"<think>{apart['reasoning_content']}</think>{apart['content']}"
+    assert message["reasoning_content"] == apart["reasoning_content"]
+    assert other == message
+    assert apart["content"]
+
+
+def test_streamed_thoughts_are_in_both_as_they_come_and_stay_open_where_they_are_cut(thinker: Server) -> None:
+    asked = {"reasoning_format": "deepseek-legacy", "temperature": 0}
+    texts = []
+    for fields in ({"max_tokens": 30, "thinking_budget_tokens": 4}, {"max_tokens": 5}):
+        whole = answer(thinker, **asked, **fields)["choices"][0]["message"]
+        with thinker.connect() as connection:
+            sent = events(connection.post(chat(stream=True, **asked, **fields)).body)
+        deltas = [event["choices"][0]["delta"] for event in sent if isinstance(event, dict) and event["choices"]]
+
+        for name in ("content", "reasoning_content"):
+            assert "".join(delta.get(name) or "" for delta in deltas) == whole[name]
+        texts.append(whole["content"])
+
+    assert "</think>" in texts[0]
+    assert texts[1].startswith("<think>")
+    assert "</think>" not in texts[1]

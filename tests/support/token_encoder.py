@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from corosrv.contracts.jobs import Image
 from corosrv.images.encoder.__main__ import main, open_tried
 from corosrv.images.encoder.encoding import Encoding, EncodingFailed
-from corosrv.images.encoder.opening import ProjectorOptions
+from corosrv.images.encoder.mtmd import ProjectorOptions
 from corosrv.images.transfer.messages import RowSegment
 from tests.support.token_table import TokenTable
 

@@ -215,6 +215,7 @@ class AnswerHead(InferOutputs):
     outputs: tuple[Tensor, ...] = ()
     status: int = 200
     headers: Headers = ()
+    upstream: str = ""  # the id of the one that answers
 
 
 @dataclass(frozen=True, slots=True)

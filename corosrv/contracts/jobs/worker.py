@@ -38,6 +38,7 @@ class ModelCard:
     answer_format: AnswerFormat = BARE  # what it writes around thoughts and text
     reasons: bool = True  # whether it thinks where a conversation does not say
     splits_reasoning: bool = True  # thoughts are told apart from the text
+    repeats_reasoning: bool = False  # and are in the text of chat completions as well, with their tags
     thought_tokens: int | None = None  # that thoughts may have where a conversation does not say; None: any number
     thought_message: str = ""  # the last words of thoughts that have spent them, likewise
     status: str = (

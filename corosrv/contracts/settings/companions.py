@@ -34,6 +34,12 @@ class EncoderSettings:
         "steps alone take nearly as long it has a tenth of their time",
         check=between(1, 60_000),
     )
+    mmproj_offload: bool = setting(True, "0: images are encoded on the processor, also where a GPU is there")
+    image_min_tokens: int = setting(
+        0,
+        "least rows of an image, where the projector makes fewer of a smaller one; 0: as its file says",
+        check=between(0, 1_000_000),
+    )
     image_max_tokens: int = setting(
         0,
         "most rows of an image, where the projector makes more of a larger one; 0: as many as its file says",

@@ -165,8 +165,9 @@ class ModelSettings(
     )
     reasoning_format: str = setting(
         "deepseek",
-        "deepseek, auto: thoughts are in reasoning_content, apart from the text; none: in the text",
-        check=one_of("deepseek", "none", "auto"),
+        "deepseek, auto: thoughts are in reasoning_content, apart from the text; none: in the text; deepseek-legacy: "
+        "in chat completions in both, and there the text has their tags",
+        check=one_of("deepseek", "deepseek-legacy", "none", "auto"),
     )
     reasoning_budget: int = setting(
         -1,
@@ -199,6 +200,9 @@ class ModelSettings(
         if self.grammar and self.json_schema:
             words = "must be empty where COROSRV_GRAMMAR is set"
             raise sources.bad_value("json_schema", words, repr(self.json_schema))
+        if 0 < self.image_max_tokens < self.image_min_tokens:
+            words = f"must be at most COROSRV_IMAGE_MAX_TOKENS, which is {self.image_max_tokens}"
+            raise sources.bad_value("image_min_tokens", words, str(self.image_min_tokens))
         # Read here as well, so that what cannot be used stops the start.
         _read_template(self)
         self.answer_grammar  # noqa: B018

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from corosrv.contracts.jobs import Chunk
+from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.dialects.chat.choice import ChoiceParser, Syntax
 from corosrv.dialects.chat.parts import AnswerText, End, Part, Reasoning
 
@@ -75,4 +75,28 @@ class EchoParser:
             if part.choice not in self._begun:
                 self._begun.add(part.choice)
                 yield self._part(part.choice, self._beginning)
+            yield part
+
+
+class RepeatParser:
+    """Gives thoughts as text as well, between their tags."""
+
+    def __init__(self, parser: Parser, tags: tuple[str, str]) -> None:
+        self._parser = parser
+        self._opening, self._closing = tags
+        self._thinking: set[int] = set()  # numbers of choices
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._parser.reasoning_tokens
+
+    def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
+        for part in self._parser.parts(chunks):
+            choice, was_thinking = part.choice, part.choice in self._thinking
+            if isinstance(part, Reasoning):
+                self._thinking.add(choice)
+                yield AnswerText(choice, part.text if was_thinking else self._opening + part.text)
+            elif was_thinking and not (isinstance(part, End) and part.reason == Finish.LENGTH):  # which cuts them off
+                self._thinking.remove(choice)
+                yield AnswerText(choice, self._closing)
             yield part

@@ -204,7 +204,7 @@ class ForwardedCall(RunningCall):
         self.error_body = AnsweredError(head) if self.fault else None
         self._stream_end = StreamEnd() if _is_event_stream(head) else None
         upstream.begin_answer(self)
-        listener.on_outputs(0, head, 0)
+        listener.on_outputs(0, replace(head, upstream=upstream.id), 0)
         self.heard_at = time.monotonic()
         while not self._exchange.pump(self._pass_on):
             if self._has_last_event:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import gevent
 from gevent import Greenlet
 
-from corosrv.base.errors import ModelNotFound, NotFound, ShuttingDown, Starting
+from corosrv.base.errors import CorosrvError, ModelNotFound, NotFound, ShuttingDown, Starting
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.infer import ForwardRequest, HandlerCard, InferJob, InferReader, ModelTarget
+from corosrv.contracts.jobs.infer import ForwardRequest, HandlerCard, InferJob, InferOutputs, InferReader, ModelTarget
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.upstreams import failures
 from corosrv.fleet.upstreams.exchange import TIME_LIMIT, ExchangeLimits
@@ -22,7 +22,9 @@ from corosrv.fleet.upstreams.policies import upstream_id
 from corosrv.fleet.upstreams.prober import ListedModels, Prober
 from corosrv.fleet.upstreams.spec import UpstreamSpec
 from corosrv.fleet.upstreams.upstream import ANY_MODEL, POOL, Upstream, UpstreamHost, model_card
+from corosrv.workers.dispatch.answers import HandlerReader
 from corosrv.workers.dispatch.dispatcher import Dispatcher
+from corosrv.workers.dispatch.host import CallListener, HandedItem
 from corosrv.workers.dispatch.policy import DispatchSettings
 
 log = logging.getLogger("corosrv.upstreams")
@@ -336,6 +338,16 @@ class UpstreamPool:
         """
         return self.dispatcher.submit(InferJob(ModelTarget(self.resolve(model)), request, stream=True, terms=terms))
 
+    def ask(self, upstream: str, request: ForwardRequest, terms: Terms) -> InferReader:
+        """Forwards a question about what the upstream of this id keeps, as `submit` does a request. Never waits.
+
+        Raises NotFound where that upstream has left, and QueueFull.
+        """
+        member = self._members.get(upstream)
+        if member is None:
+            raise NotFound("the upstream that keeps it has left", "id", "upstream_not_found")
+        return _Question(member.upstream, request, terms).reader
+
     def abort(self, request_id: str = "") -> int:
         """Ends the calls that wait or run, or those of one request id, and returns how many. Upstreams stay."""
         return self.dispatcher.abort_calls(lambda terms: request_id in ("", terms.request_id))
@@ -352,6 +364,24 @@ class UpstreamPool:
         if len(names) == 1 and not self._settings.is_strict:
             return names[0]
         raise ModelNotFound(model)
+
+
+class _Question(CallListener):
+    """Passes what an upstream answers to a question on to its reader."""
+
+    def __init__(self, upstream: Upstream, request: ForwardRequest, terms: Terms) -> None:
+        item = HandedItem(request, terms.deadline, terms.request_id, terms.caller, terms.priority, terms.trace)
+        self.reader = HandlerReader(model_card(ANY_MODEL), lambda: self._running.cancel())
+        self._running = upstream.ask(item, self)
+
+    def on_outputs(self, item: int, outputs: InferOutputs, n_bytes: int) -> None:
+        self.reader.add(outputs, n_bytes)
+
+    def on_end(self, item: int, error: CorosrvError | None) -> None:
+        self.reader.end(error)
+
+    def wait_for_room(self) -> None:
+        self.reader.wait_for_room()
 
 
 def _cards(models: Sequence[str]) -> list[HandlerCard]:

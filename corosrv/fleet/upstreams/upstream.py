@@ -17,7 +17,7 @@ import gevent
 from gevent import Greenlet
 from gevent.event import Event
 
-from corosrv.base.errors import CallCancelled, CorosrvError, DeadlinePassed
+from corosrv.base.errors import CallCancelled, CorosrvError, DeadlinePassed, QueueFull
 from corosrv.contracts.jobs.infer import HandlerCard, Headers
 from corosrv.fleet.upstreams.aborter import Aborter, AbortKind
 from corosrv.fleet.upstreams.breaker import MAX_FAULTS, Breaker, BreakerState
@@ -37,6 +37,7 @@ from corosrv.workers.dispatch.estimates import SECONDS, Distribution
 from corosrv.workers.dispatch.host import (
     CallListener,
     HandedCall,
+    HandedItem,
     HandlerHost,
     LaneGroup,
     Permit,
@@ -48,6 +49,7 @@ log = logging.getLogger("corosrv.upstreams")
 
 ANY_MODEL = ""  # the name under which every upstream takes calls that name no model
 POOL = "upstreams"  # of all of them, as the dispatcher knows it
+MAX_QUESTIONS = 64  # about what an upstream keeps, which wait for none of its calls
 CALL_SECONDS = (*SECONDS, 120.0, 300.0, 600.0)  # bounds of histograms: answers may begin late, and be long
 
 
@@ -94,6 +96,7 @@ class Upstream:
         self._slots = list(range(self.concurrency))
         self._n_slots = self.concurrency  # that there have ever been
         self.permits = PermitPool(self._slots)
+        self._questions = PermitPool(range(MAX_QUESTIONS))
         self.probes = ProbeRecord()
         self.breaker = Breaker()
         self.stats = UpstreamStats()
@@ -242,6 +245,13 @@ class Upstream:
         if is_trial:
             self.changed()  # no other call passes beside it
         return forwarded
+
+    def ask(self, question: HandedItem, listener: CallListener) -> RunningCall:
+        """Sends a question about what it keeps, beside its calls. Raises QueueFull where too many are asked."""
+        permit = self._questions.try_acquire()
+        if permit is None:
+            raise QueueFull(f"{MAX_QUESTIONS} questions are asked of an upstream already; try again later")
+        return self.start_call(permit, HandedCall(0, [question], 1, True, (), 0), listener)
 
     def begin_answer(self, call: ForwardedCall) -> None:
         """Counts the beginning of an answer, which decides a trial: a long answer must not keep others waiting."""

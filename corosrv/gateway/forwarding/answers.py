@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import msgspec
 from flask import Response
 
 from corosrv.base.errors import ClientGone, CorosrvError, WorkerLost
@@ -52,6 +53,7 @@ class EventBuffer:
         return held
 
 
+UPSTREAM = "X-Corosrv-Upstream"  # a header of errors: the id of the upstream that they come from
 MAX_ANSWER = 64 << 20  # bytes of an answer that is no stream
 EVENT_STREAM = sse.EVENTS
 _STREAMS = {sse.EVENTS: _ENDS, sse.LINES: _LINE_ENDS}  # and what ends a piece of each
@@ -169,6 +171,10 @@ class AnswerPassing:
         self._reader.close()
         if is_keyed(self._request) and _ERROR.search(body):
             keep_if(lambda: False)
+        if head.status >= 400 and head.upstream:
+            headers.append((UPSTREAM, head.upstream))
+        if head.status == 404 and head.upstream:
+            body = _naming(head.upstream, body)
         return PassedAnswer(head.status, headers, body)
 
     def _begin(self, watch: ClientWatch) -> tuple[AnswerHead, list[InferItem]]:
@@ -212,6 +218,22 @@ class AnswerPassing:
             self._request.environ, self._reader, first, events, _NO_PINGS, self._write_timeout, self._stats
         )
         return PassedAnswer(head.status, headers, stream)
+
+
+def _naming(upstream: str, body: bytes) -> bytes:
+    """Returns the body of an error whose message names the upstream that it is of; as it is where it has none."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return body
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if isinstance(error, str):
+        answer["error"] = f"{upstream} answered: {error}"
+    elif isinstance(error, dict) and isinstance(error.get("message"), str):
+        error["message"] = f"{upstream} answered: {error['message']}"
+    else:
+        return body
+    return msgspec.json.encode(answer)
 
 
 def _pieces(items: Iterable[InferItem]) -> Iterable[bytes]:

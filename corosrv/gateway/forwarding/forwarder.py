@@ -6,6 +6,8 @@ Flask (`DirectForwarding`), whose share of a short chat would be a quarter.
 
 from __future__ import annotations
 
+import re
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -17,7 +19,8 @@ from werkzeug.http import HTTP_STATUS_CODES
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.idempotency import HEADER
-from corosrv.contracts.jobs.infer import ForwardRequest, InferReader
+from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferItem, InferReader
+from corosrv.contracts.jobs.reader import Sink
 from corosrv.contracts.jobs.terms import FIRST_PRIORITY, Terms
 from corosrv.dialects.anthropic import answer_types as anthropic_errors
 from corosrv.dialects.anthropic import routes as anthropic
@@ -28,7 +31,7 @@ from corosrv.dialects.openai import events as openai_errors
 from corosrv.fleet.upstreams.pool import UpstreamPool
 from corosrv.gateway.forwarding.answers import AnswerPassing, PassedAnswer
 from corosrv.gateway.forwarding.event_join import EventJoin
-from corosrv.gateway.forwarding.grouped import GroupedReader
+from corosrv.gateway.forwarding.grouped import ChangedReader, GroupedReader
 from corosrv.gateway.forwarding.headers import request_headers
 from corosrv.gateway.forwarding.peek import BY_PATH, MAX_SESSION, ForwardedPath, Peeked, peek
 from corosrv.gateway.forwarding.streamed_body import as_stream
@@ -36,7 +39,7 @@ from corosrv.web.groups.routes import GROUP, join_group
 from corosrv.web.groups.table import GroupMember, GroupTable
 from corosrv.web.http.access import Entrance
 from corosrv.web.http.body_reader import BodyReader
-from corosrv.web.http.lean_flask import AnyRequest, BareRequest, Visit, current
+from corosrv.web.http.lean_flask import AnyRequest, BareRequest, Visit, caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.terms import request_terms, visit_terms
 from corosrv.web.kept.streams import CONVERSATION_FIELD
@@ -56,6 +59,68 @@ def error_event(error: CorosrvError, *, is_anthropic: bool, request_id: str) -> 
     if is_anthropic:
         return named_event("error", anthropic_errors.body(error, request_id))
     return event(openai_errors.body(error))
+
+
+MAX_HOMES = 10_000  # responses of one caller whose upstreams are remembered
+_RESPONSES = ("/v1/responses", "/responses")
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
+_LOOKED_AT = 4096  # bytes at the beginning of an answer, where its id stands
+
+
+class ResponseHomes:
+    """Remembers which upstreams have made responses. What a caller asked for, nobody else finds."""
+
+    def __init__(self) -> None:
+        # Ids of upstreams by callers, and by ids of responses.
+        self._homes: defaultdict[str, OrderedDict[str, str]] = defaultdict(OrderedDict)
+
+    def note(self, caller: str, id: str, upstream: str) -> None:
+        """Remembers one, in place of the caller's earliest if there are too many."""
+        homes = self._homes[caller]
+        homes[id] = upstream
+        if len(homes) > MAX_HOMES:
+            homes.popitem(last=False)
+
+    def find(self, caller: str, id: str) -> str | None:
+        return self._homes[caller].get(id)
+
+    def forget(self, caller: str, id: str) -> None:
+        self._homes[caller].pop(id, None)
+
+
+class NotingReader(ChangedReader):
+    """Notes the id of a response and the upstream that makes it, as the answer goes by."""
+
+    def __init__(self, reader: InferReader, note: Callable[[str, str], None]) -> None:
+        super().__init__(reader)
+        self._note = note  # takes the ids of a response and of an upstream
+        self._upstream = ""  # while the id is looked for
+        self._beginning = b""
+
+    def take(self, timeout: float | None = None) -> list[InferItem]:
+        return self._look(self._reader.take(timeout))
+
+    def pump(self, sink: Sink[InferItem], timeout: float | None = None) -> None:
+        self._reader.pump(lambda items: sink(self._look(items)), timeout)
+
+    def on_news(self, listener: Callable[[], None]) -> bool:
+        return self._reader.on_news(listener)
+
+    def _look(self, items: list[InferItem]) -> list[InferItem]:
+        for item in items:
+            self._pass(item)
+        return items
+
+    def _pass(self, item: InferItem) -> list[InferItem]:
+        if isinstance(item, AnswerHead):
+            self._upstream = item.upstream if item.status == HTTPStatus.OK else ""
+        elif self._upstream and isinstance(item, AnswerBody):
+            self._beginning += item.data[:_LOOKED_AT]
+            if (found := _RESPONSE_ID.search(self._beginning)) is not None:
+                self._note(found[1].decode(), self._upstream)
+            if found is not None or len(self._beginning) >= _LOOKED_AT:
+                self._upstream, self._beginning = "", b""
+        return [item]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +152,7 @@ class Forwarder:
         self._bodies = bodies
         self._stats = stats
         self._options = options
+        self._homes = ResponseHomes()
 
     @property
     def max_body_bytes(self) -> int:
@@ -112,6 +178,22 @@ class Forwarder:
         if path.is_anthropic:
             answer.headers[_ANTHROPIC_ID] = str(current(g).get("corosrv_request_id", ""))
         return answer
+
+    def forward_kept(self, path: str, id: str) -> Response | None:
+        """Sends a question about the response of this id on to the upstream that made it for the caller.
+
+        Returns None where none is known to have. Waits; see AnswerPassing and UpstreamPool.ask.
+        """
+        home = self._homes.find(caller(), id)
+        if home is None:
+            return None
+        incoming = current(request)
+        is_stream = incoming.args.get("stream") == "true"
+        peeked, kept = Peeked(None, None, "", is_stream=is_stream), ForwardedPath(path, "", "")
+        passed = self._send(kept, incoming, b"", peeked, request_terms(), method=incoming.method, home=home)
+        if incoming.method == "DELETE" and passed.status < HTTPStatus.BAD_REQUEST:
+            self._homes.forget(caller(), id)
+        return passed.response()
 
     def forward_changed(
         self,
@@ -151,6 +233,7 @@ class Forwarder:
         *,
         change: Callable[[InferReader], InferReader] | None = None,
         make_error: Callable[[CorosrvError], bytes] | None = None,
+        home: str | None = None,
     ) -> PassedAnswer:
         environ, options = incoming.environ, self._options
         session = environ.get("HTTP_X_SESSION_ID", "")[:MAX_SESSION]
@@ -173,7 +256,10 @@ class Forwarder:
             prompt=peeked.prompt,
         )
         terms = replace(terms, session=session) if session else terms
-        reader = self._submit(peeked.model, forwarded, terms, member, join and join[1])
+        if home is not None:
+            reader = self._pool.ask(home, forwarded, terms)
+        else:
+            reader = self._submit(peeked.model, forwarded, terms, member, join and join[1])
         if change is not None:
             reader = change(reader)
         make_error = make_error or partial(error_event, is_anthropic=path.is_anthropic, request_id=terms.request_id)
@@ -191,12 +277,14 @@ class Forwarder:
         member: GroupMember | None,
         join: EventJoin | None,
     ) -> InferReader:
-        if member is None:
-            return self._pool.submit(model, forwarded, terms)
         try:
-            return GroupedReader(self._pool.submit(model, forwarded, terms), member, join)
+            reader = self._pool.submit(model, forwarded, terms)
+            if forwarded.path.partition("?")[0] in _RESPONSES:
+                reader = NotingReader(reader, partial(self._homes.note, terms.caller))
+            return reader if member is None else GroupedReader(reader, member, join)
         except BaseException:
-            member.leave()
+            if member is not None:
+                member.leave()
             raise
 
 

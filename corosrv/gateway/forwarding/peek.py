@@ -60,6 +60,13 @@ BY_PATH = {row.path: row for row in FORWARDED}
 # Slots show what others ask, and adapters change what they get: both are of one server, and for its operator.
 OF_ONE_SERVER = (("/slots", "GET"), ("/slots/<slot>", "POST"), ("/lora-adapters", "GET"), ("/lora-adapters", "POST"))
 MODELS = ("/v1/models", "/models")
+# What is asked about a response that an upstream has made and keeps.
+KEPT = {
+    ("/v1/responses/<id>", "GET"): "Read a response",
+    ("/v1/responses/<id>", "DELETE"): "Delete a response",
+    ("/v1/responses/<id>/cancel", "POST"): "Cancel a response that runs in the background",
+    ("/v1/responses/<id>/input_items", "GET"): "List the input of a response",
+}
 
 
 MAX_PROMPT = 16 << 10  # bytes of a prompt's beginning

@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from flask import Blueprint, Response, current_app, request
 from flask.sansio.scaffold import Scaffold
 
-from corosrv.base.errors import ModelNotFound, NotOffered
+from corosrv.base.errors import ModelNotFound, NotFound, NotOffered
 from corosrv.dialects.anthropic.answer_types import MessagesError
 from corosrv.dialects.ollama import routes as ollama
 from corosrv.dialects.ollama.catalog import TaggedList, TaggedModel, spellings
@@ -21,7 +22,7 @@ from corosrv.fleet.upstreams.pool import UpstreamPool
 from corosrv.fleet.upstreams.upstream import UpstreamState
 from corosrv.gateway.forwarding.forwarder import Forwarder
 from corosrv.gateway.forwarding.ollama import OllamaForwarding
-from corosrv.gateway.forwarding.peek import BY_PATH, FORWARDED, MODELS, OF_ONE_SERVER, PROPS, ForwardedPath
+from corosrv.gateway.forwarding.peek import BY_PATH, FORWARDED, KEPT, MODELS, OF_ONE_SERVER, PROPS, ForwardedPath
 from corosrv.web.groups.routes import GenerateHeaders
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.openapi import GENERATES, operation
@@ -141,6 +142,7 @@ class ForwardingRoutes:
         if self._local is None:
             self._add_models(routes)
             self._add_props(routes)
+            self._add_kept(routes)
             _add_refusals(routes)
         return routes
 
@@ -175,6 +177,23 @@ class ForwardingRoutes:
         )
         def props() -> Response:
             return self._forwarder.forward_question(PROPS, current(request).args.get("model"))
+
+    def _add_kept(self, routes: Blueprint) -> None:
+        """Adds the routes of responses that an upstream has made and keeps."""
+        for (rule, method), summary in KEPT.items():
+
+            @operation(
+                "Responses", summary, "It goes on to the upstream that made the response for the same API key.",
+                answer=dict[str, Any], parameters={"id": "a response's id"}, statuses=(404, 502, 503),
+            )  # fmt: skip
+            def ask(id: str, rule: str = rule) -> Response:
+                answer = self._forwarder.forward_kept(rule.replace("<id>", quote(id, safe="")), id)
+                if answer is None:
+                    words = "no upstream has made it for this API key, or so many others since that it is forgotten"
+                    raise NotFound(f"there is no response '{id[:120]}': {words}", "id", "response_not_found")
+                return answer
+
+            routes.add_url_rule(rule, f"kept {method} {rule}", ask, methods=[method])
 
     def _add_models(self, routes: Blueprint) -> None:
         @routes.get("/v1/models")
@@ -213,6 +232,9 @@ class ForwardingRoutes:
             return self._forward_or_keep(forwarded)
         if ollama.has_path(path):
             return self._look_at_ollamas(path.removeprefix(ollama.PREFIX))
+        if (path, incoming.method) in KEPT:
+            id = (incoming.view_args or {})["id"]
+            return self._forwarder.forward_kept(path.replace("<id>", quote(id, safe="")), id)
         if incoming.method == "GET" and path in MODELS:
             return json_response(self._listing())
         if incoming.method == "GET" and path == "/v1/models/<path:name>":

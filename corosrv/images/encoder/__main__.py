@@ -15,7 +15,8 @@ import logging
 import os
 from collections.abc import Callable
 
-from corosrv.images.encoder.opening import ProjectorOptions, open_projector
+from corosrv.images.encoder.mtmd import ProjectorOptions
+from corosrv.images.encoder.opening import open_projector
 from corosrv.images.encoder.process import EncoderProcess, RowSource
 from corosrv.images.transfer.messages import MROPE, NON_CAUSAL
 from corosrv.workers.worker.child import lifeline
@@ -33,7 +34,9 @@ def main(arguments: list[str], open_source: Callable[[ProjectorOptions], RowSour
     parser.add_argument("--mmproj", required=True)
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--nice", type=int, default=0, help="by how much decoding goes before encoding")
-    parser.add_argument("--image-max-tokens", type=int, default=0, help="rows of an image; 0: as the projector says")
+    parser.add_argument("--image-min-tokens", type=int, default=0, help="rows of an image; 0: as the projector says")
+    parser.add_argument("--image-max-tokens", type=int, default=0)
+    parser.add_argument("--on-processor", action="store_true", help="also where there is a GPU")
     parser.add_argument("--supports", action="append", default=[], choices=[MROPE, NON_CAUSAL])
     parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
@@ -45,7 +48,9 @@ def main(arguments: list[str], open_source: Callable[[ProjectorOptions], RowSour
         model=options.model,
         mmproj=options.mmproj,
         n_threads=options.threads,
+        image_min_tokens=options.image_min_tokens,
         image_max_tokens=options.image_max_tokens,
+        on_gpu=not options.on_processor,
         supports=options.supports,
     )
     EncoderProcess(options.control, functools.partial(open_source, files), options.nice).run()

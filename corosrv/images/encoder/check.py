@@ -17,7 +17,8 @@ import msgspec
 
 from corosrv.base.errors import LoadError
 from corosrv.images.encoder.checking import ProjectorReport
-from corosrv.images.encoder.opening import GgufHead, ProjectorOptions, open_projector
+from corosrv.images.encoder.mtmd import ProjectorOptions
+from corosrv.images.encoder.opening import GgufHead, open_projector
 
 
 def check(options: ProjectorOptions) -> ProjectorReport:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from corosrv.base.errors import LoadError
@@ -67,14 +68,27 @@ class LogTail:
         self._write(line)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectorOptions:
+    """Says which files an encoder opens, and how."""
+
+    model: str
+    mmproj: str
+    n_threads: int = 4
+    image_min_tokens: int = 0  # rows of an image, where its size decides; 0: as the projector file says
+    image_max_tokens: int = 0
+    on_gpu: bool = True  # if there is one
+    supports: Collection[str] = ()  # what the decode loop does for rows, see corosrv.images.transfer.messages
+
+
 class Projector:
     """Owns an opened projector file, and the text model that it was made for without that model's weights.
 
     One thread at a time may call it.
     """
 
-    def __init__(self, mmproj: str, model: str, log: LogTail, n_threads: int = 4, image_max_tokens: int = 0) -> None:
-        """Opens both files. `log` is attached. Takes seconds for large files. `image_max_tokens`: see ProjectorOptions.
+    def __init__(self, options: ProjectorOptions, log: LogTail) -> None:
+        """Opens both files. `log` is attached. Takes seconds for large files.
 
         Raises LoadError in words where a file cannot be used, as for a projector of another width than the model's.
         """
@@ -82,10 +96,10 @@ class Projector:
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
-            self._model = self._open_model(model)
+            self._model = self._open_model(options.model)
             self.n_embd: int = llama_cpp.llama_model_n_embd_inp(self._model)
-            self._context = self._open_projector(mmproj, n_threads, image_max_tokens)
-            self._check_tokens(mmproj)
+            self._context = self._open_projector(options)
+            self._check_tokens(options.mmproj)
             on_failure.pop_all()
         self.has_attention: bool = not llama_cpp.llama_model_is_recurrent(self._model)
         self.is_mrope: bool = mtmd_cpp.mtmd_decode_use_mrope(self._context)
@@ -102,13 +116,16 @@ class Projector:
         self._closing.callback(llama_cpp.llama_model_free, model)
         return model
 
-    def _open_projector(self, path: str, n_threads: int, image_max_tokens: int) -> Any:
+    def _open_projector(self, options: ProjectorOptions) -> Any:
         self._log.forget()
+        path = options.mmproj
         parameters = mtmd_cpp.mtmd_context_params_default()
         parameters.print_timings = False
         parameters.warmup = False
-        parameters.n_threads = n_threads
-        parameters.image_max_tokens = image_max_tokens or _AS_THE_FILE_SAYS
+        parameters.use_gpu = options.on_gpu
+        parameters.n_threads = options.n_threads
+        parameters.image_min_tokens = options.image_min_tokens or _AS_THE_FILE_SAYS
+        parameters.image_max_tokens = options.image_max_tokens or _AS_THE_FILE_SAYS
         context = mtmd_cpp.mtmd_init_from_file(path.encode(), self._model, parameters)
         if not context:
             raise LoadError(f"the projector {path} cannot be used with this model: {self._log.problem}")

@@ -20,7 +20,7 @@ from typing import Any
 
 from corosrv.base.errors import LoadError
 from corosrv.images.encoder.encoding import EncodingFailed
-from corosrv.images.encoder.mtmd import LogTail, Projector
+from corosrv.images.encoder.mtmd import LogTail, Projector, ProjectorOptions
 from corosrv.images.transfer.messages import MROPE, NON_CAUSAL
 from corosrv.models.engine import libllama
 
@@ -158,17 +158,6 @@ def try_projector(projector: Projector, path: str) -> Trial:
     return Trial(encoding.total, time.monotonic() - began)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectorOptions:
-    """Says which files an encoder opens, and how."""
-
-    model: str
-    mmproj: str
-    n_threads: int = 4
-    image_max_tokens: int = 0  # rows of an image, where its size decides; 0: as the projector file says
-    supports: Collection[str] = ()  # what the decode loop does for rows, see corosrv.images.transfer.messages
-
-
 def open_projector(options: ProjectorOptions) -> tuple[Projector, Trial]:
     """Opens a projector, and tries it. Takes seconds.
 
@@ -180,7 +169,7 @@ def open_projector(options: ProjectorOptions) -> tuple[Projector, Trial]:
     with GgufHead(options.mmproj) as head:
         head.check_length()
         kind = head.projector_kind
-    projector = Projector(options.mmproj, options.model, tail, options.n_threads, options.image_max_tokens)
+    projector = Projector(options, tail)
     pair = Pair(
         mmproj=options.mmproj,
         model=options.model,

@@ -35,14 +35,17 @@ class EncoderCommand:
     mmproj: str
     n_threads: int
     nice: int = 0  # above this process's own
-    image_max_tokens: int = 0  # rows of an image; 0: as many as the projector says
+    image_min_tokens: int = 0  # rows of an image; 0: as many as the projector says
+    image_max_tokens: int = 0
+    on_gpu: bool = True  # if there is one
     supports: tuple[str, ...] = ()  # what the decode loop does for rows; see corosrv.images.transfer.messages
 
     @property
     def words(self) -> list[str]:
         """The command line, without the descriptors."""
         options = ["--model", self.model, "--mmproj", self.mmproj, "--threads", str(self.n_threads)]
-        options += ["--nice", str(self.nice), "--image-max-tokens", str(self.image_max_tokens)]
+        options += ["--nice", str(self.nice), "--image-min-tokens", str(self.image_min_tokens)]
+        options += ["--image-max-tokens", str(self.image_max_tokens), *["--on-processor"] * (not self.on_gpu)]
         for need in self.supports:
             options += ["--supports", need]
         return [sys.executable, "-m", "corosrv.images.encoder", *options]

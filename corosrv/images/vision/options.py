@@ -24,7 +24,9 @@ def encoder_command(settings: ModelSettings) -> EncoderCommand:
         mmproj=settings.mmproj,
         n_threads=settings.encoder_threads or physical_cores(),
         nice=settings.encoder_nice,
+        image_min_tokens=settings.image_min_tokens,
         image_max_tokens=settings.image_max_tokens,
+        on_gpu=settings.mmproj_offload,
         supports=SUPPORTS,
     )
 

@@ -225,6 +225,7 @@ def model_card(settings: ModelSettings, info: ModelInfo, vocabulary: EngineVocab
         answer_format=traits.answer,
         reasons=settings.reasoning != "off",
         splits_reasoning=settings.reasoning_format != "none",
+        repeats_reasoning=settings.reasoning_format == "deepseek-legacy",
         thought_tokens=None if settings.reasoning_budget < 0 else settings.reasoning_budget,
         thought_message=settings.reasoning_budget_message,
     )

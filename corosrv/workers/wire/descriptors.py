@@ -15,6 +15,7 @@ import mmap
 import os
 import socket
 import stat
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ MAX_FDS = 200  # with one message; the kernel takes 253
 
 _SIZE = array.array("i").itemsize
 _ROOM = socket.CMSG_SPACE(MAX_FDS * _SIZE)
+# Plain numbers: combining flags of Python's enums takes longer than the call.
+_CLOSED_ON_EXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 
 AnySocket = _socket.socket | socket.socket
 
@@ -44,12 +47,14 @@ def send(sock: AnySocket, data: Any, fds: Sequence[int], flags: int = 0) -> int:
 
 def receive(sock: AnySocket, n_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
     """Receives up to `n_bytes` and the descriptors beside them. Raises BadFrame for too many of them, and OSError."""
-    data, ancillary, seen_flags, _ = sock.recvmsg(n_bytes, _ROOM, socket.MSG_CMSG_CLOEXEC | flags)
+    data, ancillary, seen_flags, _ = sock.recvmsg(n_bytes, _ROOM, _CLOSED_ON_EXEC | flags)
+    if not ancillary and not seen_flags & _TRUNCATED:
+        return data, []
     fds = array.array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(content[: len(content) - len(content) % _SIZE])
-    if seen_flags & socket.MSG_CTRUNC:
+    if seen_flags & _TRUNCATED:
         close_all(fds)
         raise BadFrame("more descriptors came with a message than are allowed, or than this process can open")
     return data, list(fds)
@@ -128,6 +133,26 @@ def seal(fd: int) -> None:
                 raise
 
 
+class SealedMap(mmap.mmap):
+    """The mapped content of a sealed memory file. Keeps a descriptor of it, by which the file is passed on as it is."""
+
+    fd = -1  # none: the process had no more to give
+
+    @classmethod
+    def of_file(cls, fd: int, size: int) -> SealedMap:
+        """Maps all of a file, whose descriptor stays the caller's. Raises OSError."""
+        # Else mmap would keep one of its own as well, which nothing else can use.
+        options = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        sealed = cls(fd, size, mmap.MAP_SHARED, mmap.PROT_READ, **options)
+        with contextlib.suppress(OSError):
+            sealed.fd = os.dup(fd)
+        return sealed
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
 def map_value(fd: int, size: int) -> memoryview:
     """Maps the content of a memory file, to be read; the descriptor can be closed then.
 
@@ -135,7 +160,7 @@ def map_value(fd: int, size: int) -> memoryview:
     change what was checked already, or cut it and have this process killed by SIGBUS.
     """
     check(fd, size)
-    return memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ) if size else b"")
+    return memoryview(SealedMap.of_file(fd, size) if size else b"")
 
 
 def check(fd: int, size: int) -> None:

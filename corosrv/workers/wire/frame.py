@@ -51,24 +51,26 @@ class Frames:
 
         Raises BadFrame at a length that no frame has, at once: the messages before it are lost, as the stream is.
         """
-        buffer = self._buffer
-        buffer += data
+        buffer: bytes | bytearray = data  # most reads bring whole frames, which are not copied into the buffer first
+        if self._buffer:
+            self._buffer += data
+            buffer = self._buffer
         messages: list[bytes] = []
         start = 0
         while len(buffer) - start >= _LENGTH.size:
-            end = start + _LENGTH.size + self._length_at(start)
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if not 0 < length <= self._limit:
+                raise BadFrame(f"a frame of {length} bytes, where 1 to {self._limit} are allowed")
+            end = start + _LENGTH.size + length
             if end > len(buffer):
                 break
             messages.append(bytes(buffer[start + _LENGTH.size : end]))
             start = end
-        del buffer[:start]
+        if buffer is self._buffer:
+            del self._buffer[:start]
+        elif start < len(buffer):
+            self._buffer += memoryview(buffer)[start:]
         return messages
-
-    def _length_at(self, start: int) -> int:
-        length: int = _LENGTH.unpack_from(self._buffer, start)[0]
-        if not 0 < length <= self._limit:
-            raise BadFrame(f"a frame of {length} bytes, where 1 to {self._limit} are allowed")
-        return length
 
 
 class ReceiveQueue:

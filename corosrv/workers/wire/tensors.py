@@ -15,7 +15,7 @@ from corosrv.base.errors import ProtocolError
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import WireTensor
-from corosrv.workers.wire.descriptors import MIN_ATTACHED
+from corosrv.workers.wire.descriptors import MIN_ATTACHED, SealedMap
 
 MAX_WITHIN = 4 << 20  # bytes of all tensors within one message, which has to fit a frame; what is more is attached
 ALIGNMENT = 64  # bytes; what numpy and vector instructions want
@@ -39,7 +39,14 @@ class TensorPacking:
     @property
     def n_attached(self) -> int:
         """The bytes that fds() will copy."""
-        return self._n_attached
+        return self._n_attached if self._file < 0 else 0
+
+    @property
+    def _file(self) -> int:
+        """The file that has exactly this content already, as where one tensor is passed on; -1: there is none."""
+        raw = self._pieces[-1] if len(self._pieces) == 2 else None
+        source = raw.obj if isinstance(raw, memoryview) else None
+        return source.fd if isinstance(source, SealedMap) and len(source) == self._n_attached else -1
 
     def pack(self, tensors: Iterable[Tensor]) -> list[WireTensor]:
         """Returns the next tensors of the message as they are written in it."""
@@ -62,7 +69,8 @@ class TensorPacking:
         May run in another thread, as it takes a while for many megabytes. Raises OSError.
         """
         if self._pieces and not self._fds:
-            self._fds.append(descriptors.make(self._pieces))
+            file = self._file
+            self._fds.append(descriptors.make(self._pieces) if file < 0 else os.dup(file))
             if self._is_closed:  # whoever waited for this thread has given up
                 self.close()
         return tuple(self._fds)
@@ -70,6 +78,8 @@ class TensorPacking:
     def close(self) -> None:
         """Closes the memory file. Later calls do nothing."""
         self._is_closed = True
+        if not self._fds:
+            return
         with contextlib.suppress(IndexError):  # by two threads, each descriptor is popped once
             while True:
                 os.close(self._fds.pop())

@@ -725,7 +725,7 @@ def test_without_tools_to_call_nothing_is_shown_and_nothing_forced(nothing):
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"n_probs": 101}, "n_probs"),
         ({"reasoning_effort": 5}, "reasoning_effort"),
-        ({"reasoning_format": "deepseek-legacy"}, "reasoning_format"),
+        ({"reasoning_format": "harmony"}, "reasoning_format"),
     ],
 )  # fmt: skip
 def test_wrong_tools_and_forms_are_refused_by_name(fields, param):

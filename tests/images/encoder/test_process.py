@@ -5,11 +5,14 @@ import os
 import re
 import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from corosrv.contracts.settings import ModelSettings
 from corosrv.images.transfer.messages import (
     MROPE,
     PROTOCOL_VERSION,
@@ -27,6 +30,7 @@ from corosrv.images.transfer.messages import (
     TransferMeta,
 )
 from corosrv.images.transfer.pool import BlockHeader
+from corosrv.images.vision.options import encoder_command
 from tests.images.encoder.pool import EPOCH, HandDriver, HandPool, TokenDriver, geometry, unsealed_copy
 from tests.support import gguf, projector
 
@@ -253,6 +257,46 @@ def test_an_image_has_no_more_rows_than_it_may(start, tmp_path, most, n_rows):
 
     assert driver.answer().total == n_rows
     pool.close()
+
+
+@pytest.mark.parametrize(("least", "n_rows"), [(0, 16), (100, 100)], ids=["as the file says", "enlarged"])
+def test_an_image_has_no_fewer_rows_than_it_must(start, tmp_path, least, n_rows):
+    files = gguf.write_qwen2vl(tmp_path / "m.gguf"), projector.write_qwen2vl(tmp_path / "p.gguf", N_EMBD)
+    driver, pool = start(*map(str, files), (MROPE,), ["--image-min-tokens", str(least)]), HandPool(geometry())
+    driver.greet(pool)
+    driver.answer()
+
+    driver.open_image(1, 112, 112, projector.random_pixels(112, 112))
+
+    assert driver.answer().total == n_rows
+    pool.close()
+
+
+OPEN_BOTH = """
+import sys
+from corosrv.images.encoder import mtmd, opening
+
+init = mtmd.mtmd_cpp.mtmd_init_from_file
+
+def told(path, model, parameters):
+    print(parameters.use_gpu)
+    return init(path, model, parameters)
+
+mtmd.mtmd_cpp.mtmd_init_from_file = told
+for on_gpu in (True, False):
+    opening.open_projector(mtmd.ProjectorOptions(model=sys.argv[1], mmproj=sys.argv[2], on_gpu=on_gpu))
+"""
+
+
+def test_libmtmd_is_told_whether_it_may_use_a_gpu(model, mmproj):
+    commands = [
+        encoder_command(ModelSettings(model=model, mmproj=mmproj, mmproj_offload=is_on)).words
+        for is_on in (True, False)
+    ]
+    done = subprocess.run([sys.executable, "-c", OPEN_BOTH, model, mmproj], capture_output=True, text=True, check=True)
+
+    assert ["--on-processor" in words for words in commands] == [False, True]
+    assert done.stdout.split() == ["True", "False"]
 
 
 @pytest.mark.parametrize("missing", ["model", "projector"])

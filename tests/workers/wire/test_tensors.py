@@ -120,3 +120,38 @@ def test_a_file_that_is_made_after_its_packing_was_closed_is_closed_too() -> Non
 
     assert packing.fds() == ()
     assert n_descriptors() <= before
+
+
+def test_a_tensor_that_is_passed_on_stays_in_its_memory_file() -> None:
+    ((first,),) = sent_across([of_bytes("a", MIN_ATTACHED, b"a")])
+    with TensorPacking() as packing:
+        (wire,) = packing.pack([Tensor("b", "INT8", [2, MIN_ATTACHED // 2], raw=first.raw)])
+        n_copied = packing.n_attached
+        (fd,) = packing.fds()
+        is_same = os.path.sameopenfile(fd, first.raw.obj.fd)  # type: ignore[union-attr]
+        ((second,),) = unpack([[wire]], [os.dup(fd)])
+    before = content(second)
+    del first
+
+    assert (n_copied, is_same) == (0, True)
+    assert content(second) == before == ("b", "INT8", (2, MIN_ATTACHED // 2), b"a" * MIN_ATTACHED, {})
+
+
+def test_a_part_of_a_memory_file_and_several_tensors_of_it_are_copied() -> None:
+    first, second = (tensor for (tensor,) in sent_across([of_bytes("a", 2 * MIN_ATTACHED)], [of_bytes("b", 1)]))
+    part = Tensor("part", "UINT8", [MIN_ATTACHED], raw=memoryview(first.raw)[MIN_ATTACHED:])
+
+    for sent in ([part], [first, first], [first, second, part]):
+        (arrived,) = sent_across(sent)
+        assert [content(tensor) for tensor in arrived] == [content(tensor) for tensor in sent]
+
+
+@pytest.mark.own_process
+def test_values_that_were_passed_on_leave_no_descriptor_open() -> None:
+    before = n_descriptors()
+    ((tensor,),) = sent_across([of_bytes("a", MIN_ATTACHED)])
+    for _ in range(3):
+        ((tensor,),) = sent_across([tensor])
+    del tensor
+
+    assert n_descriptors() == before

@@ -12,6 +12,7 @@ from gevent.event import Event
 from gevent.queue import Queue
 
 from corosrv.base.errors import (
+    CallCancelled,
     CallRefused,
     ChannelClosed,
     CorosrvError,
@@ -21,14 +22,15 @@ from corosrv.base.errors import (
     ProtocolError,
     QueueFull,
 )
-from corosrv.contracts.jobs.infer import CapabilityTarget, InferJob, ModelTarget
+from corosrv.contracts.jobs.infer import CapabilityTarget, HandlerCard, InferJob, InferOutputs, ModelTarget
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.formats.tensors import Tensor, TensorSpec
+from corosrv.workers.dispatch.answers import HandlerReader
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, WireRequest, WireTensor
 from corosrv.workers.wire.descriptors import MIN_ATTACHED
 from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.tensors import TensorPacking, unpack
-from corosrv.workers.worker.parent.asks import Asks, CallAnswers, CallServices, submit_to
+from corosrv.workers.worker.parent.asks import Asks, CallAnswers, CallServices, no_delegate, submit_to
 from tests.support.descriptors import n_descriptors
 from tests.support.function_worker import FunctionCall, FunctionWorker
 from tests.support.waiting import wait_until
@@ -406,3 +408,109 @@ def fault_of(lane: Lane) -> str:
     assert isinstance(end, AskEnd)
     assert end.fault is not None
     return end.fault.message
+
+
+# Short asks of the server's own gRPC process, which take no greenlet while they wait.
+
+
+class Short:
+    """The asks of one lane, and the readers of their calls, which the test drives."""
+
+    def __init__(self, lane: Lane, peers: Peers | None = None) -> None:
+        self.readers: list[HandlerReader] = []
+        self.n_cancelled = 0
+        delegate = no_delegate if peers is None else peers.delegate
+        self.asks = Asks(CallServices(self._submit, delegate=delegate), lane.send, is_trusted=True)
+
+    def _submit(self, job: InferJob) -> HandlerReader:
+        if job.target == ModelTarget("nobody"):
+            raise NotFound("there is no such model", "model_name", "model_not_found")
+        reader = HandlerReader(HandlerCard("echo", "2"), self._cancel)
+        self.readers.append(reader)
+        return reader
+
+    def _cancel(self) -> None:
+        self.n_cancelled += 1
+        self.readers[-1].end(CallCancelled("cancelled"))
+
+
+def test_a_short_ask_is_answered_without_a_greenlet(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = Short(lane)
+    monkeypatch.setattr(gevent, "spawn", lambda *arguments: pytest.fail("a greenlet is started"))
+    short.asks.on_message(ask(1))
+
+    (reader,) = short.readers
+    reader.add(InferOutputs((SEVEN,), {"n": 1}), 4)
+    reader.end(None)
+
+    outputs, end = lane.all()
+    assert isinstance(outputs, AskOutputs)
+    assert (outputs.model, outputs.version, outputs.parameters, outputs.is_final) == ("echo", "2", {"n": 1}, True)
+    assert lane.tensors == [SEVEN]
+    assert end == AskEnd(1, "echo", "2")
+    assert short.asks.n_running == 0
+
+
+def test_a_short_ask_whose_answer_comes_before_its_end_has_both(lane: Lane) -> None:
+    short = Short(lane)
+    short.asks.on_message(ask(1))
+
+    short.readers[0].add(InferOutputs((SEVEN,)), 4)
+    assert isinstance(lane.next(), AskOutputs)
+    short.readers[0].end(None)
+
+    assert lane.next() == AskEnd(1, "echo", "2")
+
+
+def test_a_short_ask_that_is_cancelled_or_given_up_cancels_its_call_once(lane: Lane) -> None:
+    short = Short(lane)
+    short.asks.on_message(ask(1))
+    short.asks.on_message(AskCancel(1))
+
+    assert (fault_of(lane), short.n_cancelled) == ("cancelled", 1)
+    short.asks.on_message(ask(2))
+    short.asks.close()
+    gevent.idle()
+    assert (lane.messages.qsize(), short.n_cancelled, short.asks.n_running) == (0, 2, 0)
+
+
+@pytest.mark.parametrize("has_waited", [False, True])
+def test_a_short_ask_that_is_given_up_before_its_answer_is_passed_on_cancels_its_call(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch, has_waited: bool
+) -> None:
+    short = Short(lane)
+    if not has_waited:  # an answer is there at once
+        monkeypatch.setattr(HandlerReader, "on_news", lambda reader, listener: False)
+    short.asks.on_message(ask(1))
+    short.readers[0].add(InferOutputs((SEVEN,)), 4)
+    if has_waited:
+        gevent.sleep(0)  # its greenlet is there, and has not begun
+
+    short.asks.close()
+    gevent.idle()
+
+    assert (short.n_cancelled, short.readers[0].is_finished, lane.messages.qsize()) == (1, True, 0)
+
+
+def test_a_short_ask_that_cannot_run_here_goes_to_a_peer(lane: Lane) -> None:
+    peers = Peers()
+    peers.worker.add(echo, "nobody")
+    peers.worker.add(echo, "echo")
+    short = Short(lane, peers)
+    for number, model in enumerate(("nobody", "echo")):
+        short.asks.on_message(ask(number, model))
+        if model == "echo":
+            short.readers[0].end(NoWorker("no worker is ready"))
+
+        assert [type(message) for message in lane.all()] == [AskOutputs, AskEnd]
+    assert [type(error) for error in peers.errors] == [NotFound, NoWorker]
+
+
+def test_an_answer_of_a_short_ask_that_no_message_holds_is_a_failure(lane: Lane) -> None:
+    short = Short(lane)
+    short.asks.on_message(ask(1))
+    lane.fault = FrameTooLarge(10, 5)
+    short.readers[0].add(InferOutputs((SEVEN,)), 4)
+    short.readers[0].end(None)
+
+    assert fault_of(lane) == "the parameters of the answer are too large"

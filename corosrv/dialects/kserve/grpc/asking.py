@@ -35,7 +35,7 @@ class Outputs:
 
 
 class RunningAsk:
-    """One call from its ask to its end."""
+    """One call from its ask to its end. Leaving its `with` block cancels it unless it has ended."""
 
     def __init__(
         self, number: int, send: Callable[[AskCancel | AskTaken], None], forget: Callable[[int], None]
@@ -47,6 +47,12 @@ class RunningAsk:
         self._news: asyncio.Future[None] | None = None  # while receive() waits
         self._n_passed_on = 0  # since the server was last told of it
         self._is_over = False
+
+    def __enter__(self) -> RunningAsk:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.cancel()
 
     async def receive(self) -> Outputs | AskEnd:
         """Returns the next answer, or how the call ended. One task at a time waits here."""

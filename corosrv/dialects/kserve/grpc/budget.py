@@ -13,10 +13,20 @@ from corosrv.dialects.kserve.grpc.guard import CallStatus, StatusError
 
 LARGE = 1 << 20  # bytes; after calls with so many the process gives freed memory back to the system
 _TRIM_AFTER = 1.0  # seconds
+_KEPT = 64 << 20  # bytes of freed memory that the allocator keeps until then
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _LOOK = 0.05  # seconds
 _N_LOOKS = 5  # after which a message that has not come is taken for a large one
 _LONGEST = 120.0  # seconds that a message may take from then on
 _UNDISTURBED = 5.0  # of them, after which it makes room for others that are there
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep what is freed until it is trimmed: each large message would get all of its pages anew."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt"):
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT)
+        libc.mallopt(_M_MMAP_THRESHOLD, _KEPT // 2)  # the most that it takes
 
 
 class MessageBudget:
@@ -27,6 +37,8 @@ class MessageBudget:
         self.limit = limit
         self.max_message = min(max_message, limit)
         self.n_bytes = 0
+        self._reading: dict[MessageShare, int] = {}  # whose messages are read, and how often they were looked at
+        self._is_looking = False
         self._late: dict[MessageShare, float] = {}  # whose messages have not come, and since when they wait for them
         self._is_trim_due = False
 
@@ -53,6 +65,29 @@ class MessageBudget:
         self.n_bytes -= n_bytes
         if n_bytes >= LARGE:
             self.trim_soon()
+
+    def watch(self, share: MessageShare) -> None:
+        """Tells a share when its message is late, unless it is unwatched before.
+
+        Looks several times: in a loop that is busy time goes by without a look.
+        """
+        self._reading[share] = 0
+        if not self._is_looking:
+            self._is_looking = True
+            asyncio.get_running_loop().call_later(_LOOK, self._look)
+
+    def unwatch(self, share: MessageShare) -> None:
+        self._reading.pop(share, None)
+
+    def _look(self) -> None:
+        for share, n_looks in list(self._reading.items()):
+            self._reading[share] = n_looks + 1
+            if n_looks + 1 > _N_LOOKS:  # the first comes at any time within the interval
+                self.unwatch(share)
+                share.wake()
+        self._is_looking = bool(self._reading)
+        if self._is_looking:
+            asyncio.get_running_loop().call_later(_LOOK, self._look)
 
     def note_late(self, share: MessageShare) -> None:
         """Notes that a message is late; see forget_late."""
@@ -85,6 +120,7 @@ class MessageShare:
     def __init__(self, budget: MessageBudget) -> None:
         self._budget = budget
         self._n_bytes = 0
+        self._news: asyncio.Future[None]  # of its message: it has come, or it is late
         self._gave_way: asyncio.Future[None] | None = None  # once its message is late
 
     def __enter__(self) -> MessageShare:
@@ -100,15 +136,31 @@ class MessageShare:
         until then, so that large ones that come at the same time have room together; after a while others that are
         there may have its room.
         """
+        self._news = asyncio.get_running_loop().create_future()
         reading = asyncio.ensure_future(context.read())  # never cancelled: grpcio would not free what has come
-        reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
-        if not await _is_done(reading):
+        reading.add_done_callback(self._on_read)
+        self._budget.watch(self)
+        try:
+            await self._news
+        finally:
+            self._budget.unwatch(self)
+        if not reading.done():
             self.resize(self._budget.max_message)
             await self._wait_for(reading)
         data = reading.result()
         message: bytes = b"" if data is grpc.aio.EOF else data
         self.resize(len(message))
         return message
+
+    def _on_read(self, reading: asyncio.Future[Any]) -> None:
+        if not reading.cancelled():
+            reading.exception()  # which asyncio would write into the log if nobody asked for it
+        self.wake()
+
+    def wake(self) -> None:
+        """Ends the first wait for its message."""
+        if not self._news.done():
+            self._news.set_result(None)
 
     async def _wait_for(self, reading: asyncio.Future[Any]) -> None:
         """Waits for a message that is late. Raises StatusError."""
@@ -140,11 +192,3 @@ class MessageShare:
         else:
             self._budget.give_back(self._n_bytes - n_bytes)
         self._n_bytes = n_bytes
-
-
-async def _is_done(reading: asyncio.Future[Any]) -> bool:
-    """Gives a message a moment to come. Looks several times: in a loop that is busy time goes by without a look."""
-    for _ in range(_N_LOOKS):
-        if (await asyncio.wait((reading,), timeout=_LOOK))[0]:
-            return True
-    return False

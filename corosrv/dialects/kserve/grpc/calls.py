@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from corosrv.base.errors import AnswerTooLarge, FrameTooLarge, HandlerFailed, NotFound, Refused
@@ -54,30 +53,25 @@ async def read_message(data: bytes, max_message: int, share: MessageShare) -> tu
 async def read_request(data: bytes, request: Any, cut: list[memoryview], share: MessageShare) -> GrpcCall:
     """Reads what `read_message` gave. Raises Refused, NotOffered and StatusError."""
     n_bytes = incoming.most_bytes(data)
-    if n_bytes < LONG_COPY and conversions.is_copied_only(request, cut):
+    if LONG_MESSAGE <= n_bytes < LONG_COPY and conversions.is_copied_only(request, cut):
         n_bytes = 0
     call = await convert(n_bytes, conversions.read, request, cut)
     share.resize(max(len(data), sum(tensor.n_bytes for tensor in call.inputs)))
     return call
 
 
-@asynccontextmanager
-async def running(
+async def begin(
     asker: Asker, call: GrpcCall, metadata: CallMetadata, remaining: float | None, *, is_stream: bool
-) -> AsyncIterator[RunningAsk]:
-    """Asks for a call; leaving the `with` block cancels it unless it has ended.
+) -> RunningAsk:
+    """Asks for a call; leaving the `with` block of what is returned cancels it unless it has ended.
 
     `remaining`: the seconds until the deadline of gRPC. Raises Refused, and what Asker.begin raises.
     """
     make_ask = functools.partial(_ask, call, metadata, remaining, is_stream)
     try:
-        ask = await asker.begin(call.inputs, make_ask)
+        return await asker.begin(call.inputs, make_ask)
     except FrameTooLarge:
         raise Refused("the names, shapes and parameters of the request are too large together") from None
-    try:
-        yield ask
-    finally:
-        ask.cancel()
 
 
 def _ask(
@@ -153,7 +147,7 @@ async def encode(
     if conversions.least_size(answer.tensors, is_raw=call.is_raw) > max_message:
         raise AnswerTooLarge(max_message)
     n_bytes = sum(tensor.n_bytes for tensor in answer.tensors)
-    if n_bytes < LONG_COPY and conversions.goes_raw(answer.tensors, is_raw=call.is_raw):
+    if LONG_MESSAGE <= n_bytes < LONG_COPY and conversions.goes_raw(answer.tensors, is_raw=call.is_raw):
         n_bytes = 0
     data = await convert(n_bytes, serialize, call, answer)
     if len(data) > max_message:

@@ -16,7 +16,7 @@ import msgspec
 from corosrv.base.errors import ChannelClosed
 from corosrv.dialects.kserve.grpc import health, incoming, protocol
 from corosrv.dialects.kserve.grpc.asking import Asker
-from corosrv.dialects.kserve.grpc.budget import MessageBudget
+from corosrv.dialects.kserve.grpc.budget import MessageBudget, keep_freed_memory
 from corosrv.dialects.kserve.grpc.guard import CallCounts, CallGuard
 from corosrv.dialects.kserve.grpc.health import HealthService
 from corosrv.dialects.kserve.grpc.messages import (
@@ -137,6 +137,7 @@ def die() -> NoReturn:
 
 def run(control_fd: int) -> None:
     """Runs the process to its end."""
+    keep_freed_memory()
 
     async def live() -> None:
         with contextlib.suppress(ChannelClosed):

@@ -49,12 +49,13 @@ def read(request: Any, cut: RawContents = ()) -> GrpcCall:
     Raises Refused for an invalid one, and NotOffered for shared memory.
     """
     raw_contents: RawContents = cut or request.raw_input_contents
-    for tensor in (*request.inputs, *request.outputs):
+    inputs, outputs = [*request.inputs], [*request.outputs]
+    for tensor in (*inputs, *outputs):
         if any(name.startswith("shared_memory_") for name in tensor.parameters):
             raise NotOffered(f"tensor {tensor.name!r:.120}: shared memory is not offered; send the content")
     front, of_handler = split_parameters(contents.read(request.parameters))
-    object_inputs = _object_inputs(request.inputs)
-    sent = _inputs_without(request.inputs, object_inputs)
+    object_inputs = _object_inputs(inputs)
+    sent = _inputs_without(inputs, object_inputs)
     is_raw = bool(raw_contents) or not sent
     return GrpcCall(
         model=request.model_name,
@@ -62,7 +63,7 @@ def read(request: Any, cut: RawContents = ()) -> GrpcCall:
         id=request.id,
         inputs=_raw_inputs(raw_contents, sent) if is_raw else _typed_inputs(sent),
         object_inputs=object_inputs,
-        outputs=[output.name for output in request.outputs] or None,
+        outputs=[output.name for output in outputs] or None,
         parameters=of_handler,
         front=front,
         is_raw=is_raw,

@@ -127,6 +127,7 @@ class CallCounts:
         self._tell(GrpcCounts([(method, code, n) for (method, code), n in ended.items()], self._n_streams))
 
 
+_NO_CAPABILITY = CapabilityTarget({})
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 Pairs = Iterable[tuple[str, str | bytes]]
 
@@ -160,16 +161,17 @@ def read(context: Any, caller: str, gateway: InferenceGateway) -> CallMetadata:
     """Reads the metadata of a call whose key was checked. Raises Refused."""
     pairs: Pairs = context.invocation_metadata()
     texts = {name: value for name, value in pairs if isinstance(value, str)}
-    address = peer_address(context.peer())
     names = texts.get(FAIRNESS_ID.lower(), ""), texts.get(OBJECTIVE.lower(), "")
+    address = peer_address(context.peer()) if any(names) else ""
     if any(names) and not gateway.is_trusted(address):  # so that no peer believes them
         texts = {name: value for name, value in texts.items() if name not in (FAIRNESS_ID.lower(), OBJECTIVE.lower())}
     request_id = texts.get("x-request-id", "")
+    fields = [(name, value) for name, value in pairs if isinstance(value, str) and name.startswith("x-")]
     return CallMetadata(
         texts=texts,
         caller=caller,
         request_id=request_id if _SANE_ID.fullmatch(request_id) else f"req_{secrets.token_hex(16)}",
-        capability=parse_capability((name, value) for name, value in pairs if isinstance(value, str)),
+        capability=parse_capability(fields) if fields else _NO_CAPABILITY,
         flow=gateway.flow(address, *names),
     )
 

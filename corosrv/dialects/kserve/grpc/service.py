@@ -16,12 +16,12 @@ from corosrv.dialects.kserve.grpc.asking import Asker, Outputs, RunningAsk
 from corosrv.dialects.kserve.grpc.budget import LARGE, MessageBudget, MessageShare
 from corosrv.dialects.kserve.grpc.calls import (
     answer_once,
+    begin,
     convert,
     encode,
     read_call,
     read_message,
     read_request,
-    running,
 )
 from corosrv.dialects.kserve.grpc.conversions import GrpcCall
 from corosrv.dialects.kserve.grpc.guard import CallCounts, CallGuard, CallMetadata
@@ -92,7 +92,7 @@ class InferStream:
             call = await read_request(data, request, cut, share)
             del request, cut, data  # the call has what it needs
             remaining = self._context.time_remaining()
-            async with running(self._asker, call, self._metadata, remaining, is_stream=True) as ask:
+            with await begin(self._asker, call, self._metadata, remaining, is_stream=True) as ask:
                 await self._pass_on(call, ask)
         except guard.StatusError as error:
             await self._fail(call_id, model, error.status.text)
@@ -176,7 +176,7 @@ class InferenceService:
         own = guard.read(context, caller, self._gateway)
         with self._budget.share() as share:
             call = await read_call(await share.read(context), self._max_message, share)
-            async with running(self._asker, call, own, context.time_remaining(), is_stream=False) as ask:
+            with await begin(self._asker, call, own, context.time_remaining(), is_stream=False) as ask:
                 answer, end = await answer_once(ask, call, self._max_message)
         if len(answer) >= LARGE:
             self._budget.trim_soon()

@@ -24,6 +24,7 @@ from corosrv.dialects.chat.conversation import arguments as arguments_of
 from corosrv.dialects.chat.conversation import (
     tool as make_tool,
 )
+from corosrv.dialects.chat.parser import RepeatParser
 from corosrv.dialects.chat.prepare import asks_to_think, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
@@ -203,13 +204,19 @@ def call(
     include_usage = includes_usage(body)
     loaded = card
     if body.reasoning_format is not None:
-        card = replace(card, splits_reasoning=body.reasoning_format != "none")
+        card = replace(
+            card,
+            splits_reasoning=body.reasoning_format != "none",
+            repeats_reasoning=body.reasoning_format == "deepseek-legacy",
+        )
     point = None
     if body.fork is not None:
         check_fork(body.fork, body, _OF_PROMPT)
     if body.fork is not None and forked is not None:
         point = forked.point(body.fork, find_vocabulary())
     job, parser = prepare(conversation(body, card, images, point), card, "" if point is None else point.text)
+    if card.repeats_reasoning and card.reasoning_tags is not None:
+        parser = RepeatParser(parser, card.reasoning_tags)
     opening = opening_of(job, card) if body.forkable else None
     if point is not None:
         job = point.branch(job)

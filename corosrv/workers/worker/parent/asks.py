@@ -8,11 +8,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from itertools import chain
+from typing import Any, NoReturn, Protocol
 
 import gevent
 import msgspec
 from gevent.event import Event
+from gevent.hub import get_hub
 
 from corosrv.base.errors import (
     ChannelClosed,
@@ -39,6 +41,7 @@ from corosrv.contracts.jobs.infer import (
 )
 from corosrv.contracts.jobs.terms import Account, Terms, TracePart
 from corosrv.formats.tensors import Parameter, Tensor, check_inputs
+from corosrv.workers.dispatch.answers import HandlerReader
 from corosrv.workers.objects import ObjectStore, content_of
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, ObjectInput
@@ -198,29 +201,37 @@ class Asks:
             return
         begin_call = self._services.begin_call
         trace = None if begin_call is None else begin_call(ask.headers, ask.stream)
-        terms = self._terms_of(ask) if trace is None else replace(self._terms_of(ask), trace=trace)
-        make_job = functools.partial(_job, ask, content, terms, self._is_trusted, self._services)
-        running = self._running[ask.number] = _FollowedAsk(ask.number, make_job, self._services, self._send)
+        make_job = functools.partial(_job, ask, content, self._terms_of(ask, trace), self._is_trusted, self._services)
+        running = self._running[ask.number] = _FollowedAsk(
+            ask.number, make_job, self._services, self._send, self._forget
+        )
         running.trace = trace
-        running.start(self._forget)
+        is_checked = self._is_trusted and self._services.accounts is None
+        running.start(is_short=is_checked and not ask.object_inputs and not ask.stream)
 
-    def _terms_of(self, ask: Ask) -> Terms:
+    def _terms_of(self, ask: Ask, trace: TracePart | None) -> Terms:
         deadline = self._terms.deadline
         if ask.budget_us is not None:
             own_deadline = time.monotonic() + ask.budget_us / 1e6
             deadline = own_deadline if deadline is None else min(deadline, own_deadline)
-        terms = replace(
-            self._terms,
-            deadline=deadline,
-            priority=ask.priority or self._terms.priority,
-            request_id=ask.request_id or self._terms.request_id,
-            session=ask.session or self._terms.session,
-        )
+        changes: dict[str, Any] = {
+            "deadline": deadline,
+            "priority": ask.priority or self._terms.priority,
+            "request_id": ask.request_id or self._terms.request_id,
+            "session": ask.session or self._terms.session,
+            "trace": self._terms.trace if trace is None else trace,
+        }
         if not self._is_trusted:
-            return terms
-        key, headers = ask.idempotency_key, tuple(ask.headers.items())
-        tier = ask.tier or 0
-        return replace(terms, caller=ask.caller, owner=ask.owner, tier=tier, idempotency_key=key, headers=headers)
+            return replace(self._terms, **changes)
+        return replace(
+            self._terms,
+            caller=ask.caller,
+            owner=ask.owner,
+            tier=ask.tier or 0,
+            idempotency_key=ask.idempotency_key,
+            headers=tuple(ask.headers.items()),
+            **changes,
+        )
 
     def _forget(self, ask: _FollowedAsk, end: AskEnd) -> None:
         if self._running.get(ask.number) is ask:
@@ -235,23 +246,64 @@ class Asks:
 
 
 class _FollowedAsk:
-    """Follows one ask from its call's submission to its end: a greenlet that passes the reader's items on."""
+    """Follows one ask from its call's submission to its end: a greenlet that passes the reader's items on.
 
-    def __init__(self, number: int, make_job: Callable[[], InferJob], services: CallServices, send: SendAnswer) -> None:
+    A short one has none while it waits: most calls have one answer, which the hub itself can send.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        make_job: Callable[[], InferJob],
+        services: CallServices,
+        send: SendAnswer,
+        on_end: Callable[[_FollowedAsk, AskEnd], None],
+    ) -> None:
         self.number = number
         self.trace: TracePart | None = None  # of its own
         self._make_job = make_job
         self._services = services
         self._send = send
+        self._on_end = on_end
         self._reader: CallAnswers | None = None  # those of a peer, once it has the call
         self._has_begun = False  # an answer has come
-        self._greenlet: gevent.Greenlet
+        self._greenlet: gevent.Greenlet | None = None
+        self._is_killed = False
         self._is_cancelled = False
         self._n_untaken = 0  # outputs that the asking side has not passed on yet
         self._has_room: Event | None = None  # while it waits for that
 
-    def start(self, on_end: Callable[[_FollowedAsk, AskEnd], None]) -> None:
-        self._greenlet = gevent.spawn(self._run, on_end)
+    def start(self, *, is_short: bool) -> None:
+        """Starts it. `is_short`: to make its job waits for nothing, and one answer is wanted."""
+        if not is_short:
+            self._spawn(lambda: self._answer(self._make_job()))
+            return
+        try:
+            job = self._make_job()
+            answers = self._submit(job)
+        except Exception as error:
+            self._spawn(functools.partial(_raise, error))
+            return
+        if not isinstance(answers, CorosrvError):
+            self._reader = answers
+        if not isinstance(answers, HandlerReader) or not answers.on_news(
+            lambda: get_hub().loop.run_callback(self._take, job, answers)
+        ):
+            self._spawn(lambda: self._go_on(job, answers))
+
+    def _take(self, job: InferJob, reader: HandlerReader) -> None:
+        """Sends the answer of a short ask in the hub, unless that could wait."""
+        if self._is_killed:
+            return
+        items = reader.take_nowait()
+        match items:
+            case [InferOutputs(outputs), InferEnd(None)] if sum(tensor.n_bytes for tensor in outputs) < LONG_COPY:
+                self._run(lambda: self._go_on(job, reader, items))
+            case _:
+                self._spawn(lambda: self._go_on(job, reader, items))
+
+    def _spawn(self, answer: Callable[[], CorosrvError | None]) -> None:
+        self._greenlet = gevent.spawn(self._run, answer)
 
     def cancel(self) -> None:
         self._is_cancelled = True
@@ -261,7 +313,11 @@ class _FollowedAsk:
 
     def kill(self) -> None:
         """Ends it without an AskEnd; its reader is closed, which cancels."""
-        self._greenlet.kill(block=False)
+        self._is_killed = True
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+        if self._reader is not None:  # which a greenlet that has not begun would leave open
+            self._reader.close()
 
     def take(self, count: int) -> None:
         self._n_untaken -= count
@@ -271,10 +327,11 @@ class _FollowedAsk:
         if self._has_room is not None:
             self._has_room.set()
 
-    def _run(self, on_end: Callable[[_FollowedAsk, AskEnd], None]) -> None:
+    def _run(self, answer: Callable[[], CorosrvError | None]) -> None:
+        """Ends the ask as `answer` returns. Waits as it does."""
         error: CorosrvError | None
         try:
-            error = self._answer(self._make_job())
+            error = answer()
         except FrameTooLarge:
             error = HandlerFailed("the parameters of the answer are too large")
         except CorosrvError as failure:
@@ -284,13 +341,28 @@ class _FollowedAsk:
             error = HandlerFailed("the call failed; the server's log says why")
         reader = self._reader
         is_replayed = reader is not None and reader.is_replayed
-        on_end(self, end_of(self.number, None if reader is None else reader.card, error, is_replayed))
+        self._on_end(self, end_of(self.number, None if reader is None else reader.card, error, is_replayed))
 
     def _answer(self, job: InferJob) -> CorosrvError | None:
         """Sends what this server answers, or a peer where the call had no answer here; returns how it ended. Waits."""
+        return self._go_on(job, self._submit(job))
+
+    def _submit(self, job: InferJob) -> CallAnswers | CorosrvError:
+        """Submits the job; returns its answers, or why there are none."""
+        try:
+            return self._services.submit(job)
+        except FrameTooLarge:
+            raise
+        except CorosrvError as error:
+            return error
+
+    def _go_on(
+        self, job: InferJob, answers: CallAnswers | CorosrvError, items: Sequence[InferItem] = ()
+    ) -> CorosrvError | None:
+        """Goes on behind the submission; `items`: the first of the answers."""
         error: CorosrvError | None
         try:
-            error = self._follow(job, self._services.submit(job))
+            error = answers if isinstance(answers, CorosrvError) else self._follow(job, answers, items)
         except FrameTooLarge:
             raise
         except CorosrvError as failure:
@@ -300,13 +372,13 @@ class _FollowedAsk:
         delegated = self._services.delegate(job, error)
         return error if delegated is None else self._follow(job, delegated)
 
-    def _follow(self, job: InferJob, answers: CallAnswers) -> CorosrvError | None:
+    def _follow(self, job: InferJob, answers: CallAnswers, items: Sequence[InferItem] = ()) -> CorosrvError | None:
         """Sends all answers; returns how the call ended. Waits."""
         with contextlib.closing(answers) as reader:
             self._reader = reader
             if self._is_cancelled:
                 reader.cancel()
-            for item in reader:
+            for item in chain(items, reader):
                 if isinstance(item, InferEnd):
                     return item.error
                 self._has_begun = True
@@ -333,6 +405,10 @@ class _FollowedAsk:
             fds = call_in_thread(packing.fds) if packing.n_attached >= LONG_COPY else packing.fds()
             self._n_untaken += 1
             self._send(message, fds)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def end_of(number: int, card: HandlerCard | None, error: CorosrvError | None, is_replayed: bool = False) -> AskEnd:

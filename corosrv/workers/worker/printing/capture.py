@@ -163,6 +163,14 @@ _FDS = {"stdout": 1, "stderr": 2}
 _C_BUFFER = 1 << 13  # bytes
 
 
+class _PollFd(ctypes.Structure):
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+# C's poll(2) by a call that keeps the interpreter, which select.poll would give away and have to wait for.
+_poll_now: Callable[..., int] = ctypes.PyDLL(None).poll
+
+
 class Capture:
     """Captures all printed text and attributes it to the right prediction. Made once, in the main thread.
 
@@ -175,7 +183,7 @@ class Capture:
         self._running: set[Printed] = set()
         self._lock = threading.RLock()
         self._streams = {source: Stream(source, fd, server_log, cancel_guard) for source, fd in _FDS.items()}
-        self._poll = select.poll()
+        self._polled = (_PollFd * 0)()  # the pipes
         self._pipes: dict[int, str] = {}
         self._flush_c: Callable[[], object] = _line_buffered_c_output()
 
@@ -187,8 +195,7 @@ class Capture:
                 original.reconfigure(line_buffering=True, errors="replace")
         for source, fd in _FDS.items():
             self._pipes[_pipe_into(fd)] = source
-        for pipe in self._pipes:
-            self._poll.register(pipe, select.POLLIN)
+        self._polled = (_PollFd * len(self._pipes))(*[_PollFd(pipe, select.POLLIN) for pipe in self._pipes])
         sys.stdout, sys.stderr = self._streams["stdout"], self._streams["stderr"]
         for stream in self._streams.values():
             os.register_at_fork(after_in_child=stream.become_plain)
@@ -217,13 +224,17 @@ class Capture:
             self._server_log.flush(source)
 
     def _empty_pipes(self) -> None:
-        for pipe, _ in self._poll.poll(0):
+        if _poll_now(self._polled, ctypes.c_ulong(len(self._polled)), 0) <= 0:
+            return
+        for polled in self._polled:
+            if not polled.revents:
+                continue
             # One read takes all that a pipe can hold, so a child that never stops printing does not keep us here.
-            data = os.read(pipe, _PIPE_SIZE)
+            data, source = os.read(polled.fd, _PIPE_SIZE), self._pipes[polled.fd]
             if not data:  # user code has closed the descriptor
-                self._poll.unregister(pipe)
+                polled.fd = -1  # which poll skips
             printed = next(iter(self._running)) if len(self._running) == 1 else self._server_log
-            printed.write(self._pipes[pipe], data)
+            printed.write(source, data)
 
     def _read(self, pipe: int) -> None:
         poll = select.poll()
@@ -265,4 +276,9 @@ def _line_buffered_c_output() -> Callable[[], object]:
     libc.malloc.restype = ctypes.c_void_p
     buffer = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(_C_BUFFER)))
     libc.setvbuf(stdout, buffer, line_buffered, ctypes.c_size_t(_C_BUFFER))
-    return lambda: libc.fflush(stdout)
+    # fflush may wait until a pipe is emptied, so it leaves the interpreter to others; whether it is needed does not.
+    n_unwritten = getattr(ctypes.PyDLL(None), "__fpending", None)
+    if n_unwritten is None:  # neither glibc nor musl
+        return lambda: libc.fflush(stdout)
+    n_unwritten.restype = ctypes.c_size_t
+    return lambda: n_unwritten(stdout) and libc.fflush(stdout)
