@@ -82,7 +82,7 @@ class ResponseHomes:
             homes.popitem(last=False)
 
     def find(self, caller: str, id: str) -> str | None:
-        return self._homes[caller].get(id)
+        return self._homes.get(caller, {}).get(id)
 
     def forget(self, caller: str, id: str) -> None:
         self._homes[caller].pop(id, None)
