@@ -10,7 +10,7 @@ from typing import Any
 from corosrv.base.errors import InvalidInput
 from corosrv.base.waits import call_in_thread
 from corosrv.dialects.predictions.values import Faults, Patterns, Values
-from corosrv.workers.worker.types import STARS
+from corosrv.workers.worker.predictor import STARS
 
 log = logging.getLogger("corosrv.predictions")
 

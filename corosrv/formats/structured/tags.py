@@ -15,7 +15,7 @@ from msgspec import Meta
 from corosrv.base.errors import Refused
 from corosrv.formats.structured.gbnf import NOTHING, Rules, either, literal, sequence
 from corosrv.formats.structured.limits import Effort, SchemaLimits
-from corosrv.formats.structured.texts import pattern_rules
+from corosrv.formats.structured.pattern import pattern_rules
 from corosrv.formats.structured.watched import WordOverlap, watched_text
 
 MAX_PARTS = 256  # tags, triggers or elements in one list

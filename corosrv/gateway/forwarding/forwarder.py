@@ -19,7 +19,7 @@ from corosrv.base.errors import CorosrvError
 from corosrv.contracts.idempotency import HEADER
 from corosrv.contracts.jobs.infer import ForwardRequest, InferReader
 from corosrv.contracts.jobs.terms import FIRST_PRIORITY, Terms
-from corosrv.dialects.anthropic import answer_types as anthropic_errors
+from corosrv.dialects.anthropic import answers as anthropic_answers
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.call import event, named_event
 from corosrv.dialects.ollama import answers as ollama_errors
@@ -54,7 +54,7 @@ def error_body(error: CorosrvError, path: str) -> Any:
 def error_event(error: CorosrvError, *, is_anthropic: bool, request_id: str) -> bytes:
     """Makes the event of an error that ends a stream."""
     if is_anthropic:
-        return named_event("error", anthropic_errors.body(error, request_id))
+        return named_event("error", anthropic_answers.body(error, request_id))
     return event(openai_errors.body(error))
 
 

@@ -26,8 +26,7 @@ from corosrv.workers.wire.thread_channel import ThreadChannel
 from corosrv.workers.worker.child.cancel import Cancels, Interrupts
 from corosrv.workers.worker.child.control import Drops, Ferry, Outbox
 from corosrv.workers.worker.child.lifeline import Fork
-from corosrv.workers.worker.child.load import Predictor
-from corosrv.workers.worker.child.runtime import describe, trace
+from corosrv.workers.worker.child.runtime import Predictor, describe, trace
 from corosrv.workers.worker.predictor import CancelationException
 from corosrv.workers.worker.printing.capture import Capture
 from corosrv.workers.worker.printing.printed import Printed, place

@@ -17,9 +17,8 @@ from corosrv.workers.wire.calls import CallEnd, CallFailure, CallOutputs, Cancel
 from corosrv.workers.wire.faults import failure_kind
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.worker.app.context import AsyncContext, Context
-from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse
+from corosrv.workers.worker.app.messages import EndSignal, ModelInferRequest, ModelInferResponse
 from corosrv.workers.worker.app.pools import BoundHandler
-from corosrv.workers.worker.app.signal import EndSignal
 from corosrv.workers.worker.child.apps.lane_asks import AppSlot
 from corosrv.workers.worker.child.lifeline import Fork
 from corosrv.workers.worker.child.runtime import describe, message_of, trace_frames
