@@ -43,13 +43,14 @@ from corosrv.models.engine.binding import NativeJsonScanner
 from corosrv.models.engine.marks import check_source
 from corosrv.models.hub import cache
 from corosrv.models.hub.download import HubDownload
-from corosrv.models.loadable import Download, Loadable
+from corosrv.models.loadable import Loadable
 from corosrv.models.pool import ModelPool
 from corosrv.serving.part import Part, ServerContext, why_not_served
+from corosrv.web.accounts import ENTERED
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import EngineCollector, GatewayCollector
-from corosrv.web.key_account import ENTERED, KeyAccount
+from corosrv.web.key_account import KeyAccount
 from corosrv.workers.dispatch.answers import CallRecords
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class ModelPart(Part):
         sends some, and where another worker process may have said that all is well."""
         return self._context.is_mounted or any(engine.is_up for engine in self._remote)
 
-    def _download(self, model: ModelSettings) -> Download:
+    def _download(self, model: ModelSettings) -> HubDownload:
         return HubDownload(model, self._hub)
 
     @property

@@ -5,6 +5,7 @@ from corosrv.contracts.settings.fleet import ClusterSettings, PeerSettings, Upst
 from corosrv.contracts.settings.handlers import AppSettings, KserveSettings, PredictionSettings
 from corosrv.contracts.settings.key_file import (
     DEFAULT_TIER,
+    KEY_LIMITS,
     TIERS,
     KeyEntry,
     add_key,
@@ -36,6 +37,7 @@ from corosrv.contracts.settings.server import ImageSettings, OperatorSettings, S
 
 __all__ = [
     "DEFAULT_TIER",
+    "KEY_LIMITS",
     "PARTS",
     "TIERS",
     "AppSettings",

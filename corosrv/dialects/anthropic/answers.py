@@ -1,4 +1,4 @@
-"""Types of Anthropic's answers and errors, which the API document describes, too, and how an answer's blocks become them."""
+"""Types of Anthropic's answers and errors, which the API document describes, and how an answer's blocks become them."""
 
 from __future__ import annotations
 

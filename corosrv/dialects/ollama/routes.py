@@ -19,10 +19,11 @@ from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.ollama import answers, catalog, parse, schema
 from corosrv.dialects.ollama.answers import Stopwatch, encode_line, error_body, loading_answer
-from corosrv.dialects.ollama.catalog import VERSION, ApiVersion, OllamaCatalog, OllamaPool, RunningList, RunningModel
+from corosrv.dialects.ollama.catalog import VERSION, ApiVersion, OllamaCatalog, RunningList, RunningModel
 from corosrv.dialects.ollama.loading import KeepAlive, pull_lines
 from corosrv.dialects.ollama.parse import AskedModel
 from corosrv.images.intake import images_in
+from corosrv.models.pool import ModelPool
 from corosrv.web.groups.routes import GenerateHeaders
 from corosrv.web.http import sse
 from corosrv.web.http.openapi import GENERATES, NEEDS_MODEL, READS, operation
@@ -187,7 +188,7 @@ class OllamaRoutes:
     def __init__(
         self,
         flow: RequestFlow,
-        pool: OllamaPool,
+        pool: ModelPool,
         *,
         embeds: bool = True,
         idle_s: float = 0.0,

@@ -151,7 +151,7 @@ class Values:
             return self.check(schema["allOf"][0], value, place, faults)
         if "$ref" in schema:
             return self.check(self._components[schema["$ref"].rpartition("/")[2]], value, place, faults)
-        if value is None and (schema.get("nullable") or not _has_type(schema)):
+        if value is None and (schema.get("nullable") or not any(key in schema for key in ("type", "enum", "anyOf"))):
             return None
         if "enum" in schema:
             return _check_choice(schema, value, place, faults)
@@ -250,10 +250,6 @@ class Values:
 
 
 _LIMITS = ("minimum", "maximum", "minLength", "maxLength", "pattern")
-
-
-def _has_type(schema: Schema) -> bool:
-    return any(key in schema for key in ("type", "enum", "anyOf"))
 
 
 def _kinds(value: Any) -> tuple[str, ...]:

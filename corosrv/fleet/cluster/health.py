@@ -12,6 +12,8 @@ import gevent.event
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from corosrv.contracts.metrics import metric
+
 log = logging.getLogger("corosrv.cluster")
 
 PROBE_INTERVAL = 1.0  # seconds between two probes while Redis answers
@@ -122,9 +124,6 @@ class ClusterCollector(Collector):
         yield GaugeMetricFamily("corosrv_redis_up", "1 while Redis answers", self._health.is_up)
         yield CounterMetricFamily("corosrv_redis_losses", "Times that Redis was lost", self._health.n_losses)
         yield GaugeMetricFamily("corosrv_cluster_fronts", "Other fronts known through Redis", self._n_others())
-        held = GaugeMetricFamily(
-            "corosrv_upstream_permits_held", "Permits of an upstream that this server holds", labels=["upstream"]
-        )
-        for name, n_permits in self._permits():
-            held.add_metric([name], n_permits)
-        yield held
+        held = (([name], n_permits) for name, n_permits in self._permits())
+        words = "Permits of an upstream that this server holds"
+        yield metric(GaugeMetricFamily, "corosrv_upstream_permits_held", words, ["upstream"], held)

@@ -285,11 +285,6 @@ def parse(text: str, limits: SchemaLimits) -> Node:
     return _parse(text, limits, Repeat(Character(ANY), 0, _PAD))
 
 
-def parse_whole(text: str, limits: SchemaLimits) -> Node:
-    """Parses a pattern to a tree of the texts that it matches from beginning to end. Raises PatternError."""
-    return _parse(text, limits, NOTHING)
-
-
 def _parse(text: str, limits: SchemaLimits, pad: Node) -> Node:
     """Parses a pattern, with `pad` where it has no anchor at its beginning or its end."""
     if len(text) > limits.pattern_chars:
@@ -325,7 +320,7 @@ def pattern_rules(pattern: str, param: str, prefix: str, limits: SchemaLimits, e
     (effort or Effort(limits)).check(param)
     book = RuleBook(prefix, param, limits)
     try:
-        return book.rules_from(book.rule(_content(parse_whole(pattern, limits), book) or NO_TEXT))
+        return book.rules_from(book.rule(_content(_parse(pattern, limits, NOTHING), book) or NO_TEXT))
     except PatternError as error:
         raise Refused(f"{param}: this regular expression cannot be used: {error}", param) from None
 

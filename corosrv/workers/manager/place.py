@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.manager.snapshot import NEXT, PlaceState, WorkerSnapshot, check_move
-from corosrv.workers.worker.parent.app_worker import AppWorker
+
+if TYPE_CHECKING:
+    from corosrv.workers.worker.parent.app_process import AppProcess
 
 _LIFE = (PlaceState.STARTING, PlaceState.READY, PlaceState.DRAINING, PlaceState.STOPPING, PlaceState.GONE)
 _STATES = {
@@ -25,7 +29,7 @@ class Place:
         self.number = number
         self.id = f"{pool}/{number}"
         self.state = PlaceState.GONE
-        self.worker: AppWorker | None = None  # the last one, also when it is over
+        self.worker: AppProcess | None = None  # the last one, also when it is over
         self.incarnation = 0
         self.started_at = 0.0
         self.ready_at: float | None = None
@@ -33,7 +37,7 @@ class Place:
         self._idle_since: float | None = None
         self._n_ended = 0
 
-    def take(self, worker: AppWorker, now: float) -> None:
+    def take(self, worker: AppProcess, now: float) -> None:
         """Begins with a new process, which is starting."""
         self._enter(PlaceState.STARTING)
         self.worker = worker

@@ -115,14 +115,11 @@ class _Planning:
             return shortage(pool.claim, self._budget)
         if not pool.claim.fits(self._room):
             return self._make_room(pool)
-        if pool.has_crashed and (pool.starting or self._starts_of(pool)):
+        if pool.has_crashed and (pool.starting or sum(start.pool == pool.name for start in self._starts)):
             return "one start at a time, because workers have crashed"
         if not pool.has_crashed and self._n_starting >= STARTS_AT_ONCE:
             return f"{STARTS_AT_ONCE} workers of this host are starting already"
         return ""
-
-    def _starts_of(self, pool: PoolSnapshot) -> int:
-        return sum(start.pool == pool.name for start in self._starts)
 
     def _make_room(self, pool: PoolSnapshot) -> str:
         outgoing = _outgoing(pool)

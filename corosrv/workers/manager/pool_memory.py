@@ -46,15 +46,12 @@ class CrashRecord:
         self.note_well(now, ready_since)
         self._times.append(now)
         self.last_reason = reason
-        self.is_looping = self.is_looping or self._is_loop(now)
+        self.is_looping = self.is_looping or (len(self._times) == LOOP_CRASHES and now - self._times[0] <= LOOP_TIME)
         pause = LONGEST_PAUSE if self.is_looping else min(FIRST_PAUSE * 2**self._n_in_a_row, LONGEST_PAUSE)
         self._n_in_a_row += 1
         pause *= self._jitter()
         self.retry_at = max(self.retry_at, now + pause)
         return pause
-
-    def _is_loop(self, now: float) -> bool:
-        return len(self._times) == LOOP_CRASHES and now - self._times[0] <= LOOP_TIME
 
     def note_well(self, now: float, ready_since: float | None) -> None:
         """Forgets the crashes if a worker that followed the last of them has been ready for long enough."""

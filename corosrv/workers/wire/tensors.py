@@ -31,15 +31,10 @@ class TensorPacking:
 
     def __init__(self) -> None:
         self._n_within = 0  # bytes
-        self._n_attached = 0  # bytes, with what aligns them
+        self.n_attached = 0  # bytes, with what aligns them
         self._pieces: list[bytes | memoryview] = []
         self._fds: list[int] = []
         self._is_closed = False
-
-    @property
-    def n_attached(self) -> int:
-        """The bytes that fds() will copy."""
-        return self._n_attached
 
     def pack(self, tensors: Iterable[Tensor]) -> list[WireTensor]:
         """Returns the next tensors of the message as they are written in it."""
@@ -51,9 +46,9 @@ class TensorPacking:
         if n_bytes < MIN_ATTACHED and self._n_within + n_bytes <= MAX_WITHIN:
             self._n_within += n_bytes
             return WireTensor(tensor.name, tensor.datatype, shape, bytes(tensor.raw), parameters=parameters)
-        start = _aligned(self._n_attached)
-        self._pieces += (bytes(start - self._n_attached), tensor.raw)
-        self._n_attached = start + n_bytes
+        start = _aligned(self.n_attached)
+        self._pieces += (bytes(start - self.n_attached), tensor.raw)
+        self.n_attached = start + n_bytes
         return WireTensor(tensor.name, tensor.datatype, shape, n_attached=n_bytes, parameters=parameters)
 
     def fds(self) -> tuple[int, ...]:
