@@ -29,8 +29,8 @@ from corosrv.workers.dispatch.policy import DispatchSettings
 from corosrv.workers.dispatch.stats import DispatchCollector
 from corosrv.workers.manager.joined import Joining
 from corosrv.workers.manager.manager import Manager, ManagerSettings
+from corosrv.workers.manager.plan import Claim
 from corosrv.workers.manager.pool_memory import PoolMemory
-from corosrv.workers.manager.snapshot import Claim
 from corosrv.workers.objects import ObjectCollector, ObjectStore
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_process import AppProcess

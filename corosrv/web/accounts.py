@@ -203,12 +203,12 @@ class Accounts:
 
 
 _METRICS: dict[str, tuple[str, Callable[[KeyAccount], float]]] = {
-    "requests": ("Requests by API key that asked for work", lambda one: one.total.requests),
-    "refused": ("Requests by API key that were over a limit", lambda one: one.total.refused_requests),
-    "prompt_tokens": ("Tokens of prompts by API key", lambda one: one.total.prompt_tokens),
-    "cached_tokens": ("Tokens of prompts by API key that were not computed again", lambda one: one.total.cached_tokens),
-    "generated_tokens": ("Generated tokens by API key", lambda one: one.total.generated_tokens),
-    "compute_seconds": ("Seconds of the machine by API key", lambda one: one.total.compute_ms / 1000),
+    "requests": ("Requests by API key that asked for work", lambda key: key.total.requests),
+    "refused": ("Requests by API key that were over a limit", lambda key: key.total.refused_requests),
+    "prompt_tokens": ("Tokens of prompts by API key", lambda key: key.total.prompt_tokens),
+    "cached_tokens": ("Tokens of prompts by API key that were not computed again", lambda key: key.total.cached_tokens),
+    "generated_tokens": ("Generated tokens by API key", lambda key: key.total.generated_tokens),
+    "compute_seconds": ("Seconds of the machine by API key", lambda key: key.total.compute_ms / 1000),
 }
 
 

@@ -25,7 +25,7 @@ from corosrv.dialects.predictions.health import HealthState, PredictorHealth, Sl
 from corosrv.dialects.predictions.parse import PredictionCall
 from corosrv.dialects.predictions.prediction import MAX_READERS, EventReader, History, Prediction, Status, utc_now
 from corosrv.dialects.predictions.run import Run, log_prediction
-from corosrv.dialects.predictions.validation import InputSchema
+from corosrv.dialects.predictions.values import InputSchema
 from corosrv.dialects.predictions.webhooks import Deliveries, Webhooks
 from corosrv.web.http.reply import line
 

@@ -19,7 +19,7 @@ from corosrv.contracts.jobs import State
 if TYPE_CHECKING:
     from corosrv.workers.dispatch.dispatcher import Dispatcher
     from corosrv.workers.dispatch.stats import KeyStats
-    from corosrv.workers.manager.place import Place
+    from corosrv.workers.manager.pool_memory import Place
     from corosrv.workers.manager.worker_pool import WorkerPool
     from corosrv.workers.objects import ObjectStore
 

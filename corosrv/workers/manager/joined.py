@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from corosrv.base.errors import ShuttingDown, Unavailable
 from corosrv.workers.dispatch.dispatcher import Dispatcher
-from corosrv.workers.manager.place import Place
-from corosrv.workers.manager.snapshot import HOLDING, Claim, PlaceState
+from corosrv.workers.manager.plan import HOLDING, Claim, PlaceState
+from corosrv.workers.manager.pool_memory import Place
 from corosrv.workers.manager.worker_pool import claim_of
 from corosrv.workers.worker.parent.app_worker import JOINED
 

@@ -15,9 +15,8 @@ from corosrv.base.errors import Conflict, NotFound, Refused, SettingsError, Shut
 from corosrv.contracts.jobs import State
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.manager.joined import JoinedWorkers
-from corosrv.workers.manager.place import Place
-from corosrv.workers.manager.plan import TICK, HostPlan, plan
-from corosrv.workers.manager.snapshot import LIVE, UNLIMITED, Claim, HostSnapshot, PlaceState
+from corosrv.workers.manager.plan import LIVE, TICK, UNLIMITED, Claim, HostPlan, HostSnapshot, PlaceState, plan
+from corosrv.workers.manager.pool_memory import Place
 from corosrv.workers.manager.worker_pool import AppImport, MakeWorker, WorkerPool, terms_of
 
 if TYPE_CHECKING:

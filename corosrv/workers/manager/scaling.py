@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corosrv.workers.manager.snapshot import GroupSnapshot, PoolSnapshot
+from corosrv.workers.manager.plan import GroupSnapshot, PoolSnapshot
 
 STEPS = 400  # of a window: how exactly its averages begin when they should
 

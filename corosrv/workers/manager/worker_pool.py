@@ -17,10 +17,8 @@ from corosrv.contracts.jobs.setup import NEXT, WorkerState
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import HandlerHost
 from corosrv.workers.dispatch.stats import KeyStats
-from corosrv.workers.manager.place import Place
-from corosrv.workers.manager.plan import shortage
-from corosrv.workers.manager.pool_memory import CrashRecord, PoolMemory, PoolTerms
-from corosrv.workers.manager.snapshot import HOLDING, Claim, GroupSnapshot, PlaceState, PoolSnapshot
+from corosrv.workers.manager.plan import HOLDING, Claim, GroupSnapshot, PlaceState, PoolSnapshot, shortage
+from corosrv.workers.manager.pool_memory import CrashRecord, Place, PoolMemory, PoolTerms
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_worker import LEASE_EXPIRED
 
