@@ -37,7 +37,7 @@ from corosrv.dialects.openai.structured_fields import (
     MAX_CHOICES,
     FormFields,
     answer_format,
-    check_fork,
+    fork_point,
     includes_usage,
     priority_of,
     served_tier,
@@ -268,11 +268,7 @@ def call(
     """
     include_usage = includes_usage(body)
     vocabulary = find_vocabulary()
-    point = None
-    if body.fork is not None:
-        check_fork(body.fork, body, _OF_PROMPT)
-    if body.fork is not None and forked is not None:
-        point = forked.point(body.fork, vocabulary)
+    point = None if body.fork is None else fork_point(body.fork, body, _OF_PROMPT, forked, find_vocabulary)
     if point is None:
         checked_prompts = _prompts(body, vocabulary, images, embeds or EmbedsReader(False, lambda: card))
     else:

@@ -15,8 +15,8 @@ from collections import deque
 import gevent
 import gevent.event
 
-from corosrv.base.errors import CorosrvError
-from corosrv.contracts.idempotency import key_reused, still_running
+from corosrv.base.errors import CorosrvError, KeyReused
+from corosrv.contracts.idempotency import still_running
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.key_names import KeyNames
 
@@ -135,7 +135,7 @@ class KeyRecords:
         if status == IS_RUNNING:
             raise still_running()
         if status == IS_OTHER:
-            raise key_reused()
+            raise KeyReused
         self._running[claim.owner] = claim
         return claim
 

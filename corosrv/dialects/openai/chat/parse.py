@@ -34,7 +34,7 @@ from corosrv.dialects.openai.chat.answers import ChatAnswer
 from corosrv.dialects.openai.events import native_form
 from corosrv.dialects.openai.structured_fields import (
     answer_format,
-    check_fork,
+    fork_point,
     includes_usage,
     priority_of,
     served_tier,
@@ -204,11 +204,7 @@ def call(
     loaded = card
     if body.reasoning_format is not None:
         card = replace(card, splits_reasoning=body.reasoning_format != "none")
-    point = None
-    if body.fork is not None:
-        check_fork(body.fork, body, _OF_PROMPT)
-    if body.fork is not None and forked is not None:
-        point = forked.point(body.fork, find_vocabulary())
+    point = None if body.fork is None else fork_point(body.fork, body, _OF_PROMPT, forked, find_vocabulary)
     job, parser = prepare(conversation(body, card, images, point), card, "" if point is None else point.text)
     opening = opening_of(job, card) if body.forkable else None
     if point is not None:

@@ -154,10 +154,10 @@ class HandlerCall:
             self.slot.asks.cancel()
             self._outbox.nudge()
 
-    def post_answer(self, response: ModelInferResponse, item: int = 0) -> None:
+    def post_answer(self, response: ModelInferResponse) -> None:
         """Sends one of several answers. Does not wait for the server. Raises OutputFailed if it cannot be sent."""
         try:
-            self._post(response, item)
+            self._post(response, 0)
         except Exception as error:  # whatever a parameter or a content is that no message can hold
             raise _unsendable(error) from error
 
