@@ -8,7 +8,7 @@ from tests.test_layers import MODULES, ROOT, imported
 from tests.test_words import SHARED_CLASSES
 
 # 500 was the bound for what stood before Ollama's API, the page, the live picture, and streams that can be resumed
-MOST_FILES = 530
+MOST_FILES = 529
 MOST_FILES_IN_A_FOLDER = 20
 SMALL = 60  # lines: a file below it has two importers, or is one of these
 SMALL_FILES = {

@@ -16,8 +16,8 @@ from corosrv.fleet.cluster.connection import RedisClient, check_server, parse_in
 from corosrv.fleet.cluster.group_aborts import AbortsGroup, GroupAborts
 from corosrv.fleet.cluster.health import ClusterCollector
 from corosrv.fleet.cluster.key_limits import KeyLimits
-from corosrv.fleet.cluster.key_names import KeyNames
 from corosrv.fleet.cluster.key_records import KeyRecords
+from corosrv.fleet.cluster.namespace import KeyNames
 from corosrv.fleet.cluster.permits import PermitShares
 from corosrv.fleet.cluster.registry import FrontOffer, FrontRecord, FrontRegistry, new_front_id
 from corosrv.fleet.upstreams.policies import rank_name

@@ -20,8 +20,7 @@ from gevent.event import Event
 
 from corosrv.base.errors import CorosrvError, RedisRefused, RedisUnavailable
 from corosrv.fleet.cluster.connection import RedisClient, Word
-from corosrv.fleet.cluster.key_names import KeyNames
-from corosrv.fleet.cluster.scripts import BEAT, CHARGE, LEASE_MS
+from corosrv.fleet.cluster.namespace import BEAT, CHARGE, LEASE_MS, KeyNames
 
 log = logging.getLogger("corosrv.cluster")
 

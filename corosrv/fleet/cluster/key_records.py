@@ -18,7 +18,7 @@ import gevent.event
 from corosrv.base.errors import CorosrvError, KeyReused
 from corosrv.contracts.idempotency import still_running
 from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.namespace import KeyNames
 
 IS_NEW, IS_RUNNING, IS_OTHER, IS_ANSWERED = range(4)
 RECORD_BYTES = 1024  # that a record takes besides its answer, about

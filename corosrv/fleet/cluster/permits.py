@@ -21,8 +21,7 @@ from gevent.event import Event
 from corosrv.base.errors import CorosrvError
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.group_aborts import Subscription
-from corosrv.fleet.cluster.key_names import KeyNames
-from corosrv.fleet.cluster.scripts import BEAT, LEASE_MS, SYNC
+from corosrv.fleet.cluster.namespace import BEAT, LEASE_MS, SYNC, KeyNames
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.waiting import QueueClaim

@@ -1,6 +1,7 @@
-"""The scripts that Redis runs: with one, fronts take, renew and give back shared permits; one shares keys' limits.
+"""Names all that the servers of one namespace keep in Redis, and holds the scripts that share permits and limits.
 
-A *resource* is what permits are for: an upstream. Its hash has a record for each front, in msgpack:
+With one script fronts take, renew and give back permits. A *resource* is what permits are for: an upstream. Its hash
+has a record for each front, in msgpack:
 
     at, held, used   when the front last said so (ms of Redis' clock), the permits that it holds, those that calls use
     n, band, share, stamp   how many of its calls wait; of the first one its band, its key, and when it came
@@ -20,7 +21,41 @@ know whether others hold permits, finds that out in one beat.
 
 from __future__ import annotations
 
+import hashlib
+from urllib.parse import quote
+
 from corosrv.contracts.jobs.terms import CLASSES
+
+_LONGEST_PART = 200  # bytes of one part as it stands; a longer one is hashed
+
+
+class KeyNames:
+    """Makes the names of all that the servers of one namespace keep in Redis.
+
+    The braces around the namespace put all of it into one slot of a Redis cluster, so that scripts may use several.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._prefix = f"corosrv:{{{namespace}}}:"
+
+    def name(self, kind: str, *parts: str) -> str:
+        """Returns the name of one kind of thing, whatever characters its parts have; names of different parts differ.
+
+        A part of more than 200 bytes stands there as its hash.
+        """
+        return self._prefix + ":".join((kind, *map(_part, parts)))
+
+    def pattern(self, kind: str) -> str:
+        """Returns what SCAN matches all keys of one kind with that have parts."""
+        return f"{self._prefix}{kind}:*"
+
+
+def _part(text: str) -> str:
+    escaped = quote(text, safe=" !#$&'()+,./;<=>@^_`{|}~-", errors="surrogatepass")
+    if len(escaped) <= _LONGEST_PART:
+        return escaped
+    return "%" + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+
 
 BEAT = 3.0  # seconds between two times at which a front says what it holds, and how many answers it makes
 LEASE_MS = 9000  # after which a front that says nothing has lost its permits, and its answers are over
