@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from corosrv.dialects.anthropic import answers
+from corosrv.dialects.anthropic import answers as message_types
 from corosrv.dialects.generation.answer_types import NativeCompletion
 from corosrv.dialects.llamacpp import answers as native_types
 from corosrv.dialects.llamacpp import loading
+from corosrv.dialects.openai import answer_types
 from corosrv.dialects.openai.responses import answer_types as response_types
 from tests.serve.server import BIN, Server, Servers
 from tests.serve.wire import chat
@@ -68,18 +69,18 @@ MESSAGES = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 @pytest.mark.parametrize(
     ("path", "body", "shape"),
     [
-        ("/v1/chat/completions", chat(max_tokens=2), answers.ChatCompletion),
-        ("/v1/chat/completions", chat(temperature=-1), answers.ErrorAnswer),
-        ("/v1/chat/completions/input_tokens", chat(), answers.InputTokens),
-        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}, answers.TextCompletion),
-        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "logprobs": 2}, answers.TextCompletion),
-        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "n_probs": 2}, answers.TextCompletion),
+        ("/v1/chat/completions", chat(max_tokens=2), answer_types.ChatCompletion),
+        ("/v1/chat/completions", chat(temperature=-1), answer_types.ErrorAnswer),
+        ("/v1/chat/completions/input_tokens", chat(), answer_types.InputTokens),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}, answer_types.TextCompletion),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "logprobs": 2}, answer_types.TextCompletion),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "n_probs": 2}, answer_types.TextCompletion),
         ("/v1/responses", INPUT, response_types.ResponseObject),
-        ("/v1/responses/input_tokens", INPUT, answers.InputTokens),
-        ("/v1/responses", {"input": 5}, answers.ErrorAnswer),
-        ("/v1/messages", MESSAGES, answers.AnthropicMessage),
-        ("/v1/messages/count_tokens", MESSAGES, answers.TokenCount),
-        ("/v1/messages", {"messages": "x"}, answers.MessagesError),
+        ("/v1/responses/input_tokens", INPUT, answer_types.InputTokens),
+        ("/v1/responses", {"input": 5}, answer_types.ErrorAnswer),
+        ("/v1/messages", MESSAGES, message_types.AnthropicMessage),
+        ("/v1/messages/count_tokens", MESSAGES, message_types.TokenCount),
+        ("/v1/messages", {"messages": "x"}, message_types.MessagesError),
         ("/completion", {"prompt": "Hi", "n_predict": 2}, NativeCompletion),
         ("/tokenize", {"content": "Hi"}, native_types.TokenList),
         ("/detokenize", {"tokens": [72]}, native_types.Content),
@@ -88,8 +89,8 @@ MESSAGES = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
         ("/slots", None, list[native_types.SlotDescription]),
         ("/lora-adapters", None, list[native_types.ListedAdapter]),
         ("/models/load", {"model": "synthetic"}, loading.Success),
-        ("/v1/models", None, answers.ModelList),
-        ("/v1/models/synthetic", None, answers.ListedModel),
+        ("/v1/models", None, answer_types.ModelList),
+        ("/v1/models/synthetic", None, answer_types.ListedModel),
     ],
 )
 def test_answers_are_what_the_document_says(server: Server, path: str, body: Any, shape: Any) -> None:
@@ -97,16 +98,16 @@ def test_answers_are_what_the_document_says(server: Server, path: str, body: Any
         answer = connection.ask("GET" if body is None else "POST", path, body)
 
     # What the model or its engine is not able to, it says.
-    msgspec.json.decode(answer.body, type=answers.ErrorAnswer if answer.status == 501 else shape)
+    msgspec.json.decode(answer.body, type=answer_types.ErrorAnswer if answer.status == 501 else shape)
 
 
 @pytest.mark.parametrize(
     ("path", "body", "shape"),
     [
-        ("/v1/chat/completions", chat(max_tokens=3, stream_options={"include_usage": True}), answers.ChatChunk),
-        ("/v1/completions", {"prompt": "Hi", "max_tokens": 3}, answers.TextCompletion),
+        ("/v1/chat/completions", chat(max_tokens=3, stream_options={"include_usage": True}), answer_types.ChatChunk),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 3}, answer_types.TextCompletion),
         ("/v1/responses", INPUT, response_types.ResponseEvent),
-        ("/v1/messages", MESSAGES, answers.MessagesEvent),
+        ("/v1/messages", MESSAGES, message_types.MessagesEvent),
         ("/completion", {"prompt": "Hi", "n_predict": 3}, NativeCompletion),
     ],
 )
