@@ -46,11 +46,10 @@ from corosrv.models.hub.download import HubDownload
 from corosrv.models.loadable import Loadable
 from corosrv.models.pool import ModelPool
 from corosrv.serving.part import Part, ServerContext, why_not_served
-from corosrv.web.accounts import ENTERED
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import EngineCollector, GatewayCollector
-from corosrv.web.key_account import KeyAccount
+from corosrv.web.key_account import ENTERED, KeyAccount
 from corosrv.workers.dispatch.answers import CallRecords
 
 if TYPE_CHECKING:

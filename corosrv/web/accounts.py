@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
 import gevent
@@ -14,9 +13,8 @@ from prometheus_client.registry import Collector
 
 from corosrv.base.errors import KeyNotCounted, SettingsError, Unauthorized
 from corosrv.base.waits import call_in_thread, own_hub
-from corosrv.contracts.metrics import metric
 from corosrv.contracts.settings import KeyEntry, read_keys, signature_of
-from corosrv.web.key_account import Clocks, KeyAccount
+from corosrv.web.key_account import ENTERED, Clocks, KeyAccount, UsageCounts
 from corosrv.web.keys import digest
 
 if TYPE_CHECKING:  # a server without Redis needs none of it
@@ -26,9 +24,6 @@ log = logging.getLogger("corosrv.http")
 
 _PATIENCE = 1.0  # seconds for which requests wait while the file is read; then the keys count that were there
 _MOST_SHOWN = 1000  # keys with metrics of their own
-
-# The account of whatever this greenlet does that is no HTTP request; see Accounts.enter.
-ENTERED: ContextVar[KeyAccount | None] = ContextVar("corosrv_entered", default=None)
 
 
 class Accounts:
@@ -190,7 +185,7 @@ class Accounts:
         """
         others = []
         for caller, account in self._by_caller.items():
-            if caller in self._plain or not (account.total.requests or account.total.refused_requests):
+            if caller in self._plain or not (account.total.requests or account.total.refused):
                 continue
             name = account.entry.name
             if name in self._shown or len(self._shown) < _MOST_SHOWN:
@@ -202,14 +197,14 @@ class Accounts:
             yield "", others
 
 
-_METRICS: dict[str, tuple[str, Callable[[KeyAccount], float]]] = {
-    "requests": ("Requests by API key that asked for work", lambda key: key.total.requests),
-    "refused": ("Requests by API key that were over a limit", lambda key: key.total.refused_requests),
-    "prompt_tokens": ("Tokens of prompts by API key", lambda key: key.total.prompt_tokens),
-    "cached_tokens": ("Tokens of prompts by API key that were not computed again", lambda key: key.total.cached_tokens),
-    "generated_tokens": ("Generated tokens by API key", lambda key: key.total.generated_tokens),
-    "compute_seconds": ("Seconds of the machine by API key", lambda key: key.total.compute_ms / 1000),
-}
+_METRICS: tuple[tuple[str, str, Callable[[UsageCounts], float]], ...] = (
+    ("requests", "Requests by API key that asked for work", lambda counts: counts.requests),
+    ("refused", "Requests by API key that were over a limit", lambda counts: counts.refused),
+    ("prompt_tokens", "Tokens of prompts by API key", lambda counts: counts.prompt_tokens),
+    ("cached_tokens", "Tokens of prompts by API key that were not computed again", lambda counts: counts.cached_tokens),
+    ("generated_tokens", "Generated tokens by API key", lambda counts: counts.generated_tokens),
+    ("compute_seconds", "Seconds of the machine by API key", lambda counts: counts.compute_ms / 1000),
+)
 
 
 class UsageCollector(Collector):
@@ -219,10 +214,12 @@ class UsageCollector(Collector):
         self._accounts = accounts
 
     def collect(self) -> Iterator[Metric]:
-        by_name = list(self._accounts.by_name())
-        for name, (words, read) in _METRICS.items():
-            rows = (([key], sum(map(read, accounts))) for key, accounts in by_name)
-            yield metric(CounterMetricFamily, f"corosrv_key_{name}", words, ["key"], rows)
+        rows = [(name, [account.total for account in accounts]) for name, accounts in self._accounts.by_name()]
+        for metric, words, read in _METRICS:
+            family = CounterMetricFamily(f"corosrv_key_{metric}", words, labels=["key"])
+            for name, counts in rows:
+                family.add_metric([name], sum(map(read, counts)))
+            yield family
 
 
 class Used(msgspec.Struct):

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from corosrv.base.errors import LimitReached
 from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.contracts.jobs.terms import Terms
-from corosrv.contracts.settings import KEY_LIMITS, KeyEntry
+from corosrv.contracts.settings import KeyEntry
 
 if TYPE_CHECKING:  # a server without Redis needs none of it
     from corosrv.fleet.cluster.key_limits import KeyLimits, KeyShare
@@ -30,6 +31,9 @@ _DAY = 86_400
 COUNTED = ("POST", "PUT")  # methods that ask for work
 _STREAM_ENDS = 1.0  # seconds after which a key whose answers all run may try again: nobody knows when one ends
 _COMPUTED = (Finish.STOP, Finish.LENGTH)
+
+# The account of whatever this greenlet does that is no HTTP request; see Accounts.enter.
+ENTERED: ContextVar[KeyAccount | None] = ContextVar("corosrv_entered", default=None)
 
 
 class Bucket:
@@ -69,23 +73,41 @@ class Bucket:
         self._level = self.capacity - n
         self._at = now
 
+    def resize(self, per_minute: int, now: float) -> None:
+        """Changes the size; what was used stays used."""
+        used = self.capacity - self.level(now)
+        self.capacity = per_minute
+        self._level = per_minute - used
+
 
 @dataclass(slots=True)
 class UsageCounts:
     """Counts of what one key has used in a time."""
 
     requests: int = 0
-    refused_requests: int = 0
+    refused: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompts', those that did not have to be computed
     generated_tokens: int = 0
     compute_ms: float = 0.0
 
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.generated_tokens
+
     def view(self) -> dict[str, Any]:
-        return asdict(self) | {"compute_ms": round(self.compute_ms, 3)}
+        return {
+            "requests": self.requests,
+            "refused_requests": self.refused,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "generated_tokens": self.generated_tokens,
+            "compute_ms": round(self.compute_ms, 3),
+        }
 
 
-class Clocks(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Clocks:
     """The clocks of accounts: seconds of a clock that nobody sets, and Unix time."""
 
     monotonic: Callable[[], float] = time.monotonic
@@ -104,15 +126,17 @@ class KeyAccount:
         self.entry = entry
         self._share: KeyShare | None = None  # where other servers have the key's limits, too
         self._ahead = 0.0  # seconds by which the clock of Redis is ahead of this machine's
-        self._elsewhere, self._elsewhere_until = 0, 0.0  # answers that others make, and how long that is believed
-        self.total, self.today = UsageCounts(), UsageCounts()
+        self._elsewhere = 0  # answers that other servers make
+        self._elsewhere_until = 0.0  # when it is too old to be believed
+        self.total = UsageCounts()
+        self.today = UsageCounts()
         self._clocks = clocks
         self._day = -1
         self._day_charge = 0  # tokens
         self._n_running = 0
-        self._requests: Bucket | None = None
-        self._tokens: Bucket | None = None
-        self.change(entry)
+        now = clocks.monotonic()
+        self._requests = _resized(None, entry.requests_per_minute, now)
+        self._tokens = _resized(None, entry.tokens_per_minute, now)
 
     def change(self, entry: KeyEntry) -> None:
         """Takes new limits over; what was used stays used."""
@@ -127,6 +151,8 @@ class KeyAccount:
             self._look_at_day()
             self._share = limits.share(self.entry.hash, self)
             self._share.day = self._day
+
+    # For the share.
 
     def limits(self) -> tuple[int, int, int, int]:
         entry = self.entry
@@ -186,8 +212,8 @@ class KeyAccount:
         self._look_at_day()
         if (bucket := self._requests) is not None:
             self._take_request(bucket)
-        for counts in (self.total, self.today):
-            counts.requests += 1
+        self.total.requests += 1
+        self.today.requests += 1
 
     def _take_request(self, bucket: Bucket) -> None:
         # At least what is known here is used, as requests come back by time alone: a flood asks Redis nothing.
@@ -202,10 +228,11 @@ class KeyAccount:
     def open_bill(self, n_tasks: int, n: int, max_tokens: int | None) -> KeyBill:
         self._look_at_day()
         # By its length a prompt is known when it has been read, which is work already.
-        if self._lack(1, 0, 1) is not None:
-            self._ask()  # others may have given back what it has not heard of
-            if (error := self._lack(1, 0, 1)) is not None:
-                self._refuse(error)
+        error = self._lack(1, 0, 1)
+        if error is not None and self._ask() is not None:  # others may have given back what it has not heard of
+            error = self._lack(1, 0, 1)
+        if error is not None:
+            self._refuse(error)
         self._n_running += 1
         return KeyBill(self, n, n_tasks * (UNLIMITED_ANSWER if max_tokens is None else max_tokens))
 
@@ -216,7 +243,7 @@ class KeyAccount:
         A full bucket takes every prompt that fits into it: the answer may be longer, and is paid for later.
         """
         self._look_at_day()
-        counts, n_tokens = self._share is not None and self.entry.counts_answers, prompt + answer
+        counts, n_tokens = self._share is not None and self.counts_answers, prompt + answer
         if counts and self._ask(prompt=prompt, answer=answer, streams=1):
             return self._day, True
         if (error := self._lack(prompt, answer, 0)) is not None:
@@ -266,8 +293,8 @@ class KeyAccount:
             counts.compute_ms += bill.compute_ms
 
     def _refuse(self, error: LimitReached) -> NoReturn:
-        for counts in (self.total, self.today):
-            counts.refused_requests += 1
+        self.total.refused += 1
+        self.today.refused += 1
         raise error
 
     def _look_at_day(self) -> None:
@@ -284,29 +311,30 @@ class KeyAccount:
 
     def headers(self) -> list[tuple[str, str]]:
         """Returns the headers by which OpenAI's API tells what is left; `reset` is when nothing is used any more."""
+        headers: list[tuple[str, str]] = []
         now = self._clocks.monotonic()
-        rates = [
-            (subject, bucket.capacity, level := bucket.level(now), bucket.time_of(bucket.capacity - level))
-            for subject, bucket in (("requests", self._requests), ("tokens", self._tokens))
-            if bucket is not None
-        ]
-        if self._tokens is None and (most := self.entry.tokens_per_day) is not None:
-            rates.append(("tokens", most, most - self._day_charge, self._until_tomorrow()))
-        return [
-            (f"x-ratelimit-{name}-{subject}", value)
-            for subject, limit, left, reset in rates
-            for name, value in (
-                ("limit", str(limit)),
-                ("remaining", str(max(int(left), 0))),
-                ("reset", duration(reset)),
+        if (bucket := self._requests) is not None:
+            headers += _headers(
+                "requests", bucket.capacity, level := bucket.level(now), bucket.time_of(bucket.capacity - level)
             )
-        ]
+        if (bucket := self._tokens) is not None:
+            headers += _headers(
+                "tokens", bucket.capacity, level := bucket.level(now), bucket.time_of(bucket.capacity - level)
+            )
+        elif (most := self.entry.tokens_per_day) is not None:
+            headers += _headers("tokens", most, most - self._day_charge, self._until_tomorrow())
+        return headers
 
     def view(self) -> dict[str, Any]:
         """Describes the key and its usage, for GET /v1/usage."""
         self._look_at_day()
         entry = self.entry
-        limits = {name: getattr(entry, name) for name in KEY_LIMITS}
+        limits = {
+            "streams": entry.streams,
+            "requests_per_minute": entry.requests_per_minute,
+            "tokens_per_minute": entry.tokens_per_minute,
+            "tokens_per_day": entry.tokens_per_day,
+        }
         return {
             "object": "usage",
             "key": entry.name,
@@ -320,19 +348,26 @@ class KeyAccount:
 
 
 def _resized(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
-    """Returns a bucket of this size; what was used stays used."""
     if per_minute is None:
         return None
-    resized = Bucket(per_minute, now)
-    if bucket is not None:
-        resized.set_used(bucket.capacity - bucket.level(now), now)
-    return resized
+    if bucket is None:
+        return Bucket(per_minute, now)
+    bucket.resize(per_minute, now)
+    return bucket
 
 
 def _needs(prompt: int, answer: int) -> str:
     if not answer:
         return ""
     return f"; this request may need {prompt + answer}: {prompt} of its prompt, {answer} of its answer (max_tokens)"
+
+
+def _headers(subject: str, limit: int, left: float, reset: float) -> tuple[tuple[str, str], ...]:
+    return (
+        (f"x-ratelimit-limit-{subject}", str(limit)),
+        (f"x-ratelimit-remaining-{subject}", str(int(left)) if left > 0 else "0"),
+        (f"x-ratelimit-reset-{subject}", duration(reset)),
+    )
 
 
 def duration(seconds: float) -> str:
