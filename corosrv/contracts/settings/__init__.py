@@ -37,7 +37,6 @@ from corosrv.contracts.settings.server import ImageSettings, OperatorSettings, S
 
 __all__ = [
     "DEFAULT_TIER",
-    "KEY_LIMITS",
     "PARTS",
     "TIERS",
     "AppSettings",
