@@ -1,8 +1,8 @@
 """Measures formats of weights beside llama-server, for `make bench`, or `python -m benchmarks.formats --formats Q8_0`.
 
 The packaged model is written in each format; a decoder of 1.1 billion random weights in Q4_K_M follows. Both servers
-get the same file, and the same load in turn. Writes formats.json, formats.md and a plot for each number of clients; formats
-that formats.json has from the same machine under the same load, and that are not measured now, stay there.
+get the same file, and the same load in turn. Writes formats.json, formats.md and a plot for each number of clients.
+Formats that formats.json has from the same machine under the same load stay there unless they are measured again.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from corosrv.contracts.settings.model_list import HubName
 from corosrv.models.fitting.model_file import check_model_files
 from corosrv.models.hub import cache
 from corosrv.models.hub.cache import stored_models
-from corosrv.models.hub.pull import PullProgress
+from corosrv.models.hub.client import PullProgress
 
 _PAUSES = (0.2, 10.0)  # seconds between two reports: to a terminal, and to a log
 
@@ -70,7 +70,7 @@ def _parse(name: str) -> HubName:
 @click.pass_obj
 def pull_model(before: tuple[Path | None, dict[str, Any]], /, name: str, no_mmproj: bool, **overrides: Any) -> None:
     """Download a model of a hub into the cache: NAME is hf:OWNER/REPO:Q4_K_M, or the like."""
-    from corosrv.models.hub.pull import pull
+    from corosrv.models.hub.client import pull
 
     config, given = before  # --config and settings that stand before the command
     hub = load_hub(given | {name: value for name, value in overrides.items() if value is not None}, file=config)

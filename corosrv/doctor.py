@@ -159,10 +159,10 @@ def _model(settings: ModelSettings) -> Iterator[Finding]:
 
 def _hub(settings: ModelSettings) -> Finding:
     """Looks whether a model of a hub can be asked for; downloads nothing."""
-    from corosrv.models.hub import library
+    from corosrv.models.hub import cache
 
     try:
-        library.check_installed()
+        cache.check_installed()
     except CorosrvError as error:
         return Finding(Grade.FAIL, "model", str(error), "pip install 'corosrv[hub]'")
     advice = f"corosrv models pull {settings.model}; then try the path that it prints with --model"

@@ -20,18 +20,22 @@ if TYPE_CHECKING:
     from corosrv.workers.worker.app.context import AsyncContext, Context
     from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse
     from corosrv.workers.worker.app.pools import Worker
-    from corosrv.workers.worker.predictor import BasePredictor, BaseRunner, CancelationException, concurrent, streaming
-    from corosrv.workers.worker.scope import current_scope
-    from corosrv.workers.worker.types import (
+    from corosrv.workers.worker.predictor import (
         AsyncConcatenateIterator,
         BaseModel,
+        BasePredictor,
+        BaseRunner,
+        CancelationException,
         ConcatenateIterator,
         File,
         Input,
         Opaque,
         Path,
         Secret,
+        concurrent,
+        streaming,
     )
+    from corosrv.workers.worker.scope import current_scope
 
 __all__ = [
     "App",
@@ -103,6 +107,6 @@ _NAMES_THERE = {"Cancelled": "CallCancelled", "DeadlineExceeded": "DeadlinePasse
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "corosrv.workers.worker.types")), _NAMES_THERE.get(name, name))
+    value = getattr(import_module(_HOMES.get(name, "corosrv.workers.worker.predictor")), _NAMES_THERE.get(name, name))
     globals()[name] = value
     return value

@@ -11,7 +11,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
@@ -42,16 +42,6 @@ class Delta:
     text: str = ""
     thoughts: str = ""
     timings: dict[str, Any] = field(default_factory=dict)
-
-
-class AsksModels(Protocol):
-    """Anything that a conversation can be held with."""
-
-    def models(self) -> list[str]:
-        """Returns the names of the models. Raises ChatFailed."""
-
-    def answer(self, body: dict[str, Any]) -> Generator[Delta, None, None]:
-        """Yields the pieces of an answer as they come; closing it stops the answer. Raises ChatFailed."""
 
 
 class ChatServer:
@@ -192,7 +182,7 @@ class TerminalChat:
 
     def __init__(
         self,
-        server: AsksModels,
+        server: ChatServer,
         model: str,
         system: str = "",
         write: Callable[[str], None] = lambda text: click.echo(text, nl=False),

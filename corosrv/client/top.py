@@ -5,6 +5,7 @@ Depends on the standard library alone.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -40,23 +41,22 @@ class NoLivePicture(CorosrvError):
 
 def frames(address: ServerAddress, key: str) -> Iterator[dict[str, Any]]:
     """Yields the frames of one connection, until the server ends it. Raises NoLivePicture."""
-    try:
-        connection = blocking_connection(address, TIMEOUT)
-        try:
-            answer = _ask(connection, address, key)
-            yield from (_decode(data) for _, data in event_data(answer, MAX_LINE))
-        finally:
-            connection.close()
-    except (OSError, http.client.HTTPException) as error:
-        raise NoLivePicture(f"no answer from {address.netloc}: {error or type(error).__name__}") from None
+    with _answer(address, key) as answer:
+        yield from (_decode(data) for _, data in event_data(answer, MAX_LINE))
 
 
 def single_frame(address: ServerAddress, key: str) -> dict[str, Any]:
     """Returns one frame. Raises NoLivePicture."""
+    with _answer(address, key, "?frames=1") as answer:
+        return _decode(answer.read(MAX_LINE))
+
+
+@contextlib.contextmanager
+def _answer(address: ServerAddress, key: str, query: str = "") -> Iterator[http.client.HTTPResponse]:
     try:
         connection = blocking_connection(address, TIMEOUT)
         try:
-            return _decode(_ask(connection, address, key, "?frames=1").read(MAX_LINE))
+            yield _ask(connection, address, key, query)
         finally:
             connection.close()
     except (OSError, http.client.HTTPException) as error:
@@ -64,7 +64,7 @@ def single_frame(address: ServerAddress, key: str) -> dict[str, Any]:
 
 
 def _ask(
-    connection: http.client.HTTPConnection, address: ServerAddress, key: str, query: str = ""
+    connection: http.client.HTTPConnection, address: ServerAddress, key: str, query: str
 ) -> http.client.HTTPResponse:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     connection.request("GET", f"{address.prefix}{PATH}{query}", headers=headers)

@@ -72,11 +72,6 @@ class SharedRecords(Protocol):
         """
 
 
-def key_reused() -> KeyReused:
-    """Makes the error for a key that was used for another request."""
-    return KeyReused("the Idempotency-Key was used for another request; choose a new one")
-
-
 def still_running() -> Conflict:
     """Makes the error for a key whose first request is still running."""
     error = Conflict("the first request with this Idempotency-Key is still running", None, "still_running")
@@ -131,7 +126,7 @@ class CallerRecords(Generic[Answer]):
             self.grow(record, RECORD_BYTES)
             return KeyClaim(self, key, record)
         if record.digest != digest:
-            raise key_reused()
+            raise KeyReused
         if record.answer is None:
             raise still_running()
         return record.answer

@@ -34,10 +34,6 @@ _ALPHABET = re.compile(r"[A-Za-z0-9+/]*")
 _LAST = re.compile(r"[A-Za-z0-9+/]*={0,2}")  # padding is allowed at the very end alone
 
 
-def is_data_url(url: str) -> bool:
-    return url[: len(_SCHEME)].lower() == _SCHEME
-
-
 def read_data_url(url: str, param: str, max_bytes: int) -> bytes:
     """Returns the content of `data:image/...;base64,...`. Gives way to others while it decodes. Raises InvalidImage."""
     head, comma, text = url[len(_SCHEME) :].partition(",")
@@ -146,12 +142,7 @@ class RecentImages:
         self._max_bytes = max_bytes
         self._lock = ThreadLock()
         self._images: OrderedDict[FileKey, Image] = OrderedDict()
-        self._n_bytes = 0
-
-    @property
-    def n_bytes(self) -> int:
-        """The bytes of all pixels."""
-        return self._n_bytes
+        self.n_bytes = 0  # of all pixels
 
     def find(self, key: FileKey) -> Image | None:
         """Returns the image of a file that was decoded, which is then the last to be forgotten."""
@@ -167,16 +158,16 @@ class RecentImages:
             if len(image.pixels) > self._max_bytes or key in self._images:
                 return
             self._images[key] = image
-            self._n_bytes += len(image.pixels)
-            while self._n_bytes > self._max_bytes:
+            self.n_bytes += len(image.pixels)
+            while self.n_bytes > self._max_bytes:
                 _, oldest = self._images.popitem(last=False)
-                self._n_bytes -= len(oldest.pixels)
+                self.n_bytes -= len(oldest.pixels)
 
     def clear(self) -> None:
         """Forgets all images: requests need the memory."""
         with self._lock:
             self._images.clear()
-            self._n_bytes = 0
+            self.n_bytes = 0
 
 
 CAPABILITY = "images"
@@ -294,7 +285,7 @@ class RequestImages(ImageIntake):
     def from_url(self, url: str, param: str, detail: ImageDetail = ImageDetail.AUTO) -> Image:
         """Reads an image from a data URL, or fetches it. Waits; raises as `from_base64` and ImageFetcher.fetch do."""
         self._count(param)
-        if is_data_url(url):
+        if url[: len(_SCHEME)].lower() == _SCHEME:
             return self._image(read_data_url(url, param, self._settings.image_bytes), param, detail)
         return self._image(self._reader.fetcher.fetch(url, param), param, detail)
 

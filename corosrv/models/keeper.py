@@ -6,15 +6,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import gevent.monkey
 
 from corosrv.base import errors, waits
 from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models import plan as size
-from corosrv.models.loadable import Download, Loadable
+from corosrv.models.loadable import Loadable
 from corosrv.models.plan import HOLDING, ModelState, plan
 from corosrv.models.served import ServedModel, Wakeup
+
+if TYPE_CHECKING:
+    from corosrv.models.hub.download import HubDownload
 
 log = logging.getLogger("corosrv.models")
 
@@ -37,7 +41,7 @@ class Keeper:
         settings: Settings,
         make: Callable[[ModelSettings], Loadable],
         memory_elsewhere: Callable[[], int] = lambda: 0,
-        make_download: Callable[[ModelSettings], Download] | None = None,
+        make_download: Callable[[ModelSettings], HubDownload] | None = None,
         on_failed_load: Callable[[], None] = lambda: None,
     ) -> None:
         """`memory_elsewhere`: the bytes of the budget that worker processes claim. `make_download`: for models of a
@@ -136,7 +140,7 @@ class Keeper:
         model.begin_download(download)
         waits.spawn("corosrv-download", self._download, model, download)
 
-    def _download(self, model: ServedModel, download: Download) -> None:
+    def _download(self, model: ServedModel, download: HubDownload) -> None:
         settings, failure = _run(download)
         with self.lock:
             # Otherwise it was cancelled meanwhile.
@@ -193,7 +197,7 @@ def _open(engine: Loadable) -> str:
     return ""
 
 
-def _run(download: Download) -> tuple[ModelSettings | None, str]:
+def _run(download: HubDownload) -> tuple[ModelSettings | None, str]:
     """Runs a download; returns the settings with its files, or why there are none. Waits."""
     try:
         return download.run(), ""

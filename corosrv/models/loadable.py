@@ -9,7 +9,6 @@ import msgspec
 
 from corosrv.contracts.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, Vocabulary
 from corosrv.contracts.jobs.worker import DecodeStats
-from corosrv.contracts.settings import ModelSettings
 
 _LEAST_PART = 0.01  # of a load, from which on its pace says how long it takes
 
@@ -45,28 +44,6 @@ class LoadProgress(msgspec.Struct, frozen=True, array_like=True):
     def after(cls, seconds: float, part: float) -> LoadProgress:
         """Returns the progress after so many seconds, by whose pace the rest is estimated."""
         return cls(part, seconds * (1 - part) / part if part > _LEAST_PART else None)
-
-
-class Download(Protocol):
-    """The download of one model from a hub."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that are there."""
-
-    @property
-    def total(self) -> int:
-        """Bytes of all files; 0 before they are known."""
-
-    @property
-    def words(self) -> str:
-        """Says how far it is, for people."""
-
-    def run(self) -> ModelSettings:
-        """Returns the settings with the files in place of the name; called once. Waits. Raises CorosrvError."""
-
-    def cancel(self) -> None:
-        """Ends it soon; run() raises then. Never waits."""
 
 
 class Loadable(Protocol):

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from corosrv.base import errors
 from corosrv.contracts.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, State, Vocabulary
@@ -16,9 +16,12 @@ from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models.fitting.gguf import Facts
 from corosrv.models.keeper import Keeper
-from corosrv.models.loadable import Download, Loadable
+from corosrv.models.loadable import Loadable
 from corosrv.models.plan import ModelState, Standing
 from corosrv.models.served import ServedModel, named_adapters
+
+if TYPE_CHECKING:
+    from corosrv.models.hub.download import HubDownload
 
 _BEGINNING = (ModelState.DOWNLOADING, ModelState.LOADING)
 
@@ -55,7 +58,7 @@ class ModelPool:
         watch: Callable[[Callable[[], None]], Watch] = lambda on_gone: _NoWatch(),
         memory_elsewhere: Callable[[], int] = lambda: 0,
         waits_for_first: Callable[[], bool] = lambda: False,
-        make_download: Callable[[ModelSettings], Download] | None = None,
+        make_download: Callable[[ModelSettings], HubDownload] | None = None,
         on_failed_load: Callable[[], None] = lambda: None,
         may_use: Callable[[Sequence[str]], bool] | None = None,
     ) -> None:

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from corosrv.base import errors
 from corosrv.base.errors import NoDescriptor
@@ -25,9 +26,12 @@ from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models import plan
 from corosrv.models.fitting import gguf
-from corosrv.models.loadable import Download, Loadable, LoadProgress
+from corosrv.models.loadable import Loadable, LoadProgress
 from corosrv.models.plan import ModelState, Standing, check_move
 from corosrv.workers.dispatch.estimates import Backoff
+
+if TYPE_CHECKING:
+    from corosrv.models.hub.download import HubDownload
 
 log = logging.getLogger("corosrv")
 
@@ -141,7 +145,7 @@ class ServedModel:
         self.names = settings.names
         self.state = ModelState.UNLOADED
         self.engine: Loadable | None = None
-        self.download: Download | None = None  # while one is under way
+        self.download: HubDownload | None = None  # while one is under way
         self.uses = Uses(on_idle)
         self.wanted_since: float | None = None
         self.n_loads = 0
@@ -162,11 +166,6 @@ class ServedModel:
         return self.names[0]
 
     @property
-    def facts(self) -> gguf.Facts | None:
-        """Returns what the head of the model's file says; None where there is none."""
-        return self._facts
-
-    @property
     def standing(self) -> Standing:
         return Standing(
             self.name, self.state, self.bytes, self.wanted_since, not self.settings.is_hub, self.is_used,
@@ -185,7 +184,7 @@ class ServedModel:
     def _progress(self) -> dict[str, int]:
         if self.download is not None:
             return {"bytes": self.download.bytes, "total": self.download.total}
-        total = 0 if self._facts is None else self._facts.size
+        total = 0 if self.facts is None else self.facts.size
         return {"bytes": int(self.part * total), "total": total} if total else {}
 
     @property
@@ -238,16 +237,16 @@ class ServedModel:
 
     def _look(self) -> None:
         """Reads the file's head, and estimates what the model takes."""
-        self._facts = gguf.read(self.settings.model)
-        self.bytes = plan.estimate(self.load_settings, self._facts)
+        self.facts = gguf.read(self.settings.model)  # of the head of its file; None where there is none
+        self.bytes = plan.estimate(self.load_settings, self.facts)
 
     @property
     def load_settings(self) -> ModelSettings:
         """The settings to load it with: where slots or context are open, they are fitted into its share."""
         settings = self.settings
-        if settings.memory_bytes or (settings.slots and settings.ctx) or self._facts is None:
+        if settings.memory_bytes or (settings.slots and settings.ctx) or self.facts is None:
             return settings
-        return replace(settings, memory_bytes=plan.share(self._limit, self._facts.size, self._other_files))
+        return replace(settings, memory_bytes=plan.share(self._limit, self.facts.size, self._other_files))
 
     def ask(self) -> None:
         """Requests the model for the operator, who does not wait for it."""
@@ -279,7 +278,7 @@ class ServedModel:
 
     # State
 
-    def begin_download(self, download: Download) -> None:
+    def begin_download(self, download: HubDownload) -> None:
         self._enter(ModelState.DOWNLOADING)
         self._began = time.monotonic()
         self.download = download
@@ -314,7 +313,7 @@ class ServedModel:
         self.failure = ""
         self.uses.idle_since = time.monotonic()
         self._card = replace(self.engine.card(None), created=self._card.created)
-        self.bytes = plan.measured(self.settings, self._facts, self.engine.info, self._card.slots)
+        self.bytes = plan.measured(self.settings, self.facts, self.engine.info, self._card.slots)
         self._settle()
 
     def failed(self, reason: str) -> None:
@@ -353,7 +352,7 @@ class ServedModel:
 
     def _unloaded_card(self) -> ModelCard:
         """Makes the card of a model that is not loaded."""
-        facts = self._facts
+        facts = self.facts
         meta = {} if facts is None else {"n_ctx_train": facts.n_ctx_train, "n_embd": facts.n_embd, "size": facts.size}
         return ModelCard(
             self.name, int(time.time()), self.settings.aliases, self.settings.labels, meta=meta, file=self.settings.file

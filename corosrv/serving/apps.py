@@ -6,7 +6,7 @@ import _socket
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from corosrv.base.errors import CorosrvError, ModelFailed, Refused, Starting
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferJob, InferReader
+from corosrv.contracts.metrics import metric, metrics_of
 from corosrv.contracts.settings import AppSettings, child_environment
 from corosrv.dialects.kserve import schema
 from corosrv.serving.part import Part, ServerContext, why_not_served
@@ -28,14 +29,25 @@ from corosrv.workers.dispatch.policy import DispatchSettings
 from corosrv.workers.dispatch.stats import DispatchCollector
 from corosrv.workers.manager.joined import Joining
 from corosrv.workers.manager.manager import Manager, ManagerSettings
-from corosrv.workers.manager.place import Place
-from corosrv.workers.manager.snapshot import Claim
+from corosrv.workers.manager.plan import Claim
+from corosrv.workers.manager.pool_memory import PoolMemory
 from corosrv.workers.objects import ObjectCollector, ObjectStore
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
 from corosrv.workers.worker.parent.asks import CallServices, submit_to
 from corosrv.workers.worker.parent.joined_process import JoinedProcess
+
+_OF_WORKERS: dict[str, tuple[str, Callable[[AppProcess], float]]] = {
+    "in_flight": ("Slots that run a call", lambda worker: worker.in_flight),
+    "rss_bytes": ("Memory of the process", lambda worker: worker.rss),
+}
+_OF_POOLS: dict[str, tuple[str, Callable[[PoolMemory], float]]] = {
+    "min": ("Workers at least", lambda memory: memory.least),
+    "max": ("Workers at most", lambda memory: memory.most),
+    "target": ("Workers that there should be", lambda memory: memory.target),
+    "crashlooping": ("1: its workers crash again and again", lambda memory: memory.crashes.is_looping),
+}
 
 
 class ManagerCollector(Collector):
@@ -45,43 +57,20 @@ class ManagerCollector(Collector):
         self._manager = manager
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._of_workers(self._manager.shown_places)
-        yield from self._of_pools()
-
-    def _of_workers(self, places: Iterable[Place]) -> Iterator[Metric]:
-        state = GaugeMetricFamily("corosrv_worker_state", "1: the worker is there", labels=["worker", "pool", "state"])
-        in_flight = GaugeMetricFamily("corosrv_worker_in_flight", "Slots that run a call", labels=["worker", "pool"])
-        rss = GaugeMetricFamily("corosrv_worker_rss_bytes", "Memory of the process", labels=["worker", "pool"])
-        for place in places:
-            assert place.worker is not None
-            state.add_metric([place.id, place.pool, place.state.value], 1)
-            in_flight.add_metric([place.id, place.pool], place.worker.in_flight)
-            rss.add_metric([place.id, place.pool], place.worker.rss)
-        return iter((state, in_flight, rss))
-
-    def _of_pools(self) -> Iterator[Metric]:
-        restarts = CounterMetricFamily(
-            "corosrv_worker_restarts", "Workers that ended and were replaced", labels=["pool", "reason"]
-        )
-        expired = CounterMetricFamily("corosrv_lease_expired", "Workers lost for want of a heartbeat", labels=["pool"])
-        gauges = {
-            name: GaugeMetricFamily(f"corosrv_pool_{name}", text, labels=["pool"])
-            for name, text in (
-                ("min", "Workers at least"),
-                ("max", "Workers at most"),
-                ("target", "Workers that there should be"),
-                ("crashlooping", "1: its workers crash again and again"),
-            )
-        }
-        for pool in self._manager.pools:
-            for reason, n in pool.restarts.items():
-                restarts.add_metric([pool.name, reason], n)
-            expired.add_metric([pool.name], pool.restarts["lease_expired"])
-            memory = pool.memory
-            values = (memory.least, memory.most, memory.target, int(memory.crashes.is_looping))
-            for gauge, value in zip(gauges.values(), values, strict=True):
-                gauge.add_metric([pool.name], value)
-        return iter((restarts, expired, *gauges.values()))
+        places, pools = list(self._manager.shown_places), self._manager.pools
+        states = (([place.id, place.pool, place.state.value], 1) for place in places)
+        labels = ["worker", "pool"]
+        yield metric(GaugeMetricFamily, "corosrv_worker_state", "1: the worker is there", [*labels, "state"], states)
+        workers = [([place.id, place.pool], place.worker) for place in places if place.worker is not None]
+        yield from metrics_of(GaugeMetricFamily, "corosrv_worker_", _OF_WORKERS, labels, workers)
+        ended = (([pool.name, reason], n) for pool in pools for reason, n in pool.restarts.items())
+        words = "Workers that ended and were replaced"
+        yield metric(CounterMetricFamily, "corosrv_worker_restarts", words, ["pool", "reason"], ended)
+        expired = (([pool.name], pool.restarts["lease_expired"]) for pool in pools)
+        words = "Workers lost for want of a heartbeat"
+        yield metric(CounterMetricFamily, "corosrv_lease_expired", words, ["pool"], expired)
+        memories = (([pool.name], pool.memory) for pool in pools)
+        yield from metrics_of(GaugeMetricFamily, "corosrv_pool_", _OF_POOLS, ["pool"], memories)
 
 
 log = logging.getLogger("corosrv")

@@ -16,8 +16,8 @@ from corosrv.fleet.cluster.connection import RedisClient, check_server, parse_in
 from corosrv.fleet.cluster.group_aborts import AbortsGroup, GroupAborts
 from corosrv.fleet.cluster.health import ClusterCollector
 from corosrv.fleet.cluster.key_limits import KeyLimits
-from corosrv.fleet.cluster.key_names import KeyNames
 from corosrv.fleet.cluster.key_records import KeyRecords
+from corosrv.fleet.cluster.namespace import KeyNames
 from corosrv.fleet.cluster.permits import PermitShares
 from corosrv.fleet.cluster.registry import FrontOffer, FrontRecord, FrontRegistry, new_front_id
 from corosrv.fleet.upstreams.policies import rank_name
@@ -40,21 +40,22 @@ class Cluster:
         self.front = new_front_id()
         self.registry = FrontRegistry(self.client, self.names, self.front, describe)
         self.groups = GroupAborts(self.client, self.names, self.front, abort_group)
-        self._key_records: KeyRecords | None = None
-        self._key_limits: KeyLimits | None = None
         self._permits: PermitShares | None = None
+        self._shared: list[KeyRecords | KeyLimits | PermitShares] = []  # in the order in which they start
         self._is_started = False
         self._is_joined = False
 
     def key_records(self, max_bytes: int, lifetime: float) -> KeyRecords:
         """Makes the shared records of idempotency keys; see KeyRecords. They live as long as the cluster."""
-        self._key_records = KeyRecords(self.client, self.names, max_bytes, lifetime)
-        return self._key_records
+        records = KeyRecords(self.client, self.names, max_bytes, lifetime)
+        self._shared.append(records)
+        return records
 
     def key_limits(self) -> KeyLimits:
         """Makes what shares the limits of API keys from the start on."""
-        self._key_limits = KeyLimits(self.client, self.names, self.front)
-        return self._key_limits
+        limits = KeyLimits(self.client, self.names, self.front)
+        self._shared.append(limits)
+        return limits
 
     def share_permits(self, pool: UpstreamPool) -> None:
         """Divides the permits of upstreams among all servers that know them, from the start on."""
@@ -63,6 +64,7 @@ class Cluster:
             permits.lend(rank_name(upstream.id), upstream)
 
         permits = self._permits = PermitShares(self.client, self.names, self.front, pool.dispatcher)
+        self._shared.append(permits)
         for upstream in pool.upstreams:
             lend(upstream)
         pool.on_add, pool.on_leave = lend, permits.forget
@@ -109,12 +111,8 @@ class Cluster:
         self._is_joined = True
         self.registry.start()
         self.groups.start()
-        if self._key_records is not None:
-            self._key_records.start()
-        if self._key_limits is not None:
-            self._key_limits.start()
-        if self._permits is not None:
-            self._permits.start()
+        for shared in self._shared:
+            shared.start()
 
     def stop(self) -> None:
         """Tells the other fronts that this one serves nothing any more. Twice is harmless."""
@@ -124,12 +122,8 @@ class Cluster:
         """Leaves the other fronts, and closes the connections. Twice is harmless."""
         if self._is_started:
             self._is_started = False
-            if self._permits is not None:
-                self._permits.close()
-            if self._key_records is not None:
-                self._key_records.close()
-            if self._key_limits is not None:
-                self._key_limits.close()
+            for shared in reversed(self._shared):
+                shared.close()
             self.groups.close()
             self.registry.close()
             self.client.close()

@@ -19,8 +19,8 @@ from prometheus_client.registry import Collector
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_options_header
 
-from corosrv.contracts.exemplars import Exemplar, Exemplars, JobExemplars
 from corosrv.contracts.jobs.worker import BOUNDS
+from corosrv.contracts.metrics import Exemplar, Exemplars, JobExemplars
 from corosrv.dialects.llamacpp.metrics import with_token_counter
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.siblings import Siblings, is_repeated

@@ -16,7 +16,7 @@ from corosrv.contracts.jobs import SlotState
 from corosrv.contracts.jobs.worker import DecodeStats, Histogram
 from corosrv.serving.part import ServerContext
 from corosrv.serving.parts import Parts
-from corosrv.web.live_frame import (
+from corosrv.web.live import (
     LiveCache,
     LiveEncoder,
     LiveEngine,

@@ -41,9 +41,9 @@ from corosrv.images.reader import ImageReader
 from corosrv.models.engine import Engine
 from corosrv.models.engine.binding import NativeJsonScanner
 from corosrv.models.engine.marks import check_source
-from corosrv.models.hub import library
+from corosrv.models.hub import cache
 from corosrv.models.hub.download import HubDownload
-from corosrv.models.loadable import Download, Loadable
+from corosrv.models.loadable import Loadable
 from corosrv.models.pool import ModelPool
 from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.http.client import ClientWatch
@@ -86,7 +86,7 @@ class ModelPart(Part):
         """Raises SettingsError for a chat template that is none, and HubMissing."""
         settings = context.settings
         if any(model.is_hub for model in settings.models):
-            library.check_installed()
+            cache.check_installed()
         for model in settings.models:
             _check_template(model)
         self._context = context
@@ -133,7 +133,7 @@ class ModelPart(Part):
         sends some, and where another worker process may have said that all is well."""
         return self._context.is_mounted or any(engine.is_up for engine in self._remote)
 
-    def _download(self, model: ModelSettings) -> Download:
+    def _download(self, model: ModelSettings) -> HubDownload:
         return HubDownload(model, self._hub)
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from corosrv.base.errors import NotFound, Starting
 from corosrv.contracts.jobs.infer import HandlerCard, InferJob, InferReader, InferWorker, ModelStanding, Target
 from corosrv.serving.part import ServerContext
+from corosrv.web.docs.home import Served
 
 if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
     from corosrv.serving.apps import AppPart
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # each is imported where it is made: a server needs few of th
     from corosrv.serving.peers import PeerPart
     from corosrv.serving.predictor import PredictorPart
     from corosrv.serving.upstreams import UpstreamPart
+    from corosrv.workers.dispatch.dispatcher import Dispatcher
 
 
 @dataclass(eq=False, slots=True)
@@ -29,6 +31,28 @@ class Parts:
     app: AppPart | None = None
     kserve: KservePart | None = None
     peers: PeerPart | None = None
+
+    def dispatchers(self) -> dict[str, Dispatcher]:
+        """Returns the dispatcher of each domain that this server has."""
+        dispatchers = {}
+        if self.app is not None:
+            dispatchers["app"] = self.app.dispatcher
+        if self.upstreams is not None:
+            dispatchers["upstreams"] = self.upstreams.pool.dispatcher
+        return dispatchers
+
+    def served(self) -> list[Served]:
+        """Lists what is served, for people."""
+        shown = []
+        if self.models is not None:
+            shown += [Served(model.id, "model", model.status) for model in self.models.pool.models()]
+        if self.upstreams is not None:
+            shown += [Served(name, "model", "upstream") for name in self.upstreams.pool.models()]
+        if self.app is not None:
+            shown += [Served(one.card.name, "handler", one.state.lower()) for one in self.app.dispatcher.standings()]
+        if self.predictor is not None:
+            shown.append(Served("predictor", "predictor", self.predictor.state.value))
+        return shown
 
 
 def make_parts(context: ServerContext) -> Parts:

@@ -32,7 +32,7 @@ from corosrv.serving.request_hooks import RequestHooks
 from corosrv.web import live
 from corosrv.web.accounts import Accounts, UsageCollector, UsageList, add_usage
 from corosrv.web.docs import home as docs
-from corosrv.web.docs.home import Home, Served
+from corosrv.web.docs.home import Home
 from corosrv.web.groups import routes as group_routes
 from corosrv.web.groups.table import GroupTable
 from corosrv.web.http import access, access_log, body_reader, health, metrics, openapi
@@ -56,7 +56,6 @@ if TYPE_CHECKING:  # each is imported where it is made: a server needs few of th
     from corosrv.serving.cluster import Cluster
     from corosrv.serving.models import ModelPart
     from corosrv.serving.tracing import SpanMaker
-    from corosrv.workers.dispatch.dispatcher import Dispatcher
 
 log = logging.getLogger("corosrv")
 
@@ -213,21 +212,12 @@ class Server:
 
     def _served_here(self) -> FrontOffer:
         """Says what this server serves, for other fronts."""
-        handlers = {domain: dispatcher.cards_here() for domain, dispatcher in self._dispatchers().items()}
+        handlers = {domain: dispatcher.cards_here() for domain, dispatcher in self.parts.dispatchers().items()}
         models = [] if self.parts.models is None else sorted(self.parts.models.pool.names())
         if (peers := self.parts.peers) is None or self.cluster is None:
             return FrontOffer(host_name(), models, handlers)
         notice = peers.notice(self.cluster.front)
         return FrontOffer(host_name(), models, handlers, notice.url, notice.proof)
-
-    def _dispatchers(self) -> dict[str, Dispatcher]:
-        """Returns the dispatcher of each domain that this server has."""
-        dispatchers = {}
-        if self.parts.app is not None:
-            dispatchers["app"] = self.parts.app.dispatcher
-        if self.parts.upstreams is not None:
-            dispatchers["upstreams"] = self.parts.upstreams.pool.dispatcher
-        return dispatchers
 
     def _make_management(self) -> ManagementListener | None:
         """Makes the listener for what operators may do; None where there is nothing of it."""
@@ -237,7 +227,7 @@ class Server:
             apis.append(self.cluster.api())
         if not apis:
             return None
-        apis.append(management_routes.queue_blueprint(list(self._dispatchers().values())))
+        apis.append(management_routes.queue_blueprint(list(self.parts.dispatchers().values())))
         options = ManagementSettings(
             run_dir=operator.run_dir,
             port=operator.mgmt_port,
@@ -360,9 +350,12 @@ class Server:
 
     def _routes(self) -> Iterator[Blueprint]:
         context, parts = self.context, self.parts
-        yield health.blueprint(
-            context, {"redis": self._redis_state, "images": self._images_state, "engine": self._engine_state}
-        )
+        states: dict[str, Callable[[], str | None]] = {}
+        if self.cluster is not None:
+            states["redis"] = self.cluster.redis_state
+        if (models := parts.models) is not None:
+            states |= {"images": lambda: models.images_state, "engine": lambda: models.engine_state}
+        yield health.blueprint(context, states)
         yield docs.page(has_tabs=self.settings.page)
         yield live.blueprint(self.live, self._stats, self.settings.metrics, self.settings.write_timeout_s)
         if parts.models is not None:
@@ -380,34 +373,11 @@ class Server:
             yield page_routes.blueprint(context.is_mounted)
         # Behind the parts: `/` is a predictor's index, as Cog's server has it.
         has_models = parts.models is not None or parts.upstreams is not None
-        home = Home(self._list_served, lambda: context.state.value, self.settings.needs_key, has_models)
+        home = Home(parts.served, lambda: context.state.value, self.settings.needs_key, has_models)
         yield home.blueprint(context.is_mounted)
         if parts.predictor is None or not parts.predictor.is_alone:  # which has the document as Cog's server does
             documents = [part.document for part in context.parts]
             yield docs.document(answer_types.ErrorAnswer, self.settings.needs_key, documents)
-
-    def _list_served(self) -> list[Served]:
-        """Lists what is served, for people."""
-        parts = self.parts
-        shown = []
-        if parts.models is not None:
-            shown += [Served(model.id, "model", model.status) for model in parts.models.pool.models()]
-        if parts.upstreams is not None:
-            shown += [Served(name, "model", "upstream") for name in parts.upstreams.pool.models()]
-        if parts.app is not None:
-            shown += [Served(one.card.name, "handler", one.state.lower()) for one in parts.app.dispatcher.standings()]
-        if parts.predictor is not None:
-            shown.append(Served("predictor", "predictor", parts.predictor.state.value))
-        return shown
-
-    def _redis_state(self) -> str | None:
-        return None if self.cluster is None else self.cluster.redis_state()
-
-    def _images_state(self) -> str | None:
-        return None if self.parts.models is None else self.parts.models.images_state
-
-    def _engine_state(self) -> str | None:
-        return None if self.parts.models is None else self.parts.models.engine_state
 
     def shortcut(self) -> Shortcut | None:
         """Returns what answers plain requests without Flask; None where hooks of other parts look at all of them."""

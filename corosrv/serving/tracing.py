@@ -28,8 +28,8 @@ from prometheus_client.registry import Collector
 
 from corosrv.base import __version__
 from corosrv.base.errors import SettingsError
-from corosrv.contracts.exemplars import Exemplars, JobExemplars
 from corosrv.contracts.jobs.worker import BOUNDS
+from corosrv.contracts.metrics import Exemplars, JobExemplars, metric
 from corosrv.web.http.reply import Flood
 
 try:
@@ -157,10 +157,8 @@ class SpanCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         queue = self._spans.queue
-        ended = CounterMetricFamily("corosrv_trace_spans", "Spans by what became of them", labels=["outcome"])
-        for outcome in ("sent", "failed", "dropped"):
-            ended.add_metric([outcome], getattr(queue, f"n_{outcome}"))
-        yield ended
+        ended = (([outcome], getattr(queue, f"n_{outcome}")) for outcome in ("sent", "failed", "dropped"))
+        yield metric(CounterMetricFamily, "corosrv_trace_spans", "Spans by what became of them", ["outcome"], ended)
         yield GaugeMetricFamily("corosrv_trace_spans_waiting", "Spans that wait for the collector", queue.n_waiting)
 
 

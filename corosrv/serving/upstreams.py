@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from flask import Blueprint
@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.worker import DecodeStats
+from corosrv.contracts.metrics import metric, metrics_of
 from corosrv.contracts.settings import UpstreamSettings
-from corosrv.dialects.ollama.catalog import OllamaCatalog, OllamaPool, TaggedModel
+from corosrv.dialects.ollama.catalog import OllamaCatalog, TaggedModel
 from corosrv.dialects.openai import routes
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.policies import make_policy
@@ -28,6 +28,7 @@ from corosrv.fleet.upstreams.spec import parse_all
 from corosrv.fleet.upstreams.upstream import Upstream, UpstreamState
 from corosrv.gateway.forwarding.forwarder import DirectForwarding, Forwarder, ForwardOptions, error_body
 from corosrv.gateway.forwarding.routes import ForwardingRoutes, LocalModels
+from corosrv.models.pool import ModelPool
 from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.http.access import Entrance
 from corosrv.web.management import upstream_routes
@@ -71,53 +72,30 @@ class UpstreamCollector(Collector):
         self._find_upstreams = find_upstreams
 
     def collect(self) -> Iterable[Metric]:
-        upstreams = self._find_upstreams()
-        states = GaugeMetricFamily(
-            "corosrv_upstream_state", "1 for the state that the upstream is in", labels=[*_LABELS, "state"]
-        )
-        failed = CounterMetricFamily("corosrv_upstream_failed", "Calls that failed", labels=[*_LABELS, "reason"])
-        for upstream in upstreams:
-            for state in UpstreamState:
-                states.add_metric([*_labels_of(upstream), state.value], upstream.state is state)
-            for reason, count in upstream.stats.failed.items():
-                failed.add_metric([*_labels_of(upstream), reason], count)
-        yield from (states, failed)
+        labelled = [(_labels_of(upstream), upstream) for upstream in self._find_upstreams()]
+        states = (((*labels, state.value), one.state is state) for labels, one in labelled for state in UpstreamState)
+        words = "1 for the state that the upstream is in"
+        yield metric(GaugeMetricFamily, "corosrv_upstream_state", words, [*_LABELS, "state"], states)
+        failed = (((*labels, why), n) for labels, one in labelled for why, n in one.stats.failed.items())
+        yield metric(CounterMetricFamily, "corosrv_upstream_failed", "Calls that failed", [*_LABELS, "reason"], failed)
         for name, (text, distribution) in _HISTOGRAMS.items():
             histogram = HistogramMetricFamily(f"corosrv_upstream_{name}", text, labels=_LABELS)
-            for upstream in upstreams:
+            for labels, upstream in labelled:
                 values = distribution(upstream)
-                histogram.add_metric(_labels_of(upstream), values.cumulative(), values.sum)
+                histogram.add_metric(labels, values.cumulative(), values.sum)
             yield histogram
-        for name, (text, number) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"corosrv_upstream_{name}", text, labels=_LABELS)
-            for upstream in upstreams:
-                gauge.add_metric(_labels_of(upstream), number(upstream))
-            yield gauge
-        for name, (text, number) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"corosrv_upstream_{name}", text, labels=_LABELS)
-            for upstream in upstreams:
-                counter.add_metric(_labels_of(upstream), number(upstream))
-            yield counter
+        yield from metrics_of(GaugeMetricFamily, "corosrv_upstream_", _GAUGES, _LABELS, labelled)
+        yield from metrics_of(CounterMetricFamily, "corosrv_upstream_", _COUNTERS, _LABELS, labelled)
 
 
 def _labels_of(upstream: Upstream) -> tuple[str, str]:
     return upstream.id, urlsplit(upstream.spec.url).netloc
 
 
-class NamedModels(OllamaPool, Protocol):
-    """A pool of models that are served here."""
-
-    def names(self) -> frozenset[str]:
-        """Returns all names, aliases among them."""
-
-    def stats_of(self, name: str) -> DecodeStats | None:
-        """Returns the counters of a model; None while it is not loaded."""
-
-
 class PoolModels:
     """Shows the models of a pool as forwarding sees them."""
 
-    def __init__(self, pool: NamedModels, spill: int | None) -> None:
+    def __init__(self, pool: ModelPool, spill: int | None) -> None:
         """`spill`: jobs that may wait before others go to upstreams; None: as many as there are slots."""
         self._pool = pool
         self._spill = spill
@@ -142,7 +120,7 @@ class UpstreamPart(Part):
 
     formats = ("openai", "anthropic", "llamacpp", "ollama", "upstream")
 
-    def __init__(self, context: ServerContext, settings: UpstreamSettings, local: NamedModels | None = None) -> None:
+    def __init__(self, context: ServerContext, settings: UpstreamSettings, local: ModelPool | None = None) -> None:
         """`local`: the models that are served beside upstreams. Raises SettingsError for a wrong upstream."""
         server = context.settings.server
         self._is_beside = local is not None

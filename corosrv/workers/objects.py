@@ -29,12 +29,12 @@ MIN_FILE = 64 << 10  # bytes; smaller contents need no descriptor
 class ObjectContent:
     """Holds immutable bytes. Owns the memory file, if there is one; whoever passes the descriptor on duplicates it."""
 
-    __slots__ = ("_bytes", "_fd", "size")
+    __slots__ = ("_bytes", "fd", "size")
 
     def __init__(self, data: bytes = b"", fd: int | None = None, size: int = 0) -> None:
         """Takes either bytes, or a sealed memory file of `size` bytes, which is the content's from now on."""
         self._bytes = data
-        self._fd = fd
+        self.fd = fd  # of the memory file; None for a small content, and after close()
         self.size = size if fd is not None else len(data)
 
     @classmethod
@@ -46,20 +46,15 @@ class ObjectContent:
             return cls(b"".join(pieces))
         return cls(fd=descriptors.make(pieces), size=size)
 
-    @property
-    def fd(self) -> int | None:
-        """The descriptor of the memory file; None for a small content, and after close()."""
-        return self._fd
-
     def view(self) -> memoryview:
         """Returns the bytes, without a copy. The view stays valid after close()."""
-        if self._fd is None:
+        if self.fd is None:
             return memoryview(self._bytes)
-        return descriptors.map_value(self._fd, self.size)
+        return descriptors.map_value(self.fd, self.size)
 
     def close(self) -> None:
         """Closes the descriptor; views stay valid. Twice is harmless."""
-        fd, self._fd = self._fd, None
+        fd, self.fd = self.fd, None
         if fd is not None:
             os.close(fd)
 

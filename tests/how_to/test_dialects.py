@@ -131,7 +131,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
 def test_a_route_is_served_documented_and_refuses_by_name(tmp_path):
     recipe = Recipe("Add a route to a dialect", tmp_path)
     recipe.change(
-        "corosrv/dialects/openai/completions/parse.py",
+        "corosrv/dialects/openai/completions.py",
         ("from msgspec import Meta\n", "import msgspec\nfrom msgspec import Meta\n"),
         (
             "",
@@ -142,7 +142,7 @@ def test_a_route_is_served_documented_and_refuses_by_name(tmp_path):
     recipe.change("corosrv/dialects/openai/answer_types.py", ("", "class Weight(msgspec.Struct):\n    n_tokens: int\n"))
     recipe.change(
         "corosrv/dialects/openai/api_docs.py",
-        ("parse import CompletionBody\n", "parse import CompletionBody, WeighBody\n"),
+        ("completions import CompletionBody\n", "completions import CompletionBody, WeighBody\n"),
         (
             "",
             'weigh = operation("Text", "Weigh a text", body=WeighBody, answer=answer_types.Weight, statuses=(400,))\n',
@@ -151,11 +151,11 @@ def test_a_route_is_served_documented_and_refuses_by_name(tmp_path):
     recipe.change(
         "corosrv/dialects/openai/routes.py",
         ("import ModelCard, Worker\n", "import ModelCard, Text, Worker\n"),
-        ("import api_docs, events\n", "import answer_types, api_docs, events\n"),
+        ("import api_docs, completions, events\n", "import answer_types, api_docs, completions, events\n"),
         (
             "    register_errors(routes, events.body)\n",
             '    @routes.post("/v1/weigh")\n    @api_docs.weigh\n    def weigh() -> Response:\n'
-            "        body = flow.receive(completion_parse.weigh_decoder)\n"
+            "        body = flow.receive(completions.weigh_decoder)\n"
             "        n_tokens = flow.worker.vocabulary(body.model).count(Text(body.text))\n"
             "        return json_response(answer_types.Weight(n_tokens))\n\n"
             "    register_errors(routes, events.body)\n",

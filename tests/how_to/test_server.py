@@ -171,7 +171,7 @@ def test_an_error_is_drawn_and_has_its_form_in_every_dialect(tmp_path):
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/dialects/openai/test_errors.py", "tests/test_exports.py"
     )
     printed = recipe.program(
-        "from corosrv.base.errors import TooLoud\nfrom corosrv.dialects.anthropic.answer_types import body\n"
+        "from corosrv.base.errors import TooLoud\nfrom corosrv.dialects.anthropic.answers import body\n"
         'print(body(TooLoud(), "r").error.type)'
     )
 

@@ -48,7 +48,7 @@ class Workshop:
         return self.made[-1]
 
     def names(self) -> list[str]:
-        return [engine._settings.names[0] for engine in self.made]
+        return [engine.settings.names[0] for engine in self.made]
 
 
 @pytest.fixture

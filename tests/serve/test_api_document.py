@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from corosrv.dialects.anthropic import answer_types as message_types
+from corosrv.dialects.anthropic import answers as message_types
 from corosrv.dialects.generation.answer_types import NativeCompletion
 from corosrv.dialects.llamacpp import answers as native_types
 from corosrv.dialects.llamacpp import loading

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.fleet.cluster.permit_script import BEAT, LEASE_MS
+from corosrv.fleet.cluster.namespace import BEAT, LEASE_MS
 from tests.serve.fronts import ServerFront, front
 from tests.serve.server import Servers, servers
 from tests.serve.wire import Answer, events

@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
-from corosrv.contracts.exemplars import Exemplar, Exemplars, JobExemplars
 from corosrv.contracts.jobs import ModelCard, Terms
 from corosrv.contracts.jobs.worker import BOUNDS
+from corosrv.contracts.metrics import Exemplar, Exemplars, JobExemplars
 from corosrv.dialects.generation.job_log import submit
 from corosrv.serving import exposition
 from corosrv.serving.exposition import OPEN_METRICS, PLAIN

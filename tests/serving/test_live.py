@@ -14,7 +14,7 @@ from corosrv.contracts.jobs.worker import DecodeStats, Histogram
 from corosrv.serving.live import LiveRecorder
 from corosrv.serving.server import Server
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.live_frame import LiveEngine, LiveFrame
+from corosrv.web.live import LiveEngine, LiveFrame
 
 NONE = Histogram((0,) * 16, 0.0)
 STATS = DecodeStats(

@@ -194,18 +194,18 @@ BUGS = {
         "_sum(pool.claim * pool.live for pool in pools)",
     ),
     "a Redis that has lost all grants at once": Bug(
-        "fronts", "corosrv.fleet.cluster.permit_script",
+        "fronts", "corosrv.fleet.cluster.namespace",
         "  if last > 0 then hold_until = now",
         "  if false then hold_until = now",
         seed=8,
     ),
     "the permits of the dead never come back": Bug(
-        "fronts", "corosrv.fleet.cluster.permit_script",
+        "fronts", "corosrv.fleet.cluster.namespace",
         "or now - record.at > lease then",
         "then",
     ),
     "a run that was held up counts": Bug(
-        "fronts", "corosrv.fleet.cluster.permit_script",
+        "fronts", "corosrv.fleet.cluster.namespace",
         "if tonumber(ARGV[8]) <=",
         "if false and tonumber(ARGV[8]) <=",
         seed=14,

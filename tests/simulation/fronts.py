@@ -11,7 +11,7 @@ import gevent
 from corosrv.base.errors import CallCancelled, CorosrvError, ReadTimeout
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferJob, InferOutputs, InferRequest, ModelTarget
 from corosrv.contracts.jobs.terms import Terms
-from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.namespace import KeyNames
 from corosrv.fleet.cluster.permits import PermitShares
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.dispatcher import Dispatcher

@@ -21,7 +21,7 @@ from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.policy import DispatchSettings
 from corosrv.workers.manager.manager import Manager, ManagerSettings
-from corosrv.workers.manager.snapshot import Claim, PlaceState
+from corosrv.workers.manager.plan import Claim, PlaceState
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent import linked_process
 from corosrv.workers.worker.parent.app_watch import POISONED_GRACE

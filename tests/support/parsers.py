@@ -10,7 +10,7 @@ LAST_TICK = [Chunk(0, "", 1, Finish.STOP, prompt_tokens=5)]
 
 
 class HandDrivenParser:
-    """A corosrv.dialects.chat.parser.Parser: each call gives the parts of the next row, whatever the chunks are."""
+    """A corosrv.dialects.chat.prepare.Parser: each call gives the parts of the next row, whatever the chunks are."""
 
     def __init__(self, *rows: list[Part], reasoning_tokens: int = 0) -> None:
         self.reasoning_tokens = reasoning_tokens

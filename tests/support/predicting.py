@@ -61,9 +61,7 @@ class Running:
 
 
 class HandWorker:
-    """A corosrv.dialects.predictions.service.WorkerLike. `obeys`: predictions end as canceled as soon as they are
-    to.
-    """
+    """A PredictorWorker. `obeys`: predictions end as canceled as soon as they are to."""
 
     def __init__(self, predictor: Callable[..., Any], slots: int = 1, obeys: bool = False) -> None:
         self.state = WorkerState.STARTING

@@ -83,8 +83,9 @@ class KeyReused(Refused):
 
     status = 422
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, "Idempotency-Key", "idempotency_key_reused")
+    def __init__(self) -> None:
+        words = "the Idempotency-Key was used for another request; choose a new one"
+        super().__init__(words, "Idempotency-Key", "idempotency_key_reused")
 
 
 class EventsGone(Refused):

@@ -27,22 +27,29 @@ IsReadable = Callable[[], bool]
 _local = gevent.monkey.get_original("_thread", "_local")
 
 
-class PolledSet:
+class _HubSet:
+    """The sources that one hub waits for. Belongs to the hub's thread."""
+
+    def __init__(self, hub: Any) -> None:
+        self.hub = hub
+        self._pid = os.getpid()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Returns whether this process is a fork of the one that made the set, which must not touch it."""
+        return os.getpid() != self._pid
+
+
+class PolledSet(_HubSet):
     """Calls a function each time that its source is found readable, in the hub. Belongs to the hub's thread.
 
     One timer serves all members, and runs only while there are some.
     """
 
     def __init__(self, hub: Any) -> None:
-        self.hub = hub
-        self._pid = os.getpid()
+        super().__init__(hub)
         self._members: dict[IsReadable, Callable[[], None]] = {}
         self._timer: Any = None
-
-    @property
-    def is_inherited(self) -> bool:
-        """Returns whether this process is a fork of the one that made the set."""
-        return os.getpid() != self._pid
 
     def add(self, is_readable: IsReadable, on_readable: Callable[[], None]) -> None:
         """Calls `on_readable` at every look that finds the source readable. `is_readable` must not wait."""
@@ -74,28 +81,13 @@ class PolledSet:
                     self.hub.handle_error(on_readable, *sys.exc_info())
 
 
-class _PolledHere(_local):  # type: ignore[misc,valid-type]
-    polled: PolledSet | None = None
-
-
-_polled_here = _PolledHere()
-
-
-def polled_of(hub: Any) -> PolledSet:
-    """Returns the set of the calling thread, whose hub this is."""
-    polled = _polled_here.polled
-    if polled is None or polled.hub is not hub or polled.is_inherited:
-        polled = _polled_here.polled = PolledSet(hub)
-    return polled
-
-
 # Woken in one go. The hub looks at everything else in between: new connections, timers, clients that left.
 AT_ONCE = 128
 
 _epoll = gevent.monkey.get_original("select", "epoll")
 
 
-class EdgeSet:
+class EdgeSet(_HubSet):
     """Calls a function each time a descriptor is written, in the hub. Belongs to the hub's thread.
 
     Edge-triggered: a descriptor that was written once is told of once, whether it is read or not, so nobody has to
@@ -104,17 +96,11 @@ class EdgeSet:
     """
 
     def __init__(self, hub: Any) -> None:
-        self.hub = hub
-        self._pid = os.getpid()
+        super().__init__(hub)
         self._members: dict[int, Callable[[], None]] = {}
         self.ended: set[int] = set()  # descriptors whose other end was closed, or which failed
         self._epoll: Any = None
         self._watcher: Any = None
-
-    @property
-    def is_inherited(self) -> bool:
-        """Returns whether this process is a fork of the one that made the set, which must not touch it."""
-        return os.getpid() != self._pid
 
     def add(self, fd: int, on_edge: Callable[[], None]) -> None:
         """Calls `on_edge` at each write from now on, and at once if the descriptor is readable. Raises OSError."""
@@ -128,7 +114,7 @@ class EdgeSet:
 
         An edge already being delivered may still reach the next owner of this descriptor number.
         """
-        if self.is_inherited:
+        if os.getpid() != self._pid:  # see is_inherited: one call less for each wait
             return
         del self._members[fd]
         self.ended.discard(fd)
@@ -148,7 +134,7 @@ class EdgeSet:
         self._watcher = self._epoll = None
 
     def _on_edges(self) -> None:
-        if self.is_inherited:
+        if os.getpid() != self._pid:  # see is_inherited: one call less for each wait
             self._watcher.stop()
             return
         members = self._members
@@ -163,18 +149,27 @@ class EdgeSet:
                     self.hub.handle_error(on_edge, *sys.exc_info())
 
 
-class _EdgesHere(_local):  # type: ignore[misc,valid-type]
+class _OwnSets(_local):  # type: ignore[misc,valid-type]
+    polled: PolledSet | None = None
     edges: EdgeSet | None = None
 
 
-_edges_here = _EdgesHere()
+_own_sets = _OwnSets()
+
+
+def polled_of(hub: Any) -> PolledSet:
+    """Returns the set of the calling thread, whose hub this is."""
+    polled = _own_sets.polled
+    if polled is None or polled.hub is not hub or polled.is_inherited:
+        polled = _own_sets.polled = PolledSet(hub)
+    return polled
 
 
 def edges_of(hub: Any) -> EdgeSet:
     """Returns the set of the calling thread, whose hub this is."""
-    edges = _edges_here.edges
+    edges = _own_sets.edges
     if edges is None or edges.hub is not hub or edges.is_inherited:
-        edges = _edges_here.edges = EdgeSet(hub)
+        edges = _own_sets.edges = EdgeSet(hub)
     return edges
 
 

@@ -18,8 +18,7 @@ from corosrv.base.errors import Refused
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs.job import AnyJob, Defaults, Messages, Prompt, Sampling
 from corosrv.contracts.jobs.reader import Chunk, Reader
-from corosrv.formats.callformats.description import BARE, AnswerFormat, CallFormat
-from corosrv.formats.callformats.known import HERMES
+from corosrv.formats.callformats.description import BARE, HERMES, AnswerFormat, CallFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -40,7 +40,7 @@ _PAUSE = 0.02
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _TABLE = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")
-_LIMITS = ("streams", "requests_per_minute", "tokens_per_minute", "tokens_per_day")
+KEY_LIMITS = ("streams", "requests_per_minute", "tokens_per_minute", "tokens_per_day")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +62,12 @@ class KeyEntry:
     @property
     def has_limits(self) -> bool:
         """Tells whether something has to be counted for this key before it is served."""
-        return any(getattr(self, name) is not None for name in _LIMITS)
+        return any(getattr(self, name) is not None for name in KEY_LIMITS)
 
     @property
     def counts_answers(self) -> bool:
         """Tells whether it has limits that only whoever makes an answer can keep: of tokens, and of answers at once."""
-        return any(getattr(self, name) is not None for name in _LIMITS if name != "requests_per_minute")
+        return any(getattr(self, name) is not None for name in KEY_LIMITS if name != "requests_per_minute")
 
 
 _FIELDS = tuple(field.name for field in fields(KeyEntry))
@@ -167,7 +167,13 @@ def _entry(table: Mapping[str, Any], number: int, path: str) -> KeyEntry:
     for field in ("name", "hash"):
         if field not in table:
             raise SettingsError(f"{where}: {field} is missing")
-    values = {field: _CHECKS[field](field, value, where) for field, value in table.items()}
+    values = {}
+    for field, value in table.items():
+        convert, words = _CHECKS[field]
+        values[field] = convert(value)
+        if values[field] is None:
+            shown = value if type(value) is int else f"a {type(value).__name__}"
+            raise SettingsError(f"{where}: {field} must be {words.format(shown=shown)}")
     return KeyEntry(**values)
 
 
@@ -175,15 +181,6 @@ def _quotable(text: str) -> str:
     """Returns a text of the file for an error, on one line."""
     short = text if len(text) <= _MOST_NAME else text[:_MOST_NAME] + "..."
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
-
-
-def _name(field: str, value: Any, where: str) -> str:
-    if not isinstance(value, str) or not is_name(value):
-        raise SettingsError(
-            f"{where}: {field} must be 1 to {_MOST_NAME} printable characters without quotes, backslashes, and spaces "
-            "at an end"
-        )
-    return value
 
 
 def is_name(text: str) -> bool:
@@ -196,49 +193,16 @@ def is_name(text: str) -> bool:
     )
 
 
-def _hash(field: str, value: Any, where: str) -> str:
-    if not isinstance(value, str) or not _HASH.fullmatch(value):
-        # It may be the key itself, which must not be in a log.
-        raise SettingsError(
-            f"{where}: {field} must be the SHA-256 of the key, 64 lower-case hexadecimal digits, and not the key: "
-            "'corosrv keys add' makes both"
-        )
-    return value
+def _models(value: Any) -> tuple[str, ...] | None:
+    is_list = isinstance(value, list) and value and all(isinstance(model, str) and model for model in value)
+    return tuple(value) if is_list else None
 
 
-def _models(field: str, value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value or not all(isinstance(model, str) and model for model in value):
-        raise SettingsError(f"{where}: {field} must be a list of models' names; leave it out to allow all")
-    return tuple(value)
-
-
-def _limit(field: str, value: Any, where: str) -> int:
-    if type(value) is not int or not 1 <= value <= _MOST:
-        shown = value if type(value) is int else f"a {type(value).__name__}"
-        raise SettingsError(
-            f"{where}: {field} must be an integer from 1 on, not {shown}; leave it out to set no limit, and remove "
-            "the key to let nothing through"
-        )
-    return value
-
-
-def _tier(field: str, value: Any, where: str) -> int:
-    if type(value) is not int or not 0 <= value <= TIERS:
-        raise SettingsError(f"{where}: {field} must be an integer from 0, which goes first, to {TIERS}")
-    return value
-
-
-def _weight(field: str, value: Any, where: str) -> float:
-    if type(value) not in (int, float) or not 0 < value <= _MOST_WEIGHT:  # a NaN is in no range
-        raise SettingsError(f"{where}: {field} must be a number above 0, at most {_MOST_WEIGHT:g}")
-    return float(value)
-
-
-def _expires(field: str, value: Any, where: str) -> float:
+def _expires(value: Any) -> float | None:
     if type(value) is datetime.date:
         value = datetime.datetime(value.year, value.month, value.day)
     if not isinstance(value, datetime.datetime):
-        raise SettingsError(f"{where}: {field} must be a date or a time of TOML, as 2030-01-31 or 2030-01-31T12:00:00Z")
+        return None
     if value.tzinfo is None:
         value = value.replace(tzinfo=datetime.timezone.utc)
     try:
@@ -247,21 +211,36 @@ def _expires(field: str, value: Any, where: str) -> float:
         return math.copysign(math.inf, value.year - 2000)
 
 
-def _admin(field: str, value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise SettingsError(f"{where}: {field} must be true or false")
-    return value
+def _integer(least: int, most: int) -> Callable[[Any], int | None]:
+    return lambda value: value if type(value) is int and least <= value <= most else None
 
 
-_CHECKS: dict[str, Any] = {
-    "name": _name,
-    "hash": _hash,
-    "models": _models,
-    "tier": _tier,
-    "weight": _weight,
-    "expires": _expires,
-    "admin": _admin,
-    **dict.fromkeys(_LIMITS, _limit),
+# Of each field what returns its value as KeyEntry has it, None for one that it must not have, and what it must be.
+_CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "name": (
+        lambda value: value if isinstance(value, str) and is_name(value) else None,
+        f"1 to {_MOST_NAME} printable characters without quotes, backslashes, and spaces at an end",
+    ),
+    "hash": (  # it may be the key itself, which must not be in a log
+        lambda value: value if isinstance(value, str) and _HASH.fullmatch(value) else None,
+        "the SHA-256 of the key, 64 lower-case hexadecimal digits, and not the key: 'corosrv keys add' makes both",
+    ),
+    "models": (_models, "a list of models' names; leave it out to allow all"),
+    "tier": (_integer(0, TIERS), f"an integer from 0, which goes first, to {TIERS}"),
+    "weight": (  # a NaN is in no range
+        lambda value: float(value) if type(value) in (int, float) and 0 < value <= _MOST_WEIGHT else None,
+        f"a number above 0, at most {_MOST_WEIGHT:g}",
+    ),
+    "expires": (_expires, "a date or a time of TOML, as 2030-01-31 or 2030-01-31T12:00:00Z"),
+    "admin": (lambda value: value if isinstance(value, bool) else None, "true or false"),
+    **dict.fromkeys(
+        KEY_LIMITS,
+        (
+            _integer(1, _MOST),
+            "an integer from 1 on, not {shown}; leave it out to set no limit, and remove the key to let nothing "
+            "through",
+        ),
+    ),
 }
 
 

@@ -10,9 +10,8 @@ from typing import Any
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.jobs import check_template_arguments
 from corosrv.contracts.settings import model_list, sources
-from corosrv.contracts.settings.companions import DraftSettings, EncoderSettings
 from corosrv.contracts.settings.model_list import SYNTHETIC
-from corosrv.contracts.settings.placement import PlacementSettings
+from corosrv.contracts.settings.placement import DraftSettings, EncoderSettings, PlacementSettings
 from corosrv.contracts.settings.sampling import (
     GrammarSettings,
     SamplerSettings,

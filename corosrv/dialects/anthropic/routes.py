@@ -8,8 +8,8 @@ import msgspec
 from flask import Blueprint, Response, g
 
 from corosrv.base.errors import CorosrvError
-from corosrv.dialects.anthropic import answer_types, parse, schema
-from corosrv.dialects.anthropic.answer_types import MessagesError, TokenCount
+from corosrv.dialects.anthropic import answers, parse, schema
+from corosrv.dialects.anthropic.answers import MessagesError, TokenCount
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.images.intake import images_in
@@ -25,9 +25,9 @@ _MESSAGES_DOCS = operation(
     "As Anthropic's clients ask. A last message of the assistant's is continued: the answer is what follows it. With "
     "`stream`, events come block by block. " + images_in("`image` blocks of a user's message and of a `tool_result`"),
     body=schema.MessageBody,
-    answer=answer_types.AnthropicMessage,
-    events=answer_types.MessagesEvent,
-    error=answer_types.MessagesError,
+    answer=answers.AnthropicMessage,
+    events=answers.MessagesEvent,
+    error=answers.MessagesError,
     headers=GenerateHeaders,
     statuses=GENERATES,
     examples={
@@ -45,8 +45,8 @@ _COUNT_DOCS = operation(
     "Count a message's tokens",
     "As many as `input_tokens` would be in its usage.",
     body=schema.PromptBody,
-    answer=answer_types.TokenCount,
-    error=answer_types.MessagesError,
+    answer=answers.TokenCount,
+    error=answers.MessagesError,
     statuses=GENERATES,
     examples={"A question": {"messages": [{"role": "user", "content": "Name three colours."}]}},
 )
@@ -89,7 +89,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
 
 def error_body(error: CorosrvError) -> MessagesError:
     """Makes the body of an error that ends the current request."""
-    return answer_types.body(error, g.corosrv_request_id)
+    return answers.body(error, g.corosrv_request_id)
 
 
 def has_path(path: str) -> bool:

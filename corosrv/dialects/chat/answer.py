@@ -10,8 +10,8 @@ from typing import Any
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import Chunk, TokenInfo
-from corosrv.dialects.chat.parser import Parser
 from corosrv.dialects.chat.parts import AnswerText, CallArguments, CallBegin, End, Part
+from corosrv.dialects.chat.prepare import Parser
 from corosrv.dialects.generation.answer_types import Tally
 
 

@@ -59,7 +59,7 @@ class ElementReader(ArgumentReader):
     def _step(self, text: str, is_last: bool) -> tuple[int, str]:
         """Returns how much of the text is taken, and the JSON for it."""
         top = self._open[-1]
-        if self._is_string(top):
+        if top.kind is _ElementKind.TEXT or self._types.get(top.path) == "string":
             return self._string(top, text, is_last)
         match = self._tag.match(text)
         if match is not None:
@@ -71,9 +71,6 @@ class ElementReader(ArgumentReader):
             size = min(size, at)
         top.pieces.append(text[:size])
         return size, ""
-
-    def _is_string(self, element: _Element) -> bool:
-        return element.kind is _ElementKind.TEXT or self._types.get(element.path) == "string"
 
     def _string(self, element: _Element, text: str, is_last: bool) -> tuple[int, str]:
         opening = "" if element.kind is _ElementKind.TEXT else '"'

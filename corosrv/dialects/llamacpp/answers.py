@@ -114,7 +114,7 @@ class NativeAnswer:
             task = self._tasks[token_chunk.index]
             chunk = task.clip(token_chunk)
             for progress in self._telemetry.progress(chunk):
-                stream += event(task.partial(_without_text(chunk), **progress))
+                stream += event(task.partial(Chunk(chunk.index, "", 0, prompt_tokens=chunk.prompt_tokens), **progress))
             task.add(chunk)
             timings = self._telemetry.timings(chunk)
             if chunk.text or (chunk.tokens and chunk.finish is None):
@@ -131,10 +131,6 @@ class NativeAnswer:
         if not self._options.members:
             return completion
         return _pick(completion, self._options.members)
-
-
-def _without_text(chunk: Chunk) -> Chunk:
-    return Chunk(chunk.index, "", 0, prompt_tokens=chunk.prompt_tokens)
 
 
 def _pick(completion: NativeCompletion, fields: Iterable[str]) -> dict[str, Any]:

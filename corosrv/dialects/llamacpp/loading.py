@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from flask import Blueprint, Response, request
@@ -22,6 +22,9 @@ from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.openapi import NEEDS_MODEL, READS, operation
 from corosrv.web.http.siblings import AskOthers
+
+if TYPE_CHECKING:
+    from corosrv.models.pool import ModelPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +104,6 @@ _NOT_LOADED = b"model_not_loaded"  # why a model is not unloaded, where it may b
 _STATUSES = (*READS, *NEEDS_MODEL)
 
 
-class Loader(Protocol):
-    """A worker that holds several models. Both methods return at once, and raise Refused or Unavailable."""
-
-    def load(self, name: str) -> None: ...
-
-    def unload(self, name: str) -> None: ...
-
-
 class LoadingBody(msgspec.Struct):
     """The model to load or to unload."""
 
@@ -119,7 +114,7 @@ _decoder = msgspec.json.Decoder(LoadingBody)
 
 
 def blueprint(
-    loader: Loader,
+    loader: ModelPool,
     bodies: BodyReader,
     max_body_bytes: int,
     ask_other_workers: AskOthers,

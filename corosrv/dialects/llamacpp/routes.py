@@ -1,23 +1,140 @@
-"""Endpoints of llama-server's own: parse, submit, answer. Texts become tokens and back as llama-server does it."""
+"""Endpoints of llama-server's own, with their entries in the API document: parse, submit, answer.
+
+Texts become tokens and back as llama-server does it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+import msgspec
 from flask import Blueprint, Response, request
+from msgspec import Meta
 
 from corosrv.base.errors import NotOffered, NotSupported, Refused, Unavailable
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
+from corosrv.dialects.generation.answer_types import NativeCompletion
 from corosrv.dialects.generation.exchange import RequestFlow
-from corosrv.dialects.llamacpp import api_docs, loading, parse, slots
-from corosrv.dialects.llamacpp.loading import Switches
+from corosrv.dialects.generation.fields import Lora
+from corosrv.dialects.llamacpp import answers, loading, parse, slots
+from corosrv.dialects.llamacpp.loading import Success, Switches
 from corosrv.dialects.openai import events
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
+from corosrv.dialects.openai.chat.schema import ChatBody
 from corosrv.formats.bodies import check_text
+from corosrv.images.intake import PROMPTS, images_in
+from corosrv.web.groups.routes import GenerateHeaders
 from corosrv.web.http.lean_flask import caller
+from corosrv.web.http.openapi import GENERATES, NEEDS_MODEL, READS, operation
 from corosrv.web.http.reply import json_response, long_json_response, register_errors
+
+
+class ModelQuery(msgspec.Struct):
+    """The name of the model, where the server has several."""
+
+    model: str | None = None
+
+
+class SlotsQuery(ModelQuery):
+    fail_on_no_slot: Annotated[str, Meta(description="anything: 503 while every slot is busy")] | None = None
+
+
+class SlotQuery(ModelQuery, kw_only=True):
+    action: Annotated[str, Meta(description="save, restore or erase")]
+
+
+complete_docs = operation(
+    "Text",
+    "Continue a prompt, as llama-server does",
+    images_in(PROMPTS),
+    body=parse.NativeCompletionBody,
+    answer=NativeCompletion | list[NativeCompletion],
+    events=NativeCompletion,
+    headers=GenerateHeaders,
+    statuses=GENERATES,
+    examples={
+        "A prompt": {"prompt": "Once upon a time", "n_predict": 32},
+        "Streamed": {"prompt": "Once upon a time", "n_predict": 32, "stream": True},
+    },
+)
+infill_docs = operation(
+    "Text",
+    "Fill a gap",
+    "For models whose vocabulary has tokens for it.",
+    body=parse.InfillBody,
+    answer=NativeCompletion | list[NativeCompletion],
+    events=NativeCompletion,
+    headers=GenerateHeaders,
+    statuses=(*GENERATES, 501),
+    examples={"A function": {"input_prefix": "def add(a, b):\n    ", "input_suffix": "\n", "n_predict": 16}},
+)
+tokenize_docs = operation(
+    "Tokens",
+    "Turn text into tokens",
+    body=parse.TokenizeBody,
+    answer=answers.TokenList,
+    statuses=(*READS, *NEEDS_MODEL),
+    examples={"With pieces": {"content": "The sea is wide.", "with_pieces": True}},
+)
+detokenize_docs = operation(
+    "Tokens",
+    "Turn tokens into text",
+    body=parse.DetokenizeBody,
+    answer=answers.Content,
+    statuses=(*READS, *NEEDS_MODEL),
+    examples={"Three tokens": {"tokens": [1, 2, 3]}},
+)
+apply_template_docs = operation(
+    "Tokens",
+    "Write a conversation as the model reads it",
+    body=ChatBody,
+    answer=answers.PromptText,
+    statuses=GENERATES,
+    examples={"A question": {"messages": [{"role": "user", "content": "Name three colours."}]}},
+)
+get_props_docs = operation(
+    "Server",
+    "Tell the server's properties",
+    answer=answers.ServerProperties,
+    statuses=NEEDS_MODEL,
+    query=ModelQuery,
+)
+set_props_docs = operation(
+    "Server", "Change the server's properties", body=dict[str, Any], answer=Success, statuses=(*READS, 501)
+)
+get_adapters_docs = operation(
+    "Models", "List the LoRA adapters", answer=list[answers.ListedAdapter], statuses=NEEDS_MODEL, query=ModelQuery
+)
+set_adapters_docs = operation(
+    "Models",
+    "Scale the LoRA adapters",
+    "For jobs that do not say; adapters that are not named get none of it.",
+    body=Annotated[list[Lora], Meta(max_length=64)],
+    answer=Success,
+    statuses=(*READS, *NEEDS_MODEL),
+    query=ModelQuery,
+    examples={"None of any": []},
+)
+get_slots_docs = operation(
+    "Server",
+    "Show what the slots do",
+    answer=list[answers.SlotDescription],
+    statuses=(*NEEDS_MODEL, 501),
+    query=SlotsQuery,
+)
+change_slot_docs = operation(
+    "Server",
+    "Keep a slot's content in a file",
+    "Or read it back, or forget it, which needs no body.",
+    body=parse.SlotFileBody,
+    answer=answers.SlotFileAnswer,
+    statuses=(*READS, *NEEDS_MODEL, 501),
+    parameters={"slot": "its number"},
+    query=SlotQuery,
+    examples={"A file": {"filename": "slot.bin"}},
+)
 
 
 def tokens_of(body: parse.TokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -93,7 +210,7 @@ def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
     @routes.post("/completion")
     @routes.post("/completions", endpoint="completions")
     @flow.once
-    @api_docs.complete
+    @complete_docs
     def complete() -> Response:
         body = flow.receive(parse.completion_decoder)
         card, vocabulary = _model(flow, body.model)
@@ -101,7 +218,7 @@ def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
 
     @routes.post("/infill")
     @flow.once
-    @api_docs.infill
+    @infill_docs
     def infill() -> Response:
         body = flow.receive(parse.infill_decoder)
         return flow.answer(parse.filling(body, *_model(flow, body.model)))
@@ -109,19 +226,19 @@ def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
 
 def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
     @routes.post("/tokenize")
-    @api_docs.tokenize
+    @tokenize_docs
     def tokenize() -> Response:
         body = flow.receive(parse.tokenize_decoder)
         return long_json_response(tokens_of(body, flow.worker.vocabulary(body.model)))
 
     @routes.post("/detokenize")
-    @api_docs.detokenize
+    @detokenize_docs
     def detokenize() -> Response:
         body = flow.receive(parse.detokenize_decoder)
         return json_response(text_of(body, flow.worker.vocabulary(body.model)))
 
     @routes.post("/apply-template")
-    @api_docs.apply_template
+    @apply_template_docs
     def apply_template() -> Response:
         body = flow.receive(chat_schema.decoder)
         card, vocabulary = _model(flow, body.model)
@@ -134,7 +251,7 @@ def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
 
 def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> None:
     @routes.get("/props")
-    @api_docs.get_props
+    @get_props_docs
     def get_props() -> Response:
         name = _model_name()
         card = next((card for card in worker.models() if name in (None, card.id, *card.aliases)), None)
@@ -143,7 +260,7 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
         return json_response(loading.describe(card, switches))
 
     @routes.post("/props")
-    @api_docs.set_props
+    @set_props_docs
     def set_props() -> Response:
         if not switches.props:
             raise NotOffered("properties cannot be set here (COROSRV_PROPS=0)")
@@ -152,13 +269,13 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
         return json_response({"success": True})
 
     @routes.get("/lora-adapters")
-    @api_docs.get_adapters
+    @get_adapters_docs
     def get_adapters() -> Response:
         adapters = worker.adapters(_model_name())
         return json_response([{"id": adapter.id, "path": adapter.name, "scale": adapter.scale} for adapter in adapters])
 
     @routes.post("/lora-adapters")
-    @api_docs.set_adapters
+    @set_adapters_docs
     def set_adapters() -> Response:
         scales = flow.receive(parse.adapters_decoder)
         worker.set_adapters(_model_name(), {lora.id: lora.scale for lora in scales})
@@ -169,7 +286,7 @@ def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switch
     files = slots.SlotFiles(worker, switches.slot_save_path, switches.slot_save_bytes)
 
     @routes.get("/slots")
-    @api_docs.get_slots
+    @get_slots_docs
     def get_slots() -> Response:
         if not switches.slots:
             raise NotOffered("the list of slots is switched off (COROSRV_SLOTS_ENDPOINT=0)")
@@ -180,7 +297,7 @@ def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switch
         return json_response([slots.describe(state, card, caller()) for state in states])
 
     @routes.post("/slots/<slot>")
-    @api_docs.change_slot
+    @change_slot_docs
     def change_slot(slot: str) -> Response:
         if not switches.slot_save_path:
             raise NotOffered("slots are not kept in files here: set COROSRV_SLOT_SAVE_PATH to a folder")

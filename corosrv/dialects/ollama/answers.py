@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import TokenInfo
 from corosrv.dialects.chat.answer import AnswerBlock, BlockAnswer, BlockKind
-from corosrv.dialects.chat.parser import Parser
+from corosrv.dialects.chat.prepare import Parser
 from corosrv.dialects.generation import native
 from corosrv.dialects.generation.answer_types import TokenLikelihood
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from corosrv.base.errors import NotFound
-from corosrv.contracts.jobs import ModelCard, Worker
+from corosrv.contracts.jobs import ModelCard
 from corosrv.dialects.ollama.answers import timestamp
-from corosrv.models.fitting.gguf import Facts
 from corosrv.models.plan import ModelState, Standing
+
+if TYPE_CHECKING:
+    from corosrv.models.pool import ModelPool
 
 # The release of Ollama whose API this is: clients compare it with the first one that had what they need.
 VERSION = "0.12.11"
@@ -22,22 +24,6 @@ FOREVER = 9_999_999_999.0  # seconds since 1970: when a model goes that stays lo
 
 # Abilities by their names here; the order is Ollama's.
 _ABILITIES = {"completion": "completion", "images": "vision", "tools": "tools", "infill": "insert"}
-
-
-class OllamaPool(Worker, Protocol):
-    """A worker that tells how its models stand, and loads and unloads them by hand."""
-
-    def load(self, name: str) -> None:
-        """Begins to load a model; returns at once."""
-
-    def unload(self, name: str) -> None:
-        """Begins to unload a model; returns at once. Raises Refused for one that is in use or not loaded."""
-
-    def standing(self, name: str) -> Standing:
-        """Returns a model's state, and since when it is idle."""
-
-    def facts(self, name: str) -> Facts | None:
-        """Returns what the head of a model's file says."""
 
 
 class ModelDetails(msgspec.Struct):
@@ -105,7 +91,7 @@ class ApiVersion(msgspec.Struct):
 class OllamaCatalog:
     """Finds models by the names that Ollama's clients use, and describes them."""
 
-    def __init__(self, pool: OllamaPool) -> None:
+    def __init__(self, pool: ModelPool) -> None:
         self._pool = pool
 
     def find(self, name: str) -> ModelCard:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import gevent
 
@@ -13,8 +14,11 @@ from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown
 from corosrv.base.waits import call_later
 from corosrv.contracts.jobs import ModelCard, State
 from corosrv.dialects.ollama.answers import PullLine
-from corosrv.dialects.ollama.catalog import FOREVER, OllamaPool, digest
+from corosrv.dialects.ollama.catalog import FOREVER, digest
 from corosrv.models.plan import ModelState, Standing
+
+if TYPE_CHECKING:
+    from corosrv.models.pool import ModelPool
 
 _LOOK_S = 1.0  # seconds between two looks at models that are to be unloaded
 _PULL_S = 0.25  # seconds between two lines of a pull
@@ -28,7 +32,7 @@ class KeepAlive:
     before a longer time of a client's.
     """
 
-    def __init__(self, pool: OllamaPool, idle_s: float = 0.0, later: Callable[..., None] = call_later) -> None:
+    def __init__(self, pool: ModelPool, idle_s: float = 0.0, later: Callable[..., None] = call_later) -> None:
         """`idle_s`: the operator's, 0: never. `later`: calls a function after so many seconds."""
         self._pool = pool
         self._idle_s = idle_s or math.inf
@@ -78,7 +82,7 @@ class KeepAlive:
                 self._pool.unload(name)
 
 
-def pull_lines(pool: OllamaPool, card: ModelCard) -> Iterator[PullLine]:
+def pull_lines(pool: ModelPool, card: ModelCard) -> Iterator[PullLine]:
     """Downloads a model of a hub, which is loaded then, and yields how far it is. Waits.
 
     A model whose files are here is there at once. Raises ModelFailed, with the reason, and ShuttingDown.
@@ -92,7 +96,7 @@ def pull_lines(pool: OllamaPool, card: ModelCard) -> Iterator[PullLine]:
     yield PullLine("success")
 
 
-def _download_lines(pool: OllamaPool, card: ModelCard) -> Iterator[PullLine]:
+def _download_lines(pool: ModelPool, card: ModelCard) -> Iterator[PullLine]:
     tag = f"sha256:{digest(card)}"
     while not (standing := pool.standing(card.id)).is_here:
         _check_goes_on(pool, standing)
@@ -102,7 +106,7 @@ def _download_lines(pool: OllamaPool, card: ModelCard) -> Iterator[PullLine]:
         gevent.sleep(_PULL_S)
 
 
-def _check_goes_on(pool: OllamaPool, standing: Standing) -> None:
+def _check_goes_on(pool: ModelPool, standing: Standing) -> None:
     """Raises the reason for which a download has ended, if it has."""
     if pool.state is State.DRAINING:
         raise ShuttingDown("the server is shutting down")

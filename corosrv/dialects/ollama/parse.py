@@ -36,8 +36,7 @@ from corosrv.dialects.chat.conversation import (
     misplaced_image,
     newest_turns,
 )
-from corosrv.dialects.chat.parser import Parser, TextParser
-from corosrv.dialects.chat.prepare import prepare
+from corosrv.dialects.chat.prepare import Parser, TextParser, prepare
 from corosrv.dialects.generation import embeds, fields, prompts
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.ollama import schema

@@ -1,4 +1,4 @@
-"""Defines Ollama's endpoints over a pool of models: parse, submit, answer."""
+"""Defines Ollama's endpoints over a pool of models: parse, submit, answer; and their entries in the API document."""
 
 from __future__ import annotations
 
@@ -17,15 +17,98 @@ from corosrv.base.errors import CorosrvError, NotFound, NotOffered
 from corosrv.contracts.jobs import EmbedJob
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
-from corosrv.dialects.ollama import api_docs, parse, schema
+from corosrv.dialects.ollama import answers, catalog, parse, schema
 from corosrv.dialects.ollama.answers import Stopwatch, encode_line, error_body, loading_answer
-from corosrv.dialects.ollama.catalog import VERSION, ApiVersion, OllamaCatalog, OllamaPool, RunningList, RunningModel
+from corosrv.dialects.ollama.catalog import VERSION, ApiVersion, OllamaCatalog, RunningList, RunningModel
 from corosrv.dialects.ollama.loading import KeepAlive, pull_lines
 from corosrv.dialects.ollama.parse import AskedModel
+from corosrv.images.intake import images_in
+from corosrv.models.pool import ModelPool
+from corosrv.web.groups.routes import GenerateHeaders
 from corosrv.web.http import sse
+from corosrv.web.http.openapi import GENERATES, NEEDS_MODEL, READS, operation
 from corosrv.web.http.reply import json_response, register_errors
 from corosrv.web.http.siblings import AskOthers, OtherAnswer, is_repeated, no_others
-from corosrv.web.http.terms import arrival
+from corosrv.web.http.terms import QueueHeaders, arrival
+
+TAG = "Ollama"
+_STREAM = (
+    "Unless `stream` is false, the answer comes as lines of JSON, of which the last has `done`, counts, and times in "
+    "nanoseconds. Without a prompt the model is loaded, and with `keep_alive: 0` unloaded. "
+)
+_QUESTION = {"model": "NAME", "messages": [{"role": "user", "content": "Name three colours."}], "stream": False}
+
+
+def _operation(summary: str, text: str = "", **members: Any) -> Any:
+    return operation(TAG, summary, text, error=answers.OllamaError, **members)
+
+
+chat_docs = _operation(
+    "Answer a conversation, as Ollama does",
+    _STREAM + images_in("`images` of a user's message and of a tool's"),
+    body=schema.OllamaChatBody,
+    answer=answers.OllamaChatLine,
+    lines=answers.OllamaChatLine,
+    headers=GenerateHeaders,
+    statuses=(*GENERATES, 501),
+    examples={"A question": _QUESTION, "Streamed": _QUESTION | {"stream": True, "options": {"num_predict": 64}}},
+)
+generate_docs = _operation(
+    "Answer a prompt, as Ollama does",
+    _STREAM + "`raw` leaves the chat template out; `suffix` fills a gap. " + images_in("`images`"),
+    body=schema.OllamaGenerateBody,
+    answer=answers.OllamaTextLine,
+    lines=answers.OllamaTextLine,
+    headers=GenerateHeaders,
+    statuses=(*GENERATES, 501),
+    examples={"A prompt": {"model": "NAME", "prompt": "Why is the sky blue?", "stream": False}},
+)
+embed_docs = _operation(
+    "Turn texts into vectors, as Ollama does",
+    "Texts that are longer than the context are cut, unless `truncate` is false.",
+    body=schema.OllamaEmbedBody,
+    answer=answers.OllamaEmbeddings,
+    headers=QueueHeaders,
+    statuses=(*GENERATES, 501),
+    examples={"Two texts": {"model": "NAME", "input": ["The sea is wide.", "The ocean is vast."]}},
+)
+embedding_docs = _operation(
+    "Turn a text into a vector, as older clients of Ollama ask",
+    body=schema.OllamaEmbeddingBody,
+    answer=answers.OllamaEmbedding,
+    headers=QueueHeaders,
+    statuses=(*GENERATES, 501),
+    examples={"A text": {"model": "NAME", "prompt": "The sea is wide."}},
+)
+tags_docs = _operation("List the models, as Ollama does", answer=catalog.TaggedList, statuses=(503,))
+running_docs = _operation(
+    "List the models that are loaded, as Ollama does", answer=catalog.RunningList, statuses=(503,)
+)
+show_docs = _operation(
+    "Describe a model, as Ollama does",
+    "A model that is not loaded is not loaded for it: no more is told than the head of its file says.",
+    body=schema.ShowBody,
+    answer=catalog.ShownModel,
+    statuses=(*READS, *NEEDS_MODEL, 501),
+    examples={"A model": {"model": "NAME"}},
+)
+version_docs = _operation("Tell which release of Ollama this API is of", answer=catalog.ApiVersion)
+pull_docs = _operation(
+    "Download a model, as Ollama does",
+    "Of those that this server's operator has named on a hub (`--model hf:OWNER/REPO:Q4_K_M`); it is loaded then.",
+    body=schema.PullBody,
+    answer=answers.PullLine,
+    lines=answers.PullLine,
+    statuses=(*READS, *NEEDS_MODEL, 500, 501),
+    examples={"A model": {"model": "NAME", "stream": False}},
+)
+delete_docs = _operation(
+    "Is refused",
+    "Models are the operator's to remove: `corosrv models rm NAME`.",
+    body=schema.NamedBody,
+    statuses=(*READS, *NEEDS_MODEL, 501),
+)
+
 
 PREFIX = "/api"
 
@@ -61,16 +144,16 @@ class OllamaAnswers(Protocol):
 def views_of(answers: OllamaAnswers, once: Callable[[View], View]) -> Views:
     """Makes the views, which say what they do. `once`: wraps a view so that it answers a repeated request once."""
     return {
-        ("POST", "/chat"): once(api_docs.chat(lambda: answers.chat())),
-        ("POST", "/generate"): once(api_docs.generate(lambda: answers.generate())),
-        ("POST", "/embed"): once(api_docs.embed(lambda: answers.embed())),
-        ("POST", "/embeddings"): once(api_docs.embedding(lambda: answers.embed_one())),
-        ("GET", "/tags"): api_docs.tags(lambda: answers.tags()),
-        ("GET", "/ps"): api_docs.running(lambda: answers.running()),
-        ("GET", "/version"): api_docs.version(lambda: json_response(ApiVersion(VERSION))),
-        ("POST", "/show"): api_docs.show(lambda: answers.show()),
-        ("POST", "/pull"): api_docs.pull(lambda: answers.pull()),
-        ("DELETE", "/delete"): api_docs.delete(lambda: answers.delete()),
+        ("POST", "/chat"): once(chat_docs(lambda: answers.chat())),
+        ("POST", "/generate"): once(generate_docs(lambda: answers.generate())),
+        ("POST", "/embed"): once(embed_docs(lambda: answers.embed())),
+        ("POST", "/embeddings"): once(embedding_docs(lambda: answers.embed_one())),
+        ("GET", "/tags"): tags_docs(lambda: answers.tags()),
+        ("GET", "/ps"): running_docs(lambda: answers.running()),
+        ("GET", "/version"): version_docs(lambda: json_response(ApiVersion(VERSION))),
+        ("POST", "/show"): show_docs(lambda: answers.show()),
+        ("POST", "/pull"): pull_docs(lambda: answers.pull()),
+        ("DELETE", "/delete"): delete_docs(lambda: answers.delete()),
     }
 
 
@@ -105,7 +188,7 @@ class OllamaRoutes:
     def __init__(
         self,
         flow: RequestFlow,
-        pool: OllamaPool,
+        pool: ModelPool,
         *,
         embeds: bool = True,
         idle_s: float = 0.0,

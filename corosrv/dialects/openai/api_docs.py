@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corosrv.dialects.openai import answer_types
 from corosrv.dialects.openai.chat.schema import ChatBody
-from corosrv.dialects.openai.completions.parse import CompletionBody
+from corosrv.dialects.openai.completions import CompletionBody
 from corosrv.images.intake import PROMPTS, images_in
 from corosrv.web.groups.routes import GenerateHeaders
 from corosrv.web.http.openapi import GENERATES, operation

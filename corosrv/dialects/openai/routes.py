@@ -17,10 +17,9 @@ from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.embeds import NUMBER_BYTES, EmbedsReader
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.generation.forks import ForkFields
-from corosrv.dialects.openai import api_docs, events
+from corosrv.dialects.openai import api_docs, completions, events
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
-from corosrv.dialects.openai.completions import parse as completion_parse
 from corosrv.dialects.openai.structured_fields import input_tokens
 from corosrv.web.http.reply import json_response, register_errors
 from corosrv.web.http.siblings import AskOthers, OtherAnswer, no_others
@@ -189,14 +188,14 @@ def blueprint(flow: RequestFlow, ask_other_workers: AskOthers = no_others) -> Bl
     @flow.once
     @api_docs.completion
     def complete() -> Response:
-        body = flow.receive(completion_parse.decoder)
+        body = flow.receive(completions.decoder)
         forked = None if body.fork is None else flow.forked(body.fork, body.model, told_by_others)
         model = body.model if forked is None else forked.card.id
         find_vocabulary = partial(flow.worker.vocabulary, model)
         card = flow.worker.card(model)
         images = flow.images.intake(card)
         embeds = EmbedsReader(flow.takes_embeds, partial(flow.worker.card, model), call_in_thread)
-        return flow.answer(completion_parse.call(body, card, find_vocabulary, images, embeds, forked))
+        return flow.answer(completions.call(body, card, find_vocabulary, images, embeds, forked))
 
     @routes.get("/v1/models")
     @routes.get("/models", endpoint="models_short")

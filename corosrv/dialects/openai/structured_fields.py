@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Annotated, Any, Literal
@@ -14,12 +14,12 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.base.errors import Refused
-from corosrv.contracts.jobs import Job, ModelCard
+from corosrv.contracts.jobs import Job, ModelCard, Vocabulary
 from corosrv.contracts.jobs.terms import LAST_PRIORITY
 from corosrv.dialects.chat import answer_grammar
 from corosrv.dialects.chat.conversation import JsonFormat, PlainFormat, TaggedFormat
 from corosrv.dialects.generation.fields import schema_limits
-from corosrv.dialects.generation.forks import ForkFields
+from corosrv.dialects.generation.forks import ForkableAnswer, ForkFields, ForkPoint
 from corosrv.dialects.generation.thoughts import ThoughtFields
 from corosrv.formats.bodies import check_text
 from corosrv.formats.structured import grammar, read_tag
@@ -58,14 +58,24 @@ class CompletionFields(ThoughtFields, kw_only=True):
 _DECIDED = ("lora", "cache_prompt")
 
 
-def check_fork(fork: ForkFields, fields: CompletionFields, names: Iterable[str]) -> None:
-    """Raises Refused for fields that a fork cannot have: those of `names`, which make a prompt, and what is decided."""
+def fork_point(
+    fork: ForkFields,
+    fields: CompletionFields,
+    names: Iterable[str],
+    forked: ForkableAnswer | None,
+    find_vocabulary: Callable[[], Vocabulary],
+) -> ForkPoint | None:
+    """Returns where a fork branches off its answer, None without one.
+
+    Raises Refused for fields that a fork cannot have: those of `names`, which make a prompt, and what is decided.
+    """
     for name in (*names, *_DECIDED):
         value = getattr(fields, name)
         if value is not None and (name, value) != ("cache_prompt", True):
             raise Refused(f"fork and {name} contradict each other: branches have what their answer has", name)
     if fields.n is not None and fields.n != fork.n:
         raise Refused(f"n and fork.n contradict each other: there are {fork.n} branches", "n")
+    return None if forked is None else forked.point(fork, find_vocabulary())
 
 
 def includes_usage(fields: CompletionFields) -> bool:

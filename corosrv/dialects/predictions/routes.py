@@ -18,6 +18,7 @@ from werkzeug.exceptions import MethodNotAllowed
 
 from corosrv.base.errors import BodyTooLarge, ClientGone, CorosrvError, InvalidInput, NotFound, UnsupportedMedia
 from corosrv.contracts.jobs.terms import TRACE
+from corosrv.contracts.metrics import Family, metric
 from corosrv.dialects.predictions import health as service_info
 from corosrv.dialects.predictions import parse
 from corosrv.dialects.predictions.health import PredictorHealth
@@ -218,39 +219,23 @@ class PredictionCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats = self._service.stats()
-        yield _gauge("corosrv_predictor_state", "1: the predictor is there", "state", self._states())
-        slots = {"free": stats.slots.free, "busy": stats.slots.busy, "poisoned": stats.slots.poisoned}
-        yield _gauge("corosrv_prediction_slots", "Slots of the predictor's worker", "state", slots)
-        running = GaugeMetricFamily("corosrv_predictions_running", "Predictions taken that have not ended")
-        running.add_metric([], stats.n_running)
-        yield running
-        yield _counter("corosrv_predictions", "Ended predictions by status", "status", stats.n_ended)
-        yield _single("corosrv_predictions_refused", "Predictions refused for want of a free slot", stats.n_refused)
         hooks = stats.webhooks
+        slots = {"free": stats.slots.free, "busy": stats.slots.busy, "poisoned": stats.slots.poisoned}
         outcomes = {"delivered": hooks.delivered, "failed": hooks.failed, "retried": hooks.retried}
-        yield _counter("corosrv_webhooks", "Webhooks by what became of them", "outcome", outcomes)
-        yield _single("corosrv_predictor_restarts", "Workers started in place of one that died", self._n_restarts())
+        labelled: tuple[tuple[Family, str, str, str, dict[str, int]], ...] = (
+            (GaugeMetricFamily, "predictor_state", "1: the predictor is there", "state", self._states()),
+            (GaugeMetricFamily, "prediction_slots", "Slots of the predictor's worker", "state", slots),
+            (CounterMetricFamily, "predictions", "Ended predictions by status", "status", stats.n_ended),
+            (CounterMetricFamily, "webhooks", "Webhooks by what became of them", "outcome", outcomes),
+        )
+        for family, name, text, label, counts in labelled:
+            yield metric(family, f"corosrv_{name}", text, [label], (([value], n) for value, n in counts.items()))
+        yield GaugeMetricFamily("corosrv_predictions_running", "Predictions taken that have not ended", stats.n_running)
+        text = "Predictions refused for want of a free slot"
+        yield CounterMetricFamily("corosrv_predictions_refused", text, stats.n_refused)
+        text = "Workers started in place of one that died"
+        yield CounterMetricFamily("corosrv_predictor_restarts", text, self._n_restarts())
 
     def _states(self) -> dict[str, int]:
         current = self._service.health
         return {state.value.lower(): int(state is current) for state in _STATES}
-
-
-def _gauge(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
-    return _filled(GaugeMetricFamily(name, text, labels=[label]), values)
-
-
-def _counter(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
-    return _filled(CounterMetricFamily(name, text, labels=[label]), values)
-
-
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: dict[str, int]) -> Metric:
-    for value, count in values.items():
-        family.add_metric([value], count)
-    return family
-
-
-def _single(name: str, text: str, count: int) -> Metric:
-    family = CounterMetricFamily(name, text)
-    family.add_metric([], count)
-    return family

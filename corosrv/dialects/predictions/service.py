@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.hub import get_hub
@@ -16,7 +15,7 @@ from gevent.hub import get_hub
 from corosrv.base.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
 from corosrv.base.outgoing import Destinations, WebhookSigner
 from corosrv.contracts.jobs import PredictJob
-from corosrv.contracts.jobs.setup import Done, Setup, Terminal, WorkerState
+from corosrv.contracts.jobs.setup import Done, Terminal, WorkerState
 from corosrv.contracts.jobs.terms import TracePart
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions import health, parse
@@ -25,39 +24,15 @@ from corosrv.dialects.predictions.files import Files, ServerFolder, sweep
 from corosrv.dialects.predictions.health import HealthState, PredictorHealth, SlotCounts
 from corosrv.dialects.predictions.parse import PredictionCall
 from corosrv.dialects.predictions.prediction import MAX_READERS, EventReader, History, Prediction, Status, utc_now
-from corosrv.dialects.predictions.run import AnswerReader, Run, log_prediction
-from corosrv.dialects.predictions.validation import InputSchema
+from corosrv.dialects.predictions.run import Run, log_prediction
+from corosrv.dialects.predictions.values import InputSchema
 from corosrv.dialects.predictions.webhooks import Deliveries, Webhooks
 from corosrv.web.http.reply import line
-from corosrv.workers.dispatch.host import PermitPool
+
+if TYPE_CHECKING:
+    from corosrv.workers.worker.parent.predictor_process import PredictorWorker
 
 log = logging.getLogger("corosrv.predictions")
-
-
-class WorkerLike(Protocol):
-    """The worker that the service uses; see corosrv.workers.worker.parent.predictor_process.PredictorProcess."""
-
-    @property
-    def state(self) -> WorkerState: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def setup(self) -> Setup: ...
-    @property
-    def schema(self) -> dict[str, Any] | None: ...
-    @property
-    def permits(self) -> PermitPool | None: ...
-
-    def on_change(self, listener: Callable[[], None]) -> None: ...
-
-    def submit(self, job: PredictJob) -> AnswerReader:
-        """Runs a job on a free slot. Never waits. Raises NoCapacity if no slot is free."""
-
-    def check_health(self) -> str | None: ...
-
-    def stop(self, timeout: float) -> None: ...
-
-    def kill(self) -> None: ...
 
 
 class CallOutcome(Enum):
@@ -87,7 +62,7 @@ class PredictionService:
 
     def __init__(
         self,
-        worker: WorkerLike,
+        worker: PredictorWorker,
         settings: PredictionSettings,
         logs_json: bool = False,
         resume_s: float = 0.0,

@@ -22,8 +22,7 @@ from gevent import monkey
 from gevent.lock import BoundedSemaphore
 
 from corosrv.base.errors import RedisRefused, RedisUnavailable, SettingsError
-from corosrv.fleet.cluster.health import LinkHealth, LinkProbe
-from corosrv.fleet.cluster.sentinel import SentinelUrl, is_sentinel, sentinel_pool
+from corosrv.fleet.cluster.health import LinkHealth, LinkProbe, SentinelUrl, is_sentinel, sentinel_pool
 
 
 def public_address(url: str) -> str:

@@ -16,7 +16,7 @@ from gevent.queue import SimpleQueue
 
 from corosrv.base.errors import CorosrvError
 from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.namespace import KeyNames
 
 log = logging.getLogger("corosrv.cluster")
 

@@ -1,16 +1,25 @@
-"""Keeps the state of the link to Redis: probes it once a second, and tells listeners and Prometheus."""
+"""Keeps the state of the link to Redis: probes it once a second, and tells listeners and Prometheus.
+
+URLs may name sentinels: `sentinel_pool` connects to the Redis server that these know as the primary.
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import gevent
 import gevent.event
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from corosrv.contracts.metrics import metric
 
 log = logging.getLogger("corosrv.cluster")
 
@@ -122,9 +131,62 @@ class ClusterCollector(Collector):
         yield GaugeMetricFamily("corosrv_redis_up", "1 while Redis answers", self._health.is_up)
         yield CounterMetricFamily("corosrv_redis_losses", "Times that Redis was lost", self._health.n_losses)
         yield GaugeMetricFamily("corosrv_cluster_fronts", "Other fronts known through Redis", self._n_others())
-        held = GaugeMetricFamily(
-            "corosrv_upstream_permits_held", "Permits of an upstream that this server holds", labels=["upstream"]
+        held = (([name], n_permits) for name, n_permits in self._permits())
+        words = "Permits of an upstream that this server holds"
+        yield metric(GaugeMetricFamily, "corosrv_upstream_permits_held", words, ["upstream"], held)
+
+
+SENTINEL = "redis+sentinel://"
+
+
+def is_sentinel(url: str) -> bool:
+    """Tells whether a URL names sentinels, which know the primary, and not the server itself."""
+    return url.startswith(SENTINEL)
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelUrl:
+    """Holds the parts of a URL with sentinels. User and password are those of Redis, and of the sentinels."""
+
+    addresses: Sequence[tuple[str, int]]
+    service: str
+    database: int
+    username: str | None
+    password: str | None
+
+    @property
+    def public_address(self) -> str:
+        """Names the service and its sentinels: no password."""
+        return f"{self.service} by {','.join(f'{host}:{port}' for host, port in self.addresses)}"
+
+    @classmethod
+    def parse(cls, url: str) -> SentinelUrl:
+        """Reads `redis+sentinel://USER:PASSWORD@HOST:26379,HOST:26379/SERVICE/0`. Raises ValueError."""
+        authority, _, path = url.removeprefix(SENTINEL).partition("/")
+        credentials, _, hosts = authority.rpartition("@")
+        username, _, password = credentials.partition(":")
+        service, _, database = path.partition("/")
+        parts = [urlsplit(f"//{host}") for host in hosts.split(",")]
+        if not service or "?" in path or not all(part.hostname for part in parts):
+            raise ValueError("a host or the name of the service is missing")
+        return cls(
+            [(part.hostname or "", part.port or 26379) for part in parts],
+            unquote(service),
+            int(database or 0),
+            unquote(username) or None,
+            unquote(password) or None,
         )
-        for name, n_permits in self._permits():
-            held.add_metric([name], n_permits)
-        yield held
+
+
+def sentinel_pool(url: str, n_connections: int, options: dict[str, Any]) -> Any:
+    """Makes a pool whose connections ask the sentinels for the primary. It does not wait for a free one.
+
+    `options`: those of each connection, to Redis and to the sentinels. Raises ValueError for a URL that is none.
+    """
+    parts = SentinelUrl.parse(url)
+    own = {} if "credential_provider" in options else {"username": parts.username, "password": parts.password}
+    options = {**options, **own}
+    sentinel = importlib.import_module("redis.sentinel").Sentinel(parts.addresses, sentinel_kwargs=options)
+    return sentinel.master_for(
+        parts.service, db=parts.database, max_connections=n_connections, **options
+    ).connection_pool

@@ -20,115 +20,14 @@ from gevent.event import Event
 
 from corosrv.base.errors import CorosrvError, RedisRefused, RedisUnavailable
 from corosrv.fleet.cluster.connection import RedisClient, Word
-from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.namespace import BEAT, CHARGE, LEASE_MS, KeyNames
 
 log = logging.getLogger("corosrv.cluster")
 
-BEAT = 3.0  # seconds between two times at which a server says how many answers it makes
-LEASE_MS = 9000  # after which the answers of a server that says nothing are over
 PATIENCE = 0.25  # seconds that a request waits for Redis
 GATHERING = 0.05  # seconds in which what is given back gathers
 RETRY_PAUSE = 0.2  # seconds after what could not be told
 MOST_AT_ONCE = 100  # keys in one round trip
-
-CHARGE = """
--- KEYS: the hash of one API key. ARGV: server, the number of this run, lease in ms, msgpack: {limits {requests and
--- tokens a minute, tokens a day, answers at once; -1: none}, what the server used in all {requests, tokens, tokens of
--- its day, that day, answers that run}, as much of it as it knows to be counted here {requests, tokens, tokens of the
--- day}, what it believes is used now {same}, asks {requests, tokens of the prompt, of the answer, answers}, the epoch
--- that it knows}.
--- Returns msgpack: {ms of the clock, requests, tokens, tokens of the day that are used, the day, answers of other
--- servers, for each ask 1 where it was granted and 0 where a limit refuses it, the epoch}; the error STALE after a run
--- of the same server with this number or a later one.
--- The hash has `used`: {requests, their time, tokens, their time, tokens of the day, the day, the epoch}, and for each
--- server {number, requests, tokens, tokens of the day, the day, answers, time}. An epoch begins where nothing is known:
--- what servers believe counts then, once for each. In one that goes on others may have given back since.
-local me, run, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local limits, said, counted, believed, asks, epoch = unpack(cmsgpack.unpack(ARGV[4]))
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local today = math.floor(now / DAY)
-
-local function numbers(text, n)  -- others may write to Redis, too
-  local is_read, record = pcall(cmsgpack.unpack, text)
-  if not is_read or type(record) ~= 'table' then return nil end
-  for place = 1, n do
-    local number = record[place]
-    if type(number) ~= 'number' or not (math.abs(number) < 2^53) then return nil end
-  end
-  return record
-end
-
-local used, own, elsewhere = nil, nil, 0
-local flat = redis.call('HGETALL', KEYS[1])
-for place = 1, #flat, 2 do
-  local name, text = flat[place], flat[place + 1]
-  if name == 'used' then
-    used = numbers(text, 7)
-  elseif name == me then
-    own = numbers(text, 7)
-  else
-    local other = numbers(text, 7)
-    if not other or now - other[7] > lease then
-      redis.call('HDEL', KEYS[1], name)
-    else
-      elsewhere = elsewhere + other[6]
-      if other[7] > now then  -- the clock was put back
-        other[7] = now
-        redis.call('HSET', KEYS[1], name, cmsgpack.pack(other))
-      end
-    end
-  end
-end
-if own and own[1] >= run then return redis.error_reply('STALE a later run of this server came first') end
-used = used or {0, now, 0, now, 0, today, now}
-local is_new = used[7] ~= epoch
-
-for place = 1, 2 do  -- what comes back in time
-  local level, at = 2 * place - 1, 2 * place
-  if limits[place] > 0 then
-    used[level] = math.max(used[level] - math.max(now - used[at], 0) * limits[place] / MINUTE, 0)
-    used[at] = now
-  end
-  local before = own and own[place + 1] or counted[place]
-  used[level] = math.max(used[level] + said[place] - before, 0)
-  if is_new then used[level] = math.max(used[level], believed[place]) end
-end
-if used[6] ~= today then used[5], used[6] = 0, today end
-local of_day = 0
-if said[4] == today then
-  of_day = said[3]
-  local before = counted[3]
-  if own then before = own[5] == today and own[4] or 0 end
-  used[5] = math.max(used[5] + of_day - before, 0)
-  if is_new then used[5] = math.max(used[5], believed[3]) end
-end
-
-local here, requests, tokens = said[5], 0, 0
-local function lacks(limit, taken, asked) return limit >= 0 and taken + asked > limit + 1e-6 end
-local verdicts = {}
-for place, ask in ipairs(asks) do
-  local prompt, whole = ask[2], ask[2] + ask[3]
-  local is_refused = (ask[4] > 0 and lacks(limits[4], elsewhere + here, ask[4]))
-    or (ask[1] > 0 and lacks(limits[1], used[1], ask[1]))
-    or (whole > 0 and lacks(limits[2], used[3], math.max(prompt, math.min(whole, limits[2]))))
-    or (whole > 0 and lacks(limits[3], used[5], math.max(prompt, math.min(whole, limits[3]))))
-  if not is_refused then
-    here, requests, tokens = here + ask[4], requests + ask[1], tokens + whole
-    used[1], used[3], used[5] = used[1] + ask[1], used[3] + whole, used[5] + whole
-  end
-  verdicts[place] = is_refused and 0 or 1
-end
-
-local record = {run, said[1] + requests, said[2] + tokens, of_day + tokens, today, here, now}
-redis.call('HSET', KEYS[1], 'used', cmsgpack.pack(used), me, cmsgpack.pack(record))
-local left = math.max(lease, MINUTE, redis.call('PTTL', KEYS[1]))  -- when nobody believes that anything is used
-if limits[1] > 0 then left = math.max(left, used[1] * MINUTE / limits[1]) end
-if limits[2] > 0 then left = math.max(left, used[3] * MINUTE / limits[2]) end
-if limits[3] > 0 then left = math.max(left, (today + 1) * DAY - now) end
-redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(left)))
-return cmsgpack.pack({now, used[1], used[3], used[5], today, elsewhere, verdicts, used[7]})
-""".replace("MINUTE", "60000").replace("DAY", "86400000")
 
 
 class LimitReply(msgspec.Struct, frozen=True, array_like=True):

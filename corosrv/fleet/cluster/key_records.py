@@ -15,10 +15,10 @@ from collections import deque
 import gevent
 import gevent.event
 
-from corosrv.base.errors import CorosrvError
-from corosrv.contracts.idempotency import key_reused, still_running
+from corosrv.base.errors import CorosrvError, KeyReused
+from corosrv.contracts.idempotency import still_running
 from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.namespace import KeyNames
 
 IS_NEW, IS_RUNNING, IS_OTHER, IS_ANSWERED = range(4)
 RECORD_BYTES = 1024  # that a record takes besides its answer, about
@@ -135,7 +135,7 @@ class KeyRecords:
         if status == IS_RUNNING:
             raise still_running()
         if status == IS_OTHER:
-            raise key_reused()
+            raise KeyReused
         self._running[claim.owner] = claim
         return claim
 

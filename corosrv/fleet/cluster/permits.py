@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gevent
 import msgspec
@@ -21,11 +21,13 @@ from gevent.event import Event
 from corosrv.base.errors import CorosrvError
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.group_aborts import Subscription
-from corosrv.fleet.cluster.key_names import KeyNames
-from corosrv.fleet.cluster.permit_script import BEAT, LEASE_MS, SYNC
+from corosrv.fleet.cluster.namespace import BEAT, LEASE_MS, SYNC, KeyNames
 from corosrv.workers.dispatch.call import QueuedCall
-from corosrv.workers.dispatch.host import PermitPool
+from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.waiting import QueueClaim
+
+if TYPE_CHECKING:
+    from corosrv.fleet.upstreams.upstream import Upstream
 
 log = logging.getLogger("corosrv.cluster")
 
@@ -34,34 +36,6 @@ LEAST_GAP = 0.002  # seconds between two runs of the script
 RETRY_PAUSE = 0.2  # seconds after one that failed
 MAX_ARRIVALS = 4096  # numbers of arrivals that are remembered
 _NOBODY = QueueClaim(0, 0, "", 1.0, 0)
-
-
-class LentWorker(Protocol):
-    """A worker that several fronts know, and of which each may run a part of the calls."""
-
-    id: str
-    concurrency: int
-    permits: PermitPool
-
-    def callers(self) -> Counter[str]:
-        """Counts its calls by their callers."""
-
-    def changed(self) -> None:
-        """Tells the dispatcher that permits may be free."""
-
-
-class ClaimSource(Protocol):
-    """The dispatcher whose calls wait for permits."""
-
-    @property
-    def n_waiting(self) -> int: ...
-
-    @property
-    def last_number(self) -> int: ...
-
-    def claim(self, host_id: str) -> QueueClaim | None: ...
-
-    def on_wait(self, listener: Callable[[QueuedCall], None]) -> None: ...
 
 
 class PermitShare:
@@ -78,17 +52,17 @@ class PermitShare:
         self.is_due = True  # there is something to say or to ask
         self.is_leaving = False
         self.claim = _NOBODY  # as Redis knows it
-        self._workers: list[LentWorker] = []
+        self._workers: list[Upstream] = []
         self._wake = wake
 
-    def add(self, worker: LentWorker) -> None:
+    def add(self, worker: Upstream) -> None:
         self._workers = [other for other in self._workers if other.permits.n_held]
         self._workers.append(worker)
         worker.permits.on_end = self._on_end
         self._limit()
 
     @property
-    def worker(self) -> LentWorker:
+    def worker(self) -> Upstream:
         return self._workers[-1]
 
     @property
@@ -175,7 +149,7 @@ class ArrivalStamps:
 class PermitShares:
     """Owns what this front holds of all workers. Belongs to the hub's thread; only its greenlet waits, and `close`."""
 
-    def __init__(self, client: RedisClient, names: KeyNames, front: str, source: ClaimSource) -> None:
+    def __init__(self, client: RedisClient, names: KeyNames, front: str, source: Dispatcher) -> None:
         self._client = client
         self._names = names
         self._front = front
@@ -198,7 +172,7 @@ class PermitShares:
     def shares(self) -> Iterable[PermitShare]:
         return self._shares.values()
 
-    def lend(self, resource: str, worker: LentWorker) -> None:
+    def lend(self, resource: str, worker: Upstream) -> None:
         """Shares the permits of a worker from now on; `resource`: its name in all fronts."""
         key = self._names.name("permits", resource)
         share = self._shares.get(key)
@@ -212,7 +186,7 @@ class PermitShares:
         self._by_worker[worker.id] = share
         self._news.set()
 
-    def forget(self, worker: LentWorker) -> None:
+    def forget(self, worker: Upstream) -> None:
         """Gives the permits of a worker back that is gone."""
         share = self._by_worker.pop(worker.id, None)
         if share is not None and share.worker is worker:

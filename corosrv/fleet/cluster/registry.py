@@ -23,7 +23,7 @@ from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import HandlerCard
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.group_aborts import Subscription
-from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.namespace import KeyNames
 
 log = logging.getLogger("corosrv.cluster")
 

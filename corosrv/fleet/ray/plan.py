@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Any
 
 from corosrv.fleet.ray.cluster_file import Kind, ProcessGroup
+from corosrv.workers.manager.plan import GroupSnapshot, PlaceState, PoolSnapshot, WorkerSnapshot
 from corosrv.workers.manager.scaling import Scaler
-from corosrv.workers.manager.snapshot import GroupSnapshot, PlaceState, PoolSnapshot, WorkerSnapshot
 
 ROOM_PATIENCE = 30.0  # seconds that a new version waits for room before an old process makes it
 

@@ -67,11 +67,6 @@ def tag(path: str, body: bytes, id: str) -> bytes | None:
     return b'{"rid":' + msgspec.json.encode(id) + comma + rest
 
 
-def abort_body(id: str) -> bytes:
-    """Makes the body of the request that aborts the one with this id."""
-    return msgspec.json.encode({"rid": id})
-
-
 def _is_single(members: _TaggedBody) -> bool:
     sampling = members.sampling_params
     if (
@@ -118,7 +113,7 @@ class Aborter:
         gevent.joinall(list(self._running), timeout=timeout)
 
     def _send(self, request_id: str) -> None:
-        request = ForwardRequest(path=ABORT_PATH, headers=_HEADERS, body=abort_body(request_id))
+        request = ForwardRequest(path=ABORT_PATH, headers=_HEADERS, body=msgspec.json.encode({"rid": request_id}))
         try:
             status, _ = ask_shortly(self._upstream, self._connections, request)
         except CorosrvError as error:

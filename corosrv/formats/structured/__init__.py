@@ -23,12 +23,12 @@ from typing import Any
 
 from corosrv.formats.structured.gbnf import Rules, grammar
 from corosrv.formats.structured.limits import DEFAULT_LIMITS, Effort, SchemaLimits
+from corosrv.formats.structured.pattern import choice_rules, pattern_rules
 from corosrv.formats.structured.rule_book import RuleBook
 from corosrv.formats.structured.schema.check import check
 from corosrv.formats.structured.schema.conversion import AnyValue
 from corosrv.formats.structured.schema.convert import RulesCache, convert
 from corosrv.formats.structured.tags import StructuralTag, read_tag, tag_rules
-from corosrv.formats.structured.texts import choice_rules, pattern_rules
 
 __all__ = [
     "Effort",

@@ -1,4 +1,4 @@
-"""Parses the regular expressions of JSON schemas to trees.
+"""Parses regular expressions to trees, and converts them and lists of texts to GBNF.
 
 The dialect is what ECMAScript and Python have in common. Where the two differ in what a class holds (is a letter with
 an accent a word character?), it holds here what both agree on.
@@ -6,10 +6,13 @@ an accent a word character?), it holds here what both agree on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Texts
 from dataclasses import dataclass, field
 
-from corosrv.formats.structured.gbnf import ANY, Chars, Range
-from corosrv.formats.structured.limits import SchemaLimits
+from corosrv.base.errors import Refused
+from corosrv.formats.structured.gbnf import ANY, Chars, Range, Rules, char_set, either, literal, sequence
+from corosrv.formats.structured.gbnf import NOTHING as NO_TEXT
+from corosrv.formats.structured.limits import Effort, SchemaLimits
 from corosrv.formats.structured.pattern_tree import (
     NOTHING,
     Alternatives,
@@ -21,6 +24,7 @@ from corosrv.formats.structured.pattern_tree import (
     Sequence,
     repeat,
 )
+from corosrv.formats.structured.rule_book import RuleBook
 
 _DIGITS = Chars.from_ranges([(ord("0"), ord("9"))])
 _WORD = Chars.from_ranges([(ord("0"), ord("9")), (ord("A"), ord("Z")), (ord("a"), ord("z")), (ord("_"), ord("_"))])
@@ -281,11 +285,6 @@ def parse(text: str, limits: SchemaLimits) -> Node:
     return _parse(text, limits, Repeat(Character(ANY), 0, _PAD))
 
 
-def parse_whole(text: str, limits: SchemaLimits) -> Node:
-    """Parses a pattern to a tree of the texts that it matches from beginning to end. Raises PatternError."""
-    return _parse(text, limits, NOTHING)
-
-
 def _parse(text: str, limits: SchemaLimits, pad: Node) -> Node:
     """Parses a pattern, with `pad` where it has no anchor at its beginning or its end."""
     if len(text) > limits.pattern_chars:
@@ -311,3 +310,44 @@ def _between_edges(node: Node, pad: Node) -> tuple[Node, int]:
     n_last = next((i for i, item in enumerate(reversed(inner)) if item != Edge(False)), len(inner))
     inner = inner[: len(inner) - n_last]
     return Sequence((*([] if first else [pad]), *inner, *([] if n_last else [pad]))), first + n_last
+
+
+def pattern_rules(pattern: str, param: str, prefix: str, limits: SchemaLimits, effort: Effort | None = None) -> Rules:
+    """Returns rules for the texts that a regular expression matches as a whole. Raises Refused, which names `param`.
+
+    Waits where `effort` does.
+    """
+    (effort or Effort(limits)).check(param)
+    book = RuleBook(prefix, param, limits)
+    try:
+        return book.rules_from(book.rule(_content(_parse(pattern, limits, NOTHING), book) or NO_TEXT))
+    except PatternError as error:
+        raise Refused(f"{param}: this regular expression cannot be used: {error}", param) from None
+
+
+def choice_rules(texts: Texts[str], param: str, prefix: str, limits: SchemaLimits) -> Rules:
+    """Returns rules for exactly these texts. Raises Refused, which names `param`."""
+    if not 1 <= len(texts) <= limits.enum:
+        raise Refused(f"{param} must have 1 to {limits.enum} texts, not {len(texts)}", param)
+    if sum(map(len, texts)) > limits.grammar_bytes:
+        raise Refused(f"{param}: its texts have over {limits.grammar_bytes} characters together", param)
+    book = RuleBook(prefix, param, limits)
+    return book.rules_from(book.rule(either(literal(text) for text in texts)))
+
+
+def _content(node: Node, book: RuleBook) -> str:
+    if isinstance(node, Character):
+        return char_set(node.chars.ranges)
+    if isinstance(node, Sequence):
+        return sequence(*(_content(item, book) for item in node.items))
+    if isinstance(node, Alternatives):
+        # In brackets even when all say the same: it may be repeated.
+        return f"({' | '.join(dict.fromkeys(_content(branch, book) or NO_TEXT for branch in node.branches))})"
+    assert isinstance(node, Repeat)
+    content = _content(node.item, book)
+    if not content:
+        return ""
+    item = content if isinstance(node.item, (Character, Alternatives)) else f"({content})"
+    if node.upmost is None:
+        return sequence(book.many(item, node.fewest, node.fewest), f"{item}*")
+    return book.many(item, node.fewest, node.upmost)

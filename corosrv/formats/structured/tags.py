@@ -15,7 +15,7 @@ from msgspec import Meta
 from corosrv.base.errors import Refused
 from corosrv.formats.structured.gbnf import NOTHING, Rules, either, literal, sequence
 from corosrv.formats.structured.limits import Effort, SchemaLimits
-from corosrv.formats.structured.texts import pattern_rules
+from corosrv.formats.structured.pattern import pattern_rules
 from corosrv.formats.structured.watched import WordOverlap, watched_text
 
 MAX_PARTS = 256  # tags, triggers or elements in one list
@@ -212,7 +212,7 @@ class _TagWriter:
 
     def _with_end(self, form: Format, ends: Ends, param: str, depth: int) -> str:
         if isinstance(form, AnyText):
-            return self._any_text(form, ends, param)
+            return self._watched({}, form.excludes, ends, param)
         if isinstance(form, TriggeredTags):
             return self._triggered(form, ends, param, "tags", depth)
         if isinstance(form, SequenceFormat):
@@ -265,9 +265,6 @@ class _TagWriter:
         more = "" if form.stop_after_first else f"({sequence(self._literal(form.separator, param), name)})*"
         several = sequence(name, more)
         return several if form.at_least_one else f"({several})?"
-
-    def _any_text(self, form: AnyText, ends: Ends, param: str) -> str:
-        return self._watched({}, form.excludes, ends, param)
 
     def _triggered(self, form: TriggeredTags, ends: Ends, param: str, places: str, depth: int) -> str:
         """Writes free text with tags in it; `places` is the list's name in the request."""

@@ -211,7 +211,7 @@ class Delegator:
 
     def _onward(self, incoming: Request, body: bytes, account: KeyAccount | None) -> ForwardRequest:
         environ, options = incoming.environ, self._options
-        counts = account is not None and account.counts_answers and incoming.method in COUNTED
+        counts = account is not None and account.entry.counts_answers and incoming.method in COUNTED
         path, query = quote(incoming.path, safe=_UNQUOTED), environ.get("QUERY_STRING", "")
         request_id = current(g).get("corosrv_request_id", "")
         return ForwardRequest(

@@ -22,7 +22,7 @@ from corosrv.contracts.idempotency import HEADER
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferItem, InferReader
 from corosrv.contracts.jobs.reader import Sink
 from corosrv.contracts.jobs.terms import FIRST_PRIORITY, Terms
-from corosrv.dialects.anthropic import answer_types as anthropic_errors
+from corosrv.dialects.anthropic import answers as anthropic_answers
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.call import event, named_event
 from corosrv.dialects.ollama import answers as ollama_errors
@@ -57,7 +57,7 @@ def error_body(error: CorosrvError, path: str) -> Any:
 def error_event(error: CorosrvError, *, is_anthropic: bool, request_id: str) -> bytes:
     """Makes the event of an error that ends a stream."""
     if is_anthropic:
-        return named_event("error", anthropic_errors.body(error, request_id))
+        return named_event("error", anthropic_answers.body(error, request_id))
     return event(openai_errors.body(error))
 
 
@@ -82,7 +82,8 @@ class ResponseHomes:
             homes.popitem(last=False)
 
     def find(self, caller: str, id: str) -> str | None:
-        return self._homes.get(caller, {}).get(id)
+        homes = self._homes.get(caller)
+        return None if homes is None else homes.get(id)
 
     def forget(self, caller: str, id: str) -> None:
         self._homes[caller].pop(id, None)

@@ -14,7 +14,7 @@ from flask import Blueprint, Response, current_app, request
 from flask.sansio.scaffold import Scaffold
 
 from corosrv.base.errors import ModelNotFound, NotFound, NotOffered
-from corosrv.dialects.anthropic.answer_types import MessagesError
+from corosrv.dialects.anthropic.answers import MessagesError
 from corosrv.dialects.ollama import routes as ollama
 from corosrv.dialects.ollama.catalog import TaggedList, TaggedModel, spellings
 from corosrv.dialects.openai import api_docs

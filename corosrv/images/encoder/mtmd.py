@@ -34,9 +34,9 @@ MAX_SIDE = 1 << 15  # pixels; more would overflow libmtmd's ints, and no project
 class LogTail:
     """Keeps the last lines that the libraries logged, for the words of an error, and hands each on to `write`."""
 
-    def __init__(self, write: Callable[[str], object] = lambda line: None, n_lines: int = 8) -> None:
-        self._lines: deque[str] = deque(maxlen=n_lines)
-        self._problems: deque[str] = deque(maxlen=n_lines)
+    def __init__(self, write: Callable[[str], object] = lambda line: None) -> None:
+        self._lines: deque[str] = deque(maxlen=8)
+        self._problems: deque[str] = deque(maxlen=8)
         self._write = write
         self._level = 0
         self._callback = llama_cpp.llama_log_callback(self._take)  # libraries keep the pointer, so this must live

@@ -20,7 +20,6 @@ from gevent.hub import get_hub
 from corosrv.base import errors
 from corosrv.base.waits import ThreadLock, own_hub
 from corosrv.contracts.jobs import (
-    Adapter,
     AnyJob,
     Image,
     InfillTokens,
@@ -31,14 +30,11 @@ from corosrv.contracts.jobs import (
     Pieces,
     Prompt,
     Rows,
-    SlotFile,
-    SlotState,
     Terms,
     Tokens,
     Vocabulary,
 )
 from corosrv.contracts.jobs.terms import part_of
-from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
 from corosrv.images.vision.encoder import EncoderStats, ImageEncoder, MakeWatch, encode_images
 from corosrv.images.vision.options import encoder_options, encoder_share
@@ -128,12 +124,7 @@ class VisionVocabulary:
         self.size: int = vocabulary.size
         self.end_tokens: tuple[int, ...] = vocabulary.end_tokens
         self.infill: InfillTokens | None = vocabulary.infill
-
-    def tokenize(self, text: str, add_special: bool, parse_special: bool, param: str = "content") -> list[int]:
-        return self._vocabulary.tokenize(text, add_special, parse_special, param)
-
-    def piece(self, token: int) -> bytes:
-        return self._vocabulary.piece(token)
+        self.tokenize, self.piece = vocabulary.tokenize, vocabulary.piece
 
     def spell(self, tokens: Iterable[int]) -> bytes:
         """Returns what tokens print in a row, and a marker in place of the rows of images."""
@@ -178,6 +169,15 @@ class VisionEngine:
         self._owner = os.getpid()
         self._hub: Any = None
         self._encoder: ImageEncoder | None = None
+        # All that has to do with texts alone is the engine's own.
+        texts = self._engine
+        self.stats, self.slots = texts.stats, texts.slots
+        self.save_slot, self.restore_slot, self.erase_slot = (
+            texts.save_slot,
+            texts.restore_slot,
+            texts.erase_slot,
+        )
+        self.adapters, self.set_adapters = texts.adapters, texts.set_adapters
 
     def open(self) -> None:
         """Loads the model, then starts the encoder; waits until both are ready. Raises ModelFailed."""
@@ -243,27 +243,6 @@ class VisionEngine:
     def is_degraded(self) -> bool:
         """Returns whether images are refused because the encoder died too often."""
         return self._encoder is not None and self._encoder.is_degraded
-
-    def stats(self) -> DecodeStats | None:
-        return self._engine.stats()
-
-    def slots(self) -> tuple[SlotState, ...]:
-        return self._engine.slots()
-
-    def save_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
-        return self._engine.save_slot(slot, path, caller)
-
-    def restore_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
-        return self._engine.restore_slot(slot, path, caller)
-
-    def erase_slot(self, slot: int, caller: str = "") -> int:
-        return self._engine.erase_slot(slot, caller)
-
-    def adapters(self) -> tuple[Adapter, ...]:
-        return self._engine.adapters()
-
-    def set_adapters(self, scales: Mapping[int, float]) -> None:
-        self._engine.set_adapters(scales)
 
     # The end.
 

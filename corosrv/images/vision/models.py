@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from corosrv.contracts.metrics import Family, metric, metrics_of
 from corosrv.contracts.settings import ModelSettings
 from corosrv.images.transfer.session import TransferResult
-from corosrv.images.transfer.stats import IgnoredReason
+from corosrv.images.transfer.stats import IgnoredReason, TransferStats
 from corosrv.images.vision.encoder import EncoderStats, MakeWatch
 from corosrv.images.vision.engine import VisionEngine
 
@@ -32,66 +33,53 @@ class TransferCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         by_model = self._encoder_stats()
-        yield from _gauges(by_model)
-        yield from _counters(by_model)
+        things = [([model], stats) for model, stats in by_model.items()]
+        yield from metrics_of(GaugeMetricFamily, _PREFIX, _GAUGES, ["model"], things)
+        yield from metrics_of(CounterMetricFamily, _PREFIX, _COUNTERS, ["model"], things)
+        for label, (family, name, text, read) in _COUNTS.items():
+            rows = (([model, value], n) for model, one in by_model.items() for value, n in read(one.transfers).items())
+            yield metric(family, _PREFIX + name, text, ["model", label], rows)
         yield from _histograms(by_model)
 
 
-def _gauges(by_model: StatsByModel) -> Iterator[Metric]:
-    blocks = GaugeMetricFamily(f"{_PREFIX}pool_blocks", "Blocks of the pool", labels=["model", "state"])
-    families = {
-        "active": GaugeMetricFamily(f"{_PREFIX}active", "Images that the encoder has", labels=["model"]),
-        "queued": GaugeMetricFamily(f"{_PREFIX}queued", "Images that wait for the encoder", labels=["model"]),
-        "staging": GaugeMetricFamily(f"{_PREFIX}staging_bytes", "Bytes of rows under way", labels=["model"]),
-        "cache": GaugeMetricFamily(f"{_PREFIX}cache_bytes", "Bytes of encoded images that are kept", labels=["model"]),
-        "degraded": GaugeMetricFamily(f"{_PREFIX}degraded", "1: images are refused", labels=["model"]),
-    }
-    for model, stats in by_model.items():
-        transfers = stats.transfers
-        states = {"free": transfers.n_free, "in_use": transfers.n_in_use, "quarantined": transfers.n_quarantined}
-        for state, count in states.items():
-            blocks.add_metric([model, state], count)
-        values = (transfers.n_active, transfers.n_queued, transfers.staging_bytes, stats.cache_bytes, stats.is_degraded)
-        for family, value in zip(families.values(), values, strict=True):
-            family.add_metric([model], value)
-    return iter((blocks, *families.values()))
-
-
-def _counters(by_model: StatsByModel) -> Iterator[Metric]:
-    counters: dict[str, tuple[str, Callable[[EncoderStats], float]]] = {
-        "rounds": ("Grants that were filled and copied", lambda stats: stats.transfers.n_rounds),
-        "rows": ("Rows that were copied", lambda stats: stats.transfers.n_rows),
-        "not_finite": ("Images refused for rows that are not finite", lambda stats: stats.transfers.n_not_finite),
-        "drain_seconds": (
-            "Time that blocks of ended transfers stayed lent",
-            lambda stats: stats.transfers.drain_seconds,
-        ),
-        "encoder_restarts": ("Encoder processes that followed one that died", lambda stats: stats.n_restarts),
-        "encoder_kills": ("Encoder processes killed because they did not answer", lambda stats: stats.n_kills),
-        "cached_images": ("Images that were encoded already", lambda stats: stats.n_cache_hits),
-    }
-    for name, (text, read) in counters.items():
-        family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=["model"])
-        for model, stats in by_model.items():
-            family.add_metric([model], read(stats))
-        yield family
-    yield from _labelled_counters(by_model)
-
-
-def _labelled_counters(by_model: StatsByModel) -> Iterator[Metric]:
-    seconds = CounterMetricFamily(f"{_PREFIX}seconds", "Time of images, by phase", labels=["model", "phase"])
-    results = CounterMetricFamily(f"{_PREFIX}finished", "Transfers that have ended", labels=["model", "result"])
-    ignored = CounterMetricFamily(
-        f"{_PREFIX}ignored_messages", "Messages of encoders that were dropped", labels=["model", "why"]
-    )
-    for model, stats in by_model.items():
-        for phase, time in stats.transfers.seconds.items():
-            seconds.add_metric([model, phase], time)
-        for result in TransferResult:
-            results.add_metric([model, result.value], stats.transfers.finished.get(result, 0))
-        for reason in IgnoredReason:
-            ignored.add_metric([model, reason.value], stats.transfers.ignored.get(reason, 0))
-    return iter((seconds, results, ignored))
+_GAUGES: dict[str, tuple[str, Callable[[EncoderStats], float]]] = {
+    "active": ("Images that the encoder has", lambda stats: stats.transfers.n_active),
+    "queued": ("Images that wait for the encoder", lambda stats: stats.transfers.n_queued),
+    "staging_bytes": ("Bytes of rows under way", lambda stats: stats.transfers.staging_bytes),
+    "cache_bytes": ("Bytes of encoded images that are kept", lambda stats: stats.cache_bytes),
+    "degraded": ("1: images are refused", lambda stats: stats.is_degraded),
+}
+_COUNTERS: dict[str, tuple[str, Callable[[EncoderStats], float]]] = {
+    "rounds": ("Grants that were filled and copied", lambda stats: stats.transfers.n_rounds),
+    "rows": ("Rows that were copied", lambda stats: stats.transfers.n_rows),
+    "not_finite": ("Images refused for rows that are not finite", lambda stats: stats.transfers.n_not_finite),
+    "drain_seconds": ("Time that blocks of ended transfers stayed lent", lambda stats: stats.transfers.drain_seconds),
+    "encoder_restarts": ("Encoder processes that followed one that died", lambda stats: stats.n_restarts),
+    "encoder_kills": ("Encoder processes killed because they did not answer", lambda stats: stats.n_kills),
+    "cached_images": ("Images that were encoded already", lambda stats: stats.n_cache_hits),
+}
+# By the label that such a metric has beside the model: its name, its text, and what reads the number of each value.
+_COUNTS: dict[str, tuple[Family, str, str, Callable[[TransferStats], Mapping[str, float]]]] = {
+    "state": (
+        GaugeMetricFamily,
+        "pool_blocks",
+        "Blocks of the pool",
+        lambda stats: {"free": stats.n_free, "in_use": stats.n_in_use, "quarantined": stats.n_quarantined},
+    ),
+    "phase": (CounterMetricFamily, "seconds", "Time of images, by phase", lambda stats: stats.seconds),
+    "result": (
+        CounterMetricFamily,
+        "finished",
+        "Transfers that have ended",
+        lambda stats: {result.value: stats.finished.get(result, 0) for result in TransferResult},
+    ),
+    "why": (
+        CounterMetricFamily,
+        "ignored_messages",
+        "Messages of encoders that were dropped",
+        lambda stats: {reason.value: stats.ignored.get(reason, 0) for reason in IgnoredReason},
+    ),
+}
 
 
 def _histograms(by_model: StatsByModel) -> Iterator[Metric]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from corosrv.base.errors import Refused, TemplateTooCostly
 from corosrv.contracts.jobs import Messages
-from corosrv.formats.callformats.description import ArgumentRow, CallFormat, Spelling
-from corosrv.formats.callformats.known import HERMES
+from corosrv.formats.callformats.description import HERMES, ArgumentRow, CallFormat, Spelling
 from corosrv.formats.callformats.learn_answer import Rendering
 from corosrv.formats.callformats.writer import WrittenCall, write_calls
 from corosrv.models.engine.jinja_template import JinjaTemplate, adapt, reads_parts

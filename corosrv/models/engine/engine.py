@@ -108,7 +108,8 @@ class Engine(EngineLife):
     def __init__(self, settings: ModelSettings | Settings) -> None:
         """Stores the settings, of which those of the first model count; nothing starts before `open`."""
         super().__init__()
-        self._settings = settings = settings if isinstance(settings, ModelSettings) else settings.models[0]
+        # Once the model is loaded, with what fits into memory.
+        self.settings = settings = settings if isinstance(settings, ModelSettings) else settings.models[0]
         self._native: NativeEngine | None = None
         self._loaded: _LoadedParts | None = None
         self._adapters = Adapters(settings.adapters)
@@ -127,7 +128,7 @@ class Engine(EngineLife):
             self._failure = str(error)
             self._close_recording()
             # Clients are not told where models lie; whoever reads the log has to be.
-            log.error("the model cannot be served: %s (%s)", error, os.path.abspath(self._settings.model))
+            log.error("the model cannot be served: %s (%s)", error, os.path.abspath(self.settings.model))
             raise errors.ModelFailed(self._failure) from error
         except BaseException as error:  # also a greenlet that is killed while it loads: the state has to tell
             self._failure = f"the engine could not start: {type(error).__name__}"
@@ -136,9 +137,9 @@ class Engine(EngineLife):
     def _open(self) -> None:
         began = time.monotonic()
         self._check_alive()
-        asked = self._settings.ctx
-        fitted = fit_model(self._settings)
-        settings = self._settings = fitted.settings
+        asked = self.settings.ctx
+        fitted = fit_model(self.settings)
+        settings = self.settings = fitted.settings
         self._notes = TaskNotes(settings.queue + settings.slots)
         if fitted.words:
             log.info("memory for %s: %s", settings.names[0], fitted.words)
@@ -167,7 +168,7 @@ class Engine(EngineLife):
         self._loaded, self._card = model, model.card
         log.info(
             "engine ready in %.1f s, in process %d alone: %s, %d slots %s, %s",
-            time.monotonic() - began, os.getpid(), self._loaded.card.id, self._settings.slots,
+            time.monotonic() - began, os.getpid(), self._loaded.card.id, self.settings.slots,
             self._loaded.info.room, self._loaded.info.kernels,
         )  # fmt: skip
         info = self._loaded.info
@@ -179,12 +180,12 @@ class Engine(EngineLife):
             )  # fmt: skip
 
     def _record(self, options: Options) -> Options:
-        head = RecordingHead.describing(options, self._settings.names[0], FINGERPRINT, cpu_identity())
-        recording = self._recording = record_into(self._settings.record, head)
-        return msgspec.structs.replace(options, record_fd=recording.fd, record_bytes=self._settings.record_bytes)
+        head = RecordingHead.describing(options, self.settings.names[0], FINGERPRINT, cpu_identity())
+        recording = self._recording = record_into(self.settings.record, head)
+        return msgspec.structs.replace(options, record_fd=recording.fd, record_bytes=self.settings.record_bytes)
 
     def _look_at(self, native: NativeEngine) -> _LoadedParts:
-        settings, info = self._settings, native.info()
+        settings, info = self.settings, native.info()
         vocabulary = EngineVocabulary(
             native, info, settings.template, settings.template_defaults, has_safe_template=settings.is_synthetic
         )
@@ -216,11 +217,6 @@ class Engine(EngineLife):
         return LoadProgress.after(time.monotonic() - self._reads_since, self._native.loaded_part())
 
     @property
-    def settings(self) -> ModelSettings:
-        """The model's settings; once it is loaded, with what fits into memory."""
-        return self._settings
-
-    @property
     def info(self) -> ModelInfo:
         """The model's properties. Raises Starting before it is loaded."""
         return self._model().info
@@ -246,7 +242,7 @@ class Engine(EngineLife):
             self._shortage.count()
         if self._recording is not None:
             self._recording.tell(model.native.recording_trouble())
-        if self._settings.model_draft and not self._is_draft_off:
+        if self.settings.model_draft and not self._is_draft_off:
             self._look_at_draft(model.native)
         return Reader(native, len(tasks))
 
@@ -254,7 +250,7 @@ class Engine(EngineLife):
         trouble = native.draft_trouble()
         self._is_draft_off = bool(trouble)
         if trouble:
-            log.error("the draft model %s failed, and guesses no more: %s", self._settings.model_draft, trouble)
+            log.error("the draft model %s failed, and guesses no more: %s", self.settings.model_draft, trouble)
 
     def stats(self) -> DecodeStats | None:
         """Returns the counters as of the last step; None before the engine is open and after it is closed."""
@@ -268,7 +264,7 @@ class Engine(EngineLife):
         A slot is a lane of the KV cache while something runs in it. Afterwards it shows its last task, and what that
         left lies in the prefix cache, which all slots share.
         """
-        return self._notes.describe(self._model().native.slots(self._settings.slots))
+        return self._notes.describe(self._model().native.slots(self.settings.slots))
 
     def save_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
         """Writes what the slot's last task left; see corosrv.contracts.jobs.HasSlots."""

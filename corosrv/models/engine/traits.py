@@ -7,8 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from corosrv.formats.callformats.description import BARE, AnswerFormat, CallFormat
-from corosrv.formats.callformats.known import HERMES, completed, completed_answer, shown_calls, told_calls
+from corosrv.formats.callformats.description import (
+    BARE,
+    HERMES,
+    AnswerFormat,
+    CallFormat,
+    completed,
+    completed_answer,
+    shown_calls,
+    told_calls,
+)
 from corosrv.formats.callformats.learn import Learnt, learn_calls
 from corosrv.formats.callformats.learn_answer import NAME, PLAIN, TOOLS, USER, Manner, Probe, Rendering, learn_answer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import ModelSettings
-from corosrv.models.hub import library
+from corosrv.models.hub import cache
 from corosrv.models.recording import fault_of_path
 
 _HEAD = 512  # bytes, of which a file is known
@@ -37,7 +37,7 @@ def check_model_files(model: ModelSettings) -> None:
     if model.record and (fault := fault_of_path(model.record)):
         raise SettingsError(f"--record: {fault}")
     if model.is_hub:
-        library.check_installed()
+        cache.check_installed()
     elif not model.is_synthetic and not Path(model.model).is_file():
         raise SettingsError(f"the model file {model.model} {flaw_of(Path(model.model))}")
     draft = Path(model.model_draft)

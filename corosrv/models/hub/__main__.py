@@ -17,7 +17,7 @@ import msgspec
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.settings import load_hub
 from corosrv.contracts.settings import model_list as hub_name
-from corosrv.models.hub.pull import Pulled, PullFailed, PullProgress, pull
+from corosrv.models.hub.client import Pulled, PullFailed, PullProgress, pull
 from corosrv.workers.worker.child.lifeline import hang_on
 
 _PAUSE = 0.25  # seconds between two reports

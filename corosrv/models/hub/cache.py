@@ -11,6 +11,7 @@ is taken, else Q8_0, else the first model. `stored_models` lists what is in the 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -20,9 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from corosrv.base.errors import HubError
+from corosrv.base.errors import HubError, HubMissing
 from corosrv.contracts.settings.model_list import HubName, is_plain_path
-from corosrv.models.hub import library
 
 USUAL = ("Q4_K_M", "Q8_0")
 # Files that stand beside models and are none: projectors, calibration, heads for drafting.
@@ -249,7 +249,7 @@ def remove(name: HubName) -> int:
 
     Returns the bytes that were freed. Raises HubError where it is not there.
     """
-    folder = RepoCache(Path(library.load().constants.HF_HUB_CACHE), name.repo).folder
+    folder = RepoCache(Path(load_library().constants.HF_HUB_CACHE), name.repo).folder
     if not folder.is_dir():
         raise HubError(f"{name.repo} is not in the cache: corosrv models lists what is")
     if not name.tag and not name.file:
@@ -287,8 +287,25 @@ def _links(folder: Path) -> Sequence[Path]:
 
 
 def _repos() -> list[Any]:
-    hub = library.load()
+    hub = load_library()
     try:
         return [repo for repo in hub.scan_cache_dir(hub.constants.HF_HUB_CACHE).repos if repo.repo_type == "model"]
     except hub.errors.CacheNotFound:
         return []
+
+
+def check_installed() -> None:
+    """Raises HubMissing where the library is not installed; imports nothing of it."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise HubMissing
+
+
+def load_library() -> Any:
+    """Imports the library. Raises HubMissing."""
+    check_installed()
+    import huggingface_hub
+    import huggingface_hub.constants
+    import huggingface_hub.errors
+    import huggingface_hub.utils
+
+    return huggingface_hub

@@ -16,7 +16,7 @@ from corosrv.base.errors import HubError, SettingsError
 from corosrv.base.waits import TimedOut, call_in_thread, wait_readable
 from corosrv.contracts.settings import HubSettings, ModelSettings, child_environment
 from corosrv.contracts.settings import model_list as hub_name
-from corosrv.models.hub.pull import Pulled, PulledModel, PullFailed, PullMessage, PullProgress, decoder
+from corosrv.models.hub.client import Pulled, PulledModel, PullFailed, PullMessage, PullProgress, decoder
 from corosrv.workers.worker.parent.process import plain_subprocess
 
 log = logging.getLogger("corosrv.hub")

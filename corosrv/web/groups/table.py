@@ -61,26 +61,22 @@ class GroupTable:
     def __init__(self, max_members: int = MAX_MEMBERS) -> None:
         self._max_members = max_members
         self._members: dict[GroupKey, dict[GroupMember, None]] = {}  # in the order of their arrivals
-        self._n_members = 0
+        self.n_members = 0
         self._lock = ThreadLock()
 
     @property
     def n_groups(self) -> int:
         return len(self._members)
 
-    @property
-    def n_members(self) -> int:
-        return self._n_members
-
     def join(self, caller: str, name: str) -> GroupMember:
         """Adds a request to a group, whose `leave` has to be called. Raises TooManyMembers."""
         key = (caller, name)
         member = GroupMember(name, lambda member: self._remove(key, member))
         with self._lock:
-            if self._n_members >= self._max_members:
+            if self.n_members >= self._max_members:
                 raise TooManyMembers(self._max_members)
             self._members.setdefault(key, {})[member] = None
-            self._n_members += 1
+            self.n_members += 1
         return member
 
     def _remove(self, key: GroupKey, member: GroupMember) -> None:
@@ -89,7 +85,7 @@ class GroupTable:
             if members is None or member not in members:
                 return
             del members[member]
-            self._n_members -= 1
+            self.n_members -= 1
             if not members:
                 del self._members[key]
 

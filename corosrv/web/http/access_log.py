@@ -14,9 +14,9 @@ from typing import Any, Protocol, TextIO
 
 import msgspec
 
-from corosrv.contracts.exemplars import JobExemplars
 from corosrv.contracts.jobs.infer import Headers
 from corosrv.contracts.jobs.terms import TRACE, TracePart
+from corosrv.contracts.metrics import JobExemplars
 from corosrv.web.http.access import without_secrets
 from corosrv.web.http.lean_flask import Visit
 from corosrv.web.http.reply import line

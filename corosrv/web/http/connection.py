@@ -100,7 +100,7 @@ class PacedUnreader(SocketUnreader):  # type: ignore[misc]
             self._pace = self._behind_line = None
             self._n_left = MAX_HEAD_BYTES
         else:
-            self.begin_head(limits.pace_of_line(now), limits.pace_of_head(now))
+            self.begin_head(Pace(now, min(_FIRST_LINE, limits.head)), Pace(now, limits.head))
 
     def begin_body(self, pace: Pace) -> None:
         """Begins to read a body. Its size is not limited here: whoever reads it knows how much is wanted."""
@@ -237,15 +237,6 @@ class ClientLimits:
     body_rate: float = 1024.0
     write: float = 30.0
 
-    def pace_of_line(self, now: float) -> Pace:
-        return Pace(now, min(_FIRST_LINE, self.head))
-
-    def pace_of_head(self, now: float) -> Pace:
-        return Pace(now, self.head)
-
-    def pace_of_body(self, now: float) -> Pace:
-        return Pace(now, self.body, _BODY_GRACE, self.body_rate)
-
 
 class _ClientParser(Parser):  # type: ignore[misc]
     mesg_class = message.ClientRequest
@@ -279,7 +270,9 @@ class Connection:
                 return
             message.prepare(request, self._socket)
             if not message.is_all_there(request, self._unreader.n_buffered):
-                self._unreader.begin_body(self._limits.pace_of_body(awake_clock.now()))
+                self._unreader.begin_body(
+                    Pace(awake_clock.now(), self._limits.body, _BODY_GRACE, self._limits.body_rate)
+                )
             yield request
             if not self._forget_body():
                 return

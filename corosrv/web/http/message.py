@@ -213,11 +213,6 @@ def is_worth_reading_on(request: Request) -> bool:
     return not isinstance(reader, EOFReader) and reader.parser is None
 
 
-def chunk_of(piece: bytes) -> bytes:
-    """Frames a piece of a body that is sent in chunks. An empty one would end the body."""
-    return b"%X\r\n%b\r\n" % (len(piece), piece)
-
-
 class HttpResponse(Response):  # type: ignore[misc]
     """gunicorn's answer; closes the connection too when the client left or the unread rest of its body is long."""
 
@@ -236,7 +231,7 @@ class HttpResponse(Response):  # type: ignore[misc]
         is_whole = self.response_length == n_bytes and self.req.method != "HEAD" and self.status_code != 304
         if not self.headers_sent and n_bytes <= _SHORT and (is_whole or (self.chunked and arg)):
             self.sent = n_bytes
-            self.sock.sendall(self._take_head() + (chunk_of(arg) if self.chunked else arg))
+            self.sock.sendall(self._take_head() + (b"%X\r\n%b\r\n" % (len(arg), arg) if self.chunked else arg))
             return
         # Each piece has the socket's time-out for itself: who is slow is waited for, who is gone is not.
         for begin in range(0, n_bytes or 1, _SHORT):  # an empty piece sends the head

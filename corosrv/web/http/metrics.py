@@ -13,17 +13,18 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any
 
 from gevent import monkey
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.base.processor import garbage_times
+from corosrv.base.processor import GenerationTotals, garbage_times
 from corosrv.base.waits import own_hub
-from corosrv.contracts.exemplars import Bucket, JobExemplars
 from corosrv.contracts.jobs.worker import BOUNDS, DecodeStats, HasModelStats
+from corosrv.contracts.metrics import Bucket, JobExemplars, metric, metrics_of
 
 log = logging.getLogger("corosrv.http")
 
@@ -263,6 +264,10 @@ _GATEWAY_GAUGES: dict[str, tuple[str, Callable[[DecodeStats], float]]] = {
     # A slot has its part of the KV cache for as long as it is in use.
     "kv_cache_usage_perc": ("Part of the KV cache that is in use, of 1", lambda stats: stats.running / stats.slots),
 }
+_GARBAGE_COUNTERS: dict[str, tuple[str, Callable[[GenerationTotals], float]]] = {
+    "collections": ("Runs of the collector", lambda totals: totals.n),
+    "seconds": ("Time that it took", lambda totals: totals.seconds),
+}
 _OUTCOMES = ("stop", "length", "cancelled", "error", "refused")
 
 
@@ -270,14 +275,10 @@ class GarbageCollector(Collector):
     """Reads what Python's garbage collector took. It is asked, and not told: it may run while a counter is locked."""
 
     def collect(self) -> Iterable[Metric]:
-        runs = CounterMetricFamily("corosrv_garbage_collections", "Runs of the collector", labels=["generation"])
-        seconds = CounterMetricFamily("corosrv_garbage_seconds", "Time that it took", labels=["generation"])
-        longest = GaugeMetricFamily("corosrv_garbage_longest_seconds", "Its longest run", labels=["generation"])
-        for generation, totals in garbage_times.totals.items():
-            runs.add_metric([str(generation)], totals.n)
-            seconds.add_metric([str(generation)], totals.seconds)
-            longest.add_metric([str(generation)], totals.longest)
-        return runs, seconds, longest
+        rows = [([str(generation)], totals) for generation, totals in garbage_times.totals.items()]
+        yield from metrics_of(CounterMetricFamily, "corosrv_garbage_", _GARBAGE_COUNTERS, ["generation"], rows)
+        longest = ((generation, totals.longest) for generation, totals in rows)
+        yield metric(GaugeMetricFamily, "corosrv_garbage_longest_seconds", "Its longest run", ["generation"], longest)
 
 
 class OfEngines(Collector):
@@ -293,10 +294,9 @@ class EngineCollector(OfEngines):
         self._exemplars = {} if exemplars is None else exemplars
 
     def collect(self) -> Iterable[Metric]:
-        states = GaugeMetricFamily("corosrv_model_state", "1 for the state of the model", labels=["model", "state"])
-        for model, state in self._worker.model_states().items():
-            states.add_metric([model, state], 1)
-        yield states
+        states = (((model, state), 1) for model, state in self._worker.model_states().items())
+        words = "1 for the state of the model"
+        yield metric(GaugeMetricFamily, "corosrv_model_state", words, ["model", "state"], states)
         if by_model := self._worker.model_stats():
             yield from _of_loops(by_model, self._exemplars)
 
@@ -311,11 +311,8 @@ class GatewayCollector(OfEngines):
 
     def collect(self) -> Iterable[Metric]:
         by_model = self._worker.model_stats()
-        for name, (text, value) in _GATEWAY_GAUGES.items():
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-            for model, stats in by_model.items():
-                gauge.add_metric([model], value(stats))
-            yield gauge
+        things = (([model], stats) for model, stats in by_model.items())
+        yield from metrics_of(GaugeMetricFamily, "vllm:", _GATEWAY_GAUGES, ["model_name"], things)
         if names := self._find_adapters():
             labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
             lora = GaugeMetricFamily("vllm:lora_requests_info", "Unix time of this look at the adapters", labels=labels)
@@ -325,17 +322,18 @@ class GatewayCollector(OfEngines):
 
 
 def _of_loops(by_model: Mapping[str, DecodeStats], exemplars: JobExemplars) -> Iterator[Metric]:
-    jobs = CounterMetricFamily("corosrv_jobs", "Ended tasks by outcome", labels=["model", "outcome"])
-    for model, stats in by_model.items():
-        for outcome in _OUTCOMES:
-            jobs.add_metric([model, outcome], getattr(stats, f"tasks_{outcome}"))
-    yield jobs
-    for name, text in _COUNTERS.items():
-        yield _numbers(CounterMetricFamily(f"corosrv_{name}", text, labels=["model"]), name, by_model)
-    step = CounterMetricFamily("corosrv_step_seconds", "Time spent in steps", labels=["model"])
-    yield _numbers(step, "step_s", by_model)
-    for name, text in _GAUGES.items():
-        yield _numbers(GaugeMetricFamily(f"corosrv_{name}", text, labels=["model"]), name, by_model)
+    ended = (
+        ([model, outcome], getattr(stats, f"tasks_{outcome}"))
+        for model, stats in by_model.items()
+        for outcome in _OUTCOMES
+    )
+    yield metric(CounterMetricFamily, "corosrv_jobs", "Ended tasks by outcome", ["model", "outcome"], ended)
+    things = [([model], stats) for model, stats in by_model.items()]
+    counters = {name: (text, attrgetter(name)) for name, text in _COUNTERS.items()}
+    counters["step_seconds"] = "Time spent in steps", attrgetter("step_s")
+    yield from metrics_of(CounterMetricFamily, "corosrv_", counters, ["model"], things)
+    gauges = {name: (text, attrgetter(name)) for name, text in _GAUGES.items()}
+    yield from metrics_of(GaugeMetricFamily, "corosrv_", gauges, ["model"], things)
     for name, text in _HISTOGRAMS.items():
         family = HistogramMetricFamily(f"corosrv_{name}_seconds", text, labels=["model"])
         for model, stats in by_model.items():
@@ -345,15 +343,6 @@ def _of_loops(by_model: Mapping[str, DecodeStats], exemplars: JobExemplars) -> I
                 buckets = known.among(_cumulative(histogram.buckets))
             family.add_metric([model], list(buckets), histogram.sum)
         yield family
-
-
-_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
-
-
-def _numbers(family: _Family, name: str, by_model: Mapping[str, DecodeStats]) -> _Family:
-    for model, stats in by_model.items():
-        family.add_metric([model], getattr(stats, name))
-    return family
 
 
 def _cumulative(counts: Iterable[int]) -> Iterator[tuple[str, int]]:

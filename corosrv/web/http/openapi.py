@@ -129,11 +129,6 @@ def with_idempotency_key(view: View) -> View:
     return view
 
 
-def takes_idempotency_key(view: Callable[..., Any] | None) -> bool:
-    """Returns whether the view heeds the header Idempotency-Key."""
-    return getattr(view, _TAKES_KEY, False)
-
-
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"<(?:(?P<kind>\w+):)?(?P<name>\w+)>")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -202,7 +197,7 @@ def routes(rules: Iterable[Rule], views: Mapping[str, Callable[..., Any]], prefi
         assert marked is not None
         main = min((path for path, _ in paths), key=lambda path: (not path.startswith("/v1/"), path))
         is_open = getattr(view, IS_OPEN, False)
-        is_keyed = takes_idempotency_key(view)
+        is_keyed = getattr(view, _TAKES_KEY, False)
         all_routes.append(Route(main, method, marked, is_open, is_keyed))
         all_routes += [Route(path, method, marked, is_open, is_keyed, main) for path, _ in paths if path != main]
     return all_routes

@@ -48,17 +48,12 @@ class ClientPool(Pool):  # type: ignore[misc]
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self._n_parked = 0
+        self.n_parked = 0  # clients that need no greenlet now
         self._parking: set[Any] = set()  # greenlets about to end whose clients keep their places
 
     def __len__(self) -> int:
         """Returns the number of clients, parked ones among them."""
-        return super().__len__() + self._n_parked  # type: ignore[no-any-return]
-
-    @property
-    def n_parked(self) -> int:
-        """The number of clients that need no greenlet now."""
-        return self._n_parked
+        return super().__len__() + self.n_parked  # type: ignore[no-any-return]
 
     def park(self) -> None:
         """Keeps the place of the current greenlet's client, although the greenlet ends now, until it is resumed."""
@@ -67,14 +62,14 @@ class ClientPool(Pool):  # type: ignore[misc]
     def resume(self, serve: Callable[..., None], *arguments: Any) -> None:
         """Serves a client that was parked on its place, in a new greenlet. Never waits."""
         greenlet = self.greenlet_class(serve, *arguments)
-        self._n_parked -= 1
+        self.n_parked -= 1
         Group.add(self, greenlet)
         greenlet.start()
 
     def _discard(self, greenlet: Any) -> None:
         if greenlet in self._parking:
             self._parking.remove(greenlet)
-            self._n_parked += 1
+            self.n_parked += 1
             Group._discard(self, greenlet)
         else:
             super()._discard(greenlet)

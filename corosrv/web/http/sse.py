@@ -114,8 +114,8 @@ class EventStream(Generic[Item]):
     """
 
     __slots__ = (
-        "_encoder", "_first", "_is_closed", "_ping", "_ping_interval", "_reader", "_sender", "_socket", "_stats",
-        "_taken", "_timeout_before", "_watch", "_write_timeout", "has_failed", "on_close"
+        "_encoder", "_first", "_is_closed", "_ping", "_ping_interval", "_sender", "_socket", "_stats", "_taken",
+        "_timeout_before", "_watch", "_write_timeout", "has_failed", "on_close", "reader"
     )  # fmt: skip
 
     def __init__(
@@ -130,7 +130,7 @@ class EventStream(Generic[Item]):
         ping: bytes = PING,
     ) -> None:
         self._ping = ping
-        self._reader = reader
+        self.reader = reader
         self._first = first
         self._taken: list[Item] = []  # before the first piece was sent
         self._encoder = encoder
@@ -155,7 +155,7 @@ class EventStream(Generic[Item]):
         The stream is closed then.
         """
         try:
-            self._taken = self._reader.take(seconds)
+            self._taken = self.reader.take(seconds)
             check(self._taken)
         except ReadTimeout:
             return
@@ -166,7 +166,7 @@ class EventStream(Generic[Item]):
     def record(self, recording: Recording) -> None:
         """Hands a copy of all that is sent, but comments, to a recording. Call it before anything is sent."""
         recording.add(self._first)
-        self._encoder = RecordedEncoder(self._encoder, self._reader, recording)
+        self._encoder = RecordedEncoder(self._encoder, self.reader, recording)
 
     def begin(self, start_response: Any) -> None:
         """Begins to send pieces the short way to the socket, as the headers are on their way."""
@@ -178,7 +178,7 @@ class EventStream(Generic[Item]):
         yield self._begin_events()
         while not self._is_over:
             try:
-                yield self._encoder.encode(self._reader.take(self._ping_interval))
+                yield self._encoder.encode(self.reader.take(self._ping_interval))
             except ReadTimeout:
                 yield self._ping
             except CorosrvError as error:
@@ -202,7 +202,7 @@ class EventStream(Generic[Item]):
             try:
                 # Sleeps while the chunks pass by, and wakes for what cannot be done in passing: waiting for a slow
                 # client, whose chunks then stay in the reader up to its limit.
-                self._reader.pump(self._pass_on, self._ping_interval)
+                self.reader.pump(self._pass_on, self._ping_interval)
                 self._sender.flush()
             except ReadTimeout:
                 write(self._ping)
@@ -223,7 +223,7 @@ class EventStream(Generic[Item]):
 
     @property
     def _is_over(self) -> bool:
-        return self._reader.is_finished or self._watch.is_gone or self._encoder.failure is not None
+        return self.reader.is_finished or self._watch.is_gone or self._encoder.failure is not None
 
     def _end_in(self, error: CorosrvError) -> bytes:
         """Makes the last piece of a stream that ends in an error."""
@@ -245,23 +245,19 @@ class EventStream(Generic[Item]):
         """Tells whether a piece behind the first is no more than a sign of life."""
         return piece is self._ping
 
-    @property
-    def reader(self) -> Reader[Item]:
-        return self._reader
-
     def cancel(self) -> None:
         """Ends the job, whose last event says so. Never waits."""
-        self._reader.cancel()
+        self.reader.cancel()
 
     def _log_unless_gone(self, error: CorosrvError) -> None:
         if not self._watch.is_gone:  # who leaves has the job cancelled: nothing went wrong
-            _log_failure(error)
+            _failed.count(functools.partial(log.warning, "a stream ended in an error: %s", line(str(error))))
 
     def _pass_on(self, items: list[Item]) -> bool:
         """Sends what fits; True while more may follow."""
         assert self._sender is not None
         piece = self._encoder.encode(items)
-        is_last = self._reader.is_finished
+        is_last = self.reader.is_finished
         return (not piece or self._sender.send(piece, is_last=is_last)) and not self._encoder.failure
 
     def close(self) -> None:
@@ -270,7 +266,7 @@ class EventStream(Generic[Item]):
             return
         self._is_closed = True
         self._watch.close()
-        self._reader.close()
+        self.reader.close()
         self._encoder.close()
         if self._socket is not None:
             self._socket.settimeout(self._timeout_before)
@@ -278,10 +274,6 @@ class EventStream(Generic[Item]):
             self._stats.stream_closed()
         if self.on_close is not None:
             self.on_close()
-
-
-def _log_failure(error: CorosrvError) -> None:
-    _failed.count(functools.partial(log.warning, "a stream ended in an error: %s", line(str(error))))
 
 
 def _bound_unsent(sending: socket.socket) -> None:

@@ -61,9 +61,9 @@ class AnswerClaim:
 
     __slots__ = ("_records", "_shared")
 
-    def __init__(self, records: KeyClaim[KeptAnswer], shared: SharedClaim | None = None) -> None:
+    def __init__(self, records: KeyClaim[KeptAnswer]) -> None:
         self._records = records
-        self._shared = shared
+        self._shared: SharedClaim | None = None
 
     def share(self, shared: SharedClaim | None) -> None:
         self._shared = shared

@@ -54,66 +54,49 @@ def megabytes(n_bytes: float) -> str:
     return f"{n_bytes / 1e6:.0f}MB" if n_bytes else "-"
 
 
-def workers_table(workers: Sequence[Row]) -> str:
-    """Returns a line for each worker process."""
-    columns: list[Column] = [
-        ("WORKER", lambda row: row["id"]),
-        ("STATE", lambda row: row["state"] + (" (to be replaced)" if row["is_outgoing"] else "")),
-        ("PID", lambda row: str(row["pid"] or "-")),
-        ("AGE", lambda row: duration(row["age_ms"])),
-        ("BUSY", lambda row: f"{row['in_flight']}/{row['concurrency']}"),
-        ("SERVED", lambda row: str(row["served"])),
-        ("FAILED", lambda row: str(row["failed"])),
-        ("RESTARTS", lambda row: str(row["restarts"])),
-        ("MEMORY", lambda row: megabytes(row["rss"])),
-        ("REASON", lambda row: row["reason"]),
-    ]
-    return table(columns, workers)
-
-
-def pools_table(pools: Sequence[Row]) -> str:
-    """Returns a line for each pool, and under it what the planner says."""
-    columns: list[Column] = [
-        ("POOL", lambda row: row["name"]),
-        ("READY", lambda row: f"{row['workers'].get('ready', 0)}/{row['target']}"),
-        ("MIN", lambda row: str(row["min"])),
-        ("MAX", lambda row: str(row["max"])),
-        ("WAITING", lambda row: str(row["depth"])),
-        ("OLDEST", lambda row: duration(row["oldest_ms"] or None)),
-        ("DECISION", lambda row: row["decision"]),
-    ]
-    return table(columns, pools)
-
-
-def upstreams_table(upstreams: Sequence[Row]) -> str:
-    """Makes a table with a line for each upstream."""
-    columns: list[Column] = [
-        ("UPSTREAM", lambda row: row["id"]),
-        ("URL", lambda row: row["url"]),
-        ("STATE", lambda row: row["state"]),
-        ("BUSY", lambda row: f"{row['in_flight']}/{row['concurrency']}"),
-        ("OK", lambda row: str(row["ok"])),
-        ("FAILED", lambda row: str(sum(row["failed"].values()))),
-        ("ABORTED", lambda row: str(row["aborted"])),
-        ("FIRST BYTE", lambda row: duration(row["first_byte_ms"])),
-        ("MODELS", lambda row: ", ".join(row["models"])),
-        ("REASON", lambda row: row["reason"]),
-    ]
-    return table(columns, upstreams)
-
-
-def queues_table(queues: Sequence[Row]) -> str:
-    """Returns a line for each queue."""
-    columns: list[Column] = [
-        ("QUEUE", lambda row: row["key"]),
-        ("STATE", lambda row: row["state"].lower()),
-        ("WAITING", lambda row: f"{row['depth']}/{row['max_depth']}"),
-        ("OLDEST", lambda row: duration(row["oldest_ms"])),
-        ("RUNNING", lambda row: f"{row['in_flight']}/{row['permits']}"),
-        ("WAIT", lambda row: duration(row["wait_ewma_ms"])),
-        ("SERVICE", lambda row: duration(row["service_ewma_ms"])),
-    ]
-    return table(columns, queues)
+# A line for each worker process, pool, upstream and queue.
+WORKERS: Sequence[Column] = (
+    ("WORKER", lambda row: row["id"]),
+    ("STATE", lambda row: row["state"] + (" (to be replaced)" if row["is_outgoing"] else "")),
+    ("PID", lambda row: str(row["pid"] or "-")),
+    ("AGE", lambda row: duration(row["age_ms"])),
+    ("BUSY", lambda row: f"{row['in_flight']}/{row['concurrency']}"),
+    ("SERVED", lambda row: str(row["served"])),
+    ("FAILED", lambda row: str(row["failed"])),
+    ("RESTARTS", lambda row: str(row["restarts"])),
+    ("MEMORY", lambda row: megabytes(row["rss"])),
+    ("REASON", lambda row: row["reason"]),
+)
+POOLS: Sequence[Column] = (
+    ("POOL", lambda row: row["name"]),
+    ("READY", lambda row: f"{row['workers'].get('ready', 0)}/{row['target']}"),
+    ("MIN", lambda row: str(row["min"])),
+    ("MAX", lambda row: str(row["max"])),
+    ("WAITING", lambda row: str(row["depth"])),
+    ("OLDEST", lambda row: duration(row["oldest_ms"] or None)),
+    ("DECISION", lambda row: row["decision"]),
+)
+UPSTREAMS: Sequence[Column] = (
+    ("UPSTREAM", lambda row: row["id"]),
+    ("URL", lambda row: row["url"]),
+    ("STATE", lambda row: row["state"]),
+    ("BUSY", lambda row: f"{row['in_flight']}/{row['concurrency']}"),
+    ("OK", lambda row: str(row["ok"])),
+    ("FAILED", lambda row: str(sum(row["failed"].values()))),
+    ("ABORTED", lambda row: str(row["aborted"])),
+    ("FIRST BYTE", lambda row: duration(row["first_byte_ms"])),
+    ("MODELS", lambda row: ", ".join(row["models"])),
+    ("REASON", lambda row: row["reason"]),
+)
+QUEUES: Sequence[Column] = (
+    ("QUEUE", lambda row: row["key"]),
+    ("STATE", lambda row: row["state"].lower()),
+    ("WAITING", lambda row: f"{row['depth']}/{row['max_depth']}"),
+    ("OLDEST", lambda row: duration(row["oldest_ms"])),
+    ("RUNNING", lambda row: f"{row['in_flight']}/{row['permits']}"),
+    ("WAIT", lambda row: duration(row["wait_ewma_ms"])),
+    ("SERVICE", lambda row: duration(row["service_ewma_ms"])),
+)
 
 
 _FRONT_TIMEOUT = 5.0  # seconds that each step of a call to a front may take
@@ -182,10 +165,9 @@ def ps(run_dir: str, server: str, token_file: str, is_json: bool) -> None:
         failure = application["reason"]
         standing = f"could not be imported yet: {failure}" if failure else "is being imported"
         click.echo(f"\nno pools yet: the application {standing}")
-    tables = ((pools_table, pools), (workers_table, workers), (upstreams_table, upstreams), (queues_table, queues))
-    for show, rows in tables:
+    for columns, rows in ((POOLS, pools), (WORKERS, workers), (UPSTREAMS, upstreams), (QUEUES, queues)):
         if rows:
-            click.echo("\n" + show(rows))
+            click.echo("\n" + table(columns, rows))
 
 
 @click.command()
@@ -308,7 +290,7 @@ def list_upstreams(run_dir: str, server: str, token_file: str, is_json: bool) ->
     """Show the servers that requests are forwarded to."""
     client, _ = _find(run_dir, server, token_file)
     upstreams = _call(client, "GET", "/workers")["workers"]
-    click.echo(json.dumps(upstreams, indent=2) if is_json else upstreams_table(upstreams))
+    click.echo(json.dumps(upstreams, indent=2) if is_json else table(UPSTREAMS, upstreams))
 
 
 @upstream.command("join")

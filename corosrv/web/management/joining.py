@@ -33,8 +33,8 @@ from corosrv.web.management.client import ManagementClient, decode_answer, path_
 from corosrv.web.management.remote import RemoteClient
 from corosrv.web.management.worker_routes import JOIN, PROTOCOL, REMOTE_PROTOCOL
 from corosrv.workers.manager.joined import Joining
+from corosrv.workers.manager.plan import PlaceState
 from corosrv.workers.manager.pool_memory import CrashRecord
-from corosrv.workers.manager.snapshot import PlaceState
 from corosrv.workers.wire.relay import Relay
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from flask import Blueprint, Flask, Response, request
@@ -17,8 +17,9 @@ from corosrv.base.errors import CorosrvError, NotFound, Refused
 from corosrv.contracts.jobs import State
 
 if TYPE_CHECKING:
-    from corosrv.workers.dispatch.stats import DispatchStats, KeyStats
-    from corosrv.workers.manager.place import Place
+    from corosrv.workers.dispatch.dispatcher import Dispatcher
+    from corosrv.workers.dispatch.stats import KeyStats
+    from corosrv.workers.manager.pool_memory import Place
     from corosrv.workers.manager.worker_pool import WorkerPool
     from corosrv.workers.objects import ObjectStore
 
@@ -152,15 +153,7 @@ def _render_http(error: HTTPException) -> Response:
     return answer
 
 
-class HasQueues(Protocol):
-    """A dispatcher as this API sees it."""
-
-    def stats(self) -> DispatchStats: ...
-
-    def abort(self, key: str) -> int: ...
-
-
-def queue_blueprint(dispatchers: Sequence[HasQueues]) -> Blueprint:
+def queue_blueprint(dispatchers: Sequence[Dispatcher]) -> Blueprint:
     api = Blueprint("queues", __name__)
 
     @api.get("/v1/queues")
@@ -177,7 +170,7 @@ def queue_blueprint(dispatchers: Sequence[HasQueues]) -> Blueprint:
     return api
 
 
-def _queues_of(dispatcher: HasQueues) -> Iterable[KeyStats]:
+def _queues_of(dispatcher: Dispatcher) -> Iterable[KeyStats]:
     return dispatcher.stats().keys
 
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent
 import msgspec
@@ -24,7 +24,9 @@ from corosrv.workers.dispatch.stats import KeyStats
 from corosrv.workers.manager.joined import JoinedWorkers, Joining
 from corosrv.workers.manager.manager import Manager
 from corosrv.workers.wire.relay import Relay
-from corosrv.workers.worker.parent.app_worker import AppWorker
+
+if TYPE_CHECKING:
+    from corosrv.workers.worker.parent.app_process import AppProcess
 
 
 class PoolLimits(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,7 +100,7 @@ _MEMBERS = ("app", "app_dir", "factory", "pool")
 _LONGEST = 4096  # characters of one of them
 
 # Makes the worker of a connection: what it serves, its place, its incarnation, the connection and its owner's pid.
-MakeJoinedWorker = Callable[[Joining, str, int, _socket.socket, int], AppWorker]
+MakeJoinedWorker = Callable[[Joining, str, int, _socket.socket, int], "AppProcess"]
 
 
 def join_blueprint(joined: JoinedWorkers, make: MakeJoinedWorker) -> Blueprint:
@@ -139,7 +141,7 @@ def _join_remote(joined: JoinedWorkers, make: MakeJoinedWorker) -> Response:
     return upgrade.switch(REMOTE_PROTOCOL, begin, worker.id)
 
 
-def _begin(worker: AppWorker, connection: Any, control: _socket.socket) -> None:
+def _begin(worker: AppProcess, connection: Any, control: _socket.socket) -> None:
     """Starts a worker of another machine, and the relay of its connection. Never waits."""
     with contextlib.suppress(OSError):  # it has left already, which the relay finds
         keep_alive(connection)

@@ -10,12 +10,14 @@ from corosrv.base.errors import CorosrvError, IllegalTransition
 from corosrv.contracts.jobs.infer import InferJob
 from corosrv.contracts.jobs.terms import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY, TracePart
 from corosrv.workers.dispatch.answers import AnswerKeeper, HandlerReader, UnaryAnswer
-from corosrv.workers.dispatch.batches import Signature
 from corosrv.workers.dispatch.entries import HandlerEntry
 from corosrv.workers.dispatch.estimates import KeyTraffic
 from corosrv.workers.dispatch.host import HandlerHost
 from corosrv.workers.dispatch.queue import FairQueue, QueuePlace, Rank, level_at, rank
 from corosrv.workers.dispatch.timetable import Appointment
+
+# Names, datatypes and non-batch dimensions of the inputs. The model and its version are those of the queue.
+Signature = tuple[tuple[str, str, tuple[int, ...], bool], ...]
 
 
 class CallState(Enum):

@@ -77,7 +77,7 @@ class Dispatcher(InferWorker):
         self._scheduler = Scheduler(
             clock, self._registry, self._waiting, self._lives, self._timetable, settings.longest_start, self._policy
         )
-        self._last_number = 0
+        self.last_number = 0  # of the call that came last
         self._why_unknown: Callable[[], str] | None = None
         self._calls_per_caller = settings.calls_per_caller
         self._is_shutting_down = False
@@ -176,11 +176,6 @@ class Dispatcher(InferWorker):
         """The number of calls that wait for a permit."""
         return self._waiting.bounds.n_calls
 
-    @property
-    def last_number(self) -> int:
-        """The number of the call that came last."""
-        return self._last_number
-
     def _settle(self) -> None:
         """Refuses calls that no worker can serve any more, and purges handlers that were not offered for long."""
         for queue in self._waiting:
@@ -238,8 +233,8 @@ class Dispatcher(InferWorker):
         queue = self._waiting.queue_of(entry)
         queue.count_arrival(now)
         self._lives.budget.count_call(now)
-        self._last_number += 1
-        call = QueuedCall(job, entry, queue.traffic, self._last_number, now)
+        self.last_number += 1
+        call = QueuedCall(job, entry, queue.traffic, self.last_number, now)
         if not job.terms.waiting_keys:  # it comes from a client of this front
             call.owner = job.terms.owner or job.terms.caller
         try:

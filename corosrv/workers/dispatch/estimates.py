@@ -10,8 +10,8 @@ import math
 from collections import Counter, deque
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.exemplars import Bucket, Exemplars
 from corosrv.contracts.jobs.terms import TracePart
+from corosrv.contracts.metrics import Bucket, Exemplars
 
 
 class Backoff:

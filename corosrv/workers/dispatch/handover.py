@@ -36,8 +36,8 @@ class CallFollower(CallListener):
     """Follows one call or batch on a worker, and reports each call's end once; abandoned calls get no reports."""
 
     __slots__ = (
-        "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "accounts", "entry", "error",
-        "is_abandoned", "number", "running_of", "size", "started_at", "trace", "traffic",
+        "_calls", "_failures", "_n_running", "_n_well", "_outcomes", "_running", "accounts", "entry", "error", "host",
+        "is_abandoned", "number", "running_of", "size", "started_at", "trace", "traffic"
     )  # fmt: skip
 
     def __init__(
@@ -54,7 +54,7 @@ class CallFollower(CallListener):
         self.running_of = set() if running_of is None else running_of
         self.running_of.add(number)
         self._outcomes = outcomes
-        self._host = host
+        self.host = host
         self._calls: list[QueuedCall | None] = list(calls)
         self._running: RunningCall | None = None
         self._n_running = len(calls)
@@ -73,10 +73,6 @@ class CallFollower(CallListener):
             call.begin(self, item, now)
             self.accounts.append(call.account)
             ledger.start(call.account, part, now)
-
-    @property
-    def host(self) -> HandlerHost:
-        return self._host
 
     def watch(self, running: RunningCall) -> None:
         """Takes what `start_call` returned."""

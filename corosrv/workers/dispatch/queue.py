@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from corosrv.contracts.jobs.terms import CLASSES, FIRST_PRIORITY
@@ -291,7 +291,7 @@ class FairQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._lines: dict[CallerAccount, CallQueue[T]] = {}
+        self.lines: dict[CallerAccount, CallQueue[T]] = {}  # by callers; none is empty
         # Lines by their keys. One whose key is another by now, or None, stands here in vain.
         self._heads: list[tuple[Rank, int, CallQueue[T]]] = []
         self._serials = itertools.count()  # of these entries, so that no two are equal
@@ -303,12 +303,7 @@ class FairQueue(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Yields the items, those of one caller after the other."""
-        return itertools.chain.from_iterable(self._lines.values())
-
-    @property
-    def lines(self) -> Mapping[CallerAccount, CallQueue[T]]:
-        """The lines by their callers, none of which is empty."""
-        return self._lines
+        return itertools.chain.from_iterable(self.lines.values())
 
     def push(
         self,
@@ -323,9 +318,9 @@ class FairQueue(Generic[T]):
         deadline: float = math.inf,
     ) -> QueuePlace[T]:
         """Adds an item of a caller; see CallQueue.push."""
-        line = self._lines.get(account)
+        line = self.lines.get(account)
         if line is None:
-            line = self._lines[account] = CallQueue(account)
+            line = self.lines[account] = CallQueue(account)
         self._n_items += 1
         place = line.push(item, priority, due_at, arrived, number, now, deadline, tier)
         if now < self._orders_at and (line.key is None or _may_precede(place, line.key)):
@@ -337,7 +332,7 @@ class FairQueue(Generic[T]):
         if line.key is None or key < line.key:
             line.key = key
             heapq.heappush(self._heads, (key, next(self._serials), line))
-            if len(self._heads) > 2 * len(self._lines) + 64:
+            if len(self._heads) > 2 * len(self.lines) + 64:
                 self._orders_at = -math.inf
 
     def remove(self, place: QueuePlace[T]) -> None:
@@ -345,19 +340,19 @@ class FairQueue(Generic[T]):
         if place.item is None:
             return
         self._n_items -= 1
-        line = self._lines[place.account]
+        line = self.lines[place.account]
         line.remove(place)
         if not line:
             line.key = None
-            del self._lines[place.account]
-            if len(self._lines) < 2:
+            del self.lines[place.account]
+            if len(self.lines) < 2:
                 self._orders_at = -math.inf
                 self._heads.clear()
 
     def head(self, now: float, needed: float = 0.0) -> QueuePlace[T] | None:
         """Returns the place of the next item, which stays; None if there is none. `needed`: see CallQueue.head."""
-        if len(self._lines) < 2:
-            for line in self._lines.values():
+        if len(self.lines) < 2:
+            for line in self.lines.values():
                 return line.head(now, needed)
             return None
         if now >= self._orders_at:
@@ -376,7 +371,7 @@ class FairQueue(Generic[T]):
 
     def _order(self, now: float, needed: float) -> None:
         self._heads = []
-        for line in self._lines.values():
+        for line in self.lines.values():
             place = line.head(now, needed)
             assert place is not None
             line.key = place.rank

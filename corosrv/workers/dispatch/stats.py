@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.contracts.exemplars import Bucket
+from corosrv.contracts.metrics import Bucket, metric, metrics_of
 from corosrv.workers.dispatch.key_queue import KeyQueue
 
 
@@ -113,30 +113,19 @@ class DispatchCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats = self._stats()
-        for name, (text, number) in _GAUGES.items():
-            family = GaugeMetricFamily(f"{self._prefix}_{name}", text, labels=["key"])
-            for key in stats.keys:
-                family.add_metric([key.key], number(key))
-            yield family
+        yield from metrics_of(
+            GaugeMetricFamily, f"{self._prefix}_", _GAUGES, ["key"], (([key.key], key) for key in stats.keys)
+        )
         for name, (text, buckets) in _HISTOGRAMS.items():
             histogram = HistogramMetricFamily(f"{self._prefix}_{name}", text, labels=["key"])
             for key in stats.keys:
                 histogram.add_metric([key.key], list(buckets(key).cumulative), buckets(key).sum)
             yield histogram
-        yield _counter(f"{self._prefix}_requests", "Ended calls by outcome", "code", stats, lambda key: key.outcomes)
-        yield _counter(
-            f"{self._prefix}_retries", "Further attempts by reason", "reason", stats, lambda key: key.retries
+        ended = (([key.key, code], n) for key in stats.keys for code, n in key.outcomes.items())
+        yield metric(CounterMetricFamily, f"{self._prefix}_requests", "Ended calls by outcome", ["key", "code"], ended)
+        retries = (([key.key, reason], n) for key in stats.keys for reason, n in key.retries.items())
+        yield metric(
+            CounterMetricFamily, f"{self._prefix}_retries", "Further attempts by reason", ["key", "reason"], retries
         )
-        budget = GaugeMetricFamily(f"{self._prefix}_retry_budget", "Attempts after a failure that are allowed now")
-        budget.add_metric([], stats.retry_budget)
-        yield budget
-
-
-def _counter(
-    name: str, text: str, label: str, stats: DispatchStats, counts: Callable[[KeyStats], dict[str, int]]
-) -> Metric:
-    family = CounterMetricFamily(name, text, labels=["key", label])
-    for key in stats.keys:
-        for value, count in counts(key).items():
-            family.add_metric([key.key, value], count)
-    return family
+        words = "Attempts after a failure that are allowed now"
+        yield GaugeMetricFamily(f"{self._prefix}_retry_budget", words, stats.retry_budget)

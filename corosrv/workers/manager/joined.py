@@ -6,19 +6,24 @@ import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from corosrv.base.errors import ShuttingDown, Unavailable
-from corosrv.workers.manager.place import Place
-from corosrv.workers.manager.snapshot import HOLDING, Claim, PlaceState
-from corosrv.workers.manager.worker_pool import HostDispatcher, claim_of
-from corosrv.workers.worker.parent.app_worker import JOINED, AppWorker
+from corosrv.workers.dispatch.dispatcher import Dispatcher
+from corosrv.workers.manager.plan import HOLDING, Claim, PlaceState
+from corosrv.workers.manager.pool_memory import Place
+from corosrv.workers.manager.worker_pool import claim_of
+from corosrv.workers.worker.parent.app_worker import JOINED
+
+if TYPE_CHECKING:
+    from corosrv.workers.worker.parent.app_process import AppProcess
 
 log = logging.getLogger("corosrv.manager")
 
 MOST_JOINED = 256  # workers at once
 
 # Makes the worker for a place, named by its number, and for an incarnation.
-MakeJoined = Callable[[str, int], AppWorker]
+MakeJoined = Callable[[str, int], "AppProcess"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +48,7 @@ class JoinedWorkers:
     claims nothing of this one.
     """
 
-    def __init__(self, dispatcher: HostDispatcher, clock: Callable[[], float]) -> None:
+    def __init__(self, dispatcher: Dispatcher, clock: Callable[[], float]) -> None:
         self._dispatcher = dispatcher
         self._clock = clock
         self._places: list[Place] = []
@@ -55,7 +60,7 @@ class JoinedWorkers:
         """The places that have a process, or had one that failed."""
         return [place for place in self._places if place.state is not PlaceState.GONE]
 
-    def workers(self) -> list[AppWorker]:
+    def workers(self) -> list[AppProcess]:
         """Returns all processes that are not over."""
         return [place.worker for place in self._places if place.state in HOLDING and place.worker is not None]
 
@@ -69,7 +74,7 @@ class JoinedWorkers:
     def place(self, worker_id: str) -> Place | None:
         return next((place for place in self._places if place.id == worker_id), None)
 
-    def add(self, make: MakeJoined, host: str = "") -> AppWorker:
+    def add(self, make: MakeJoined, host: str = "") -> AppProcess:
         """Makes a worker in a free place and returns it; whoever has asked for it starts it.
 
         `host`: the address of its machine; empty: this one. Raises ShuttingDown, and Unavailable where too many have
@@ -94,7 +99,7 @@ class JoinedWorkers:
         self._places.append(Place(JOINED, len(self._places)))
         return self._places[-1]
 
-    def _follow(self, place: Place, worker: AppWorker) -> None:
+    def _follow(self, place: Place, worker: AppProcess) -> None:
         now = self._clock()
         if place.worker is not worker or not place.follow(now):
             return

@@ -6,18 +6,21 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import gevent
 from gevent.event import Event
 
 from corosrv.base.errors import Conflict, NotFound, Refused, SettingsError, ShuttingDown, Starting, Unavailable
 from corosrv.contracts.jobs import State
+from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.manager.joined import JoinedWorkers
-from corosrv.workers.manager.place import Place
-from corosrv.workers.manager.plan import TICK, HostPlan, plan
-from corosrv.workers.manager.snapshot import LIVE, UNLIMITED, Claim, HostSnapshot, PlaceState
-from corosrv.workers.manager.worker_pool import AppImport, HostDispatcher, MakeWorker, WorkerPool, terms_of
-from corosrv.workers.worker.parent.app_worker import AppWorker
+from corosrv.workers.manager.plan import LIVE, TICK, UNLIMITED, Claim, HostPlan, HostSnapshot, PlaceState, plan
+from corosrv.workers.manager.pool_memory import Place
+from corosrv.workers.manager.worker_pool import AppImport, MakeWorker, WorkerPool, terms_of
+
+if TYPE_CHECKING:
+    from corosrv.workers.worker.parent.app_process import AppProcess
 
 log = logging.getLogger("corosrv.manager")
 
@@ -53,7 +56,7 @@ class Manager:
         self,
         settings: ManagerSettings,
         make: MakeWorker,
-        dispatcher: HostDispatcher,
+        dispatcher: Dispatcher,
         *,
         has_app: bool = True,
         memory_elsewhere: Callable[[], float] = lambda: 0.0,
@@ -241,7 +244,7 @@ class Manager:
         for name, reason in decided.reasons.items():
             self._pools[name].reason = reason
 
-    def _on_import(self, worker: AppWorker) -> None:
+    def _on_import(self, worker: AppProcess) -> None:
         """Makes the pools that the application has; its first process becomes the first worker."""
         for card in worker.pools:
             terms = terms_of(card, self._settings.workers)
@@ -321,7 +324,7 @@ class Manager:
         if self._loop is not None:
             self._loop.kill(block=False)
 
-    def _workers(self) -> list[AppWorker]:
+    def _workers(self) -> list[AppProcess]:
         """Returns all processes that are not over."""
         workers = [place.worker for pool in self.pools for place in pool.live_places if place.worker is not None]
         if not self._import.is_over and self._import.worker is not None:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corosrv.workers.manager.snapshot import GroupSnapshot, PoolSnapshot
+from corosrv.workers.manager.plan import GroupSnapshot, PoolSnapshot
 
 STEPS = 400  # of a window: how exactly its averages begin when they should
 
@@ -117,7 +117,7 @@ class Scaler:
     """
 
     def __init__(self, target: int) -> None:
-        self._decided = SizeDecision(target, "as many as it begins with")
+        self.decided = SizeDecision(target, "as many as it begins with")
         self._loads: list[LoadWindow] = []
         self._history = SizeHistory()
         self._n_pressed = 0
@@ -126,32 +126,27 @@ class Scaler:
         self._n_ready = 0
         self._ready_at = -math.inf  # when the last worker became ready
 
-    @property
-    def decided(self) -> SizeDecision:
-        """The last decision."""
-        return self._decided
-
     def note_start(self, now: float) -> None:
         """Records that a worker was started."""
         self._started_at = now
 
     def note_eviction(self, pool: str) -> None:
         """Records that a worker makes room for another pool, and is not to come back before it is needed."""
-        self._decided = SizeDecision(max(self._decided.target - 1, 0), f"a worker made room for the pool {pool}")
+        self.decided = SizeDecision(max(self.decided.target - 1, 0), f"a worker made room for the pool {pool}")
 
     def decide(self, pool: PoolSnapshot, now: float) -> SizeDecision:
         """Returns how many workers the pool should have. Call it once a second."""
         self._look(pool, now)
-        target = self._decided.target
+        target = self.decided.target
         if (bounded := min(max(target, pool.least), pool.most)) != target:
-            self._decided = SizeDecision(bounded, f"it may have from {pool.least} to {pool.most}")
+            self.decided = SizeDecision(bounded, f"it may have from {pool.least} to {pool.most}")
         elif wanted := self._larger_size(pool, now):
             self._grow(pool, wanted)
         elif reason := self._can_shrink(pool, now):
             self._history.note_try(target - 1)
             self._stopped_at = now
-            self._decided = SizeDecision(target - 1, reason)
-        return self._decided
+            self.decided = SizeDecision(target - 1, reason)
+        return self.decided
 
     def _look(self, pool: PoolSnapshot, now: float) -> None:
         if len(self._loads) != len(pool.groups):
@@ -197,15 +192,15 @@ class Scaler:
             self._history.add_proof(
                 pool.live, self._means(pool, pool.hold), [group.slots for group in pool.groups]
             )  # fmt: skip
-        target = min(max(self._decided.target, larger.target), pool.most)
+        target = min(max(self.decided.target, larger.target), pool.most)
         limit = f"; it may have {pool.most}" if larger.target > pool.most else ""
-        self._decided = SizeDecision(target, larger.reason + limit)
+        self.decided = SizeDecision(target, larger.reason + limit)
 
     # Down.
 
     def _can_shrink(self, pool: PoolSnapshot, now: float) -> str:
         """Returns why one worker fewer would do, or nothing."""
-        target = self._decided.target
+        target = self.decided.target
         is_settled = target > pool.least and len(pool.workers) == pool.ready == target
         hold = self._history.hold(target - 1, pool.hold)
         if not is_settled or pool.depth or now - self._started_at < hold:
@@ -218,7 +213,7 @@ class Scaler:
 
     def _is_low(self, load: LoadWindow, group: GroupSnapshot, seconds: float) -> bool:
         """Tells whether one worker fewer would have carried the group's load with ease."""
-        mean, target = load.mean(seconds), self._decided.target
+        mean, target = load.mean(seconds), self.decided.target
         if mean is None:
             return False
         if target == 1:  # the last one goes when nothing was asked of it

@@ -10,55 +10,25 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from corosrv.contracts.jobs.infer import HandlerCard
 from corosrv.contracts.jobs.setup import NEXT, WorkerState
+from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import HandlerHost
-from corosrv.workers.dispatch.stats import DispatchStats, KeyStats
-from corosrv.workers.manager.place import Place
-from corosrv.workers.manager.plan import shortage
-from corosrv.workers.manager.pool_memory import CrashRecord, PoolMemory, PoolTerms
-from corosrv.workers.manager.snapshot import HOLDING, Claim, GroupSnapshot, PlaceState, PoolSnapshot
+from corosrv.workers.dispatch.stats import KeyStats
+from corosrv.workers.manager.plan import HOLDING, Claim, GroupSnapshot, PlaceState, PoolSnapshot, shortage
+from corosrv.workers.manager.pool_memory import CrashRecord, Place, PoolMemory, PoolTerms
 from corosrv.workers.wire.calls import PoolCard
-from corosrv.workers.worker.parent.app_worker import LEASE_EXPIRED, AppWorker
+from corosrv.workers.worker.parent.app_worker import LEASE_EXPIRED
+
+if TYPE_CHECKING:
+    from corosrv.workers.worker.parent.app_process import AppProcess
 
 log = logging.getLogger("corosrv.manager")
 
 # Makes a process for a pool (None: it imports the application, and waits), a place in it, and an incarnation.
-MakeWorker = Callable[[str | None, str, int], AppWorker]
-
-
-class HostDispatcher(Protocol):
-    """The dispatcher as the manager sees it; see corosrv.workers.dispatch.dispatcher."""
-
-    def add_host(self, host: HandlerHost) -> bool: ...
-
-    def remove_host(self, host: HandlerHost) -> bool: ...
-
-    def note_crash(self, keys: Sequence[str]) -> None: ...
-
-    def expect(
-        self,
-        pool: str,
-        cards: Iterable[HandlerCard],
-        *,
-        can_start: bool = True,
-        reason: str = "",
-        patience: float | None = None,
-    ) -> None: ...
-
-    def await_pools(self, reason: Callable[[], str]) -> None: ...
-
-    def on_need(self, listener: Callable[[str], None]) -> None: ...
-
-    def stats(self) -> DispatchStats: ...
-
-    def shut_down(self) -> None: ...
-
-    def drain(self, timeout: float | None = None) -> bool: ...
-
-    def close(self) -> None: ...
+MakeWorker = Callable[[str | None, str, int], "AppProcess"]
 
 
 def group_snapshots(
@@ -124,7 +94,7 @@ class WorkerPool:
         card: PoolCard,
         terms: PoolTerms,
         make: MakeWorker,
-        dispatcher: HostDispatcher,
+        dispatcher: Dispatcher,
         budget: Claim,
         clock: Callable[[], float],
         on_change: Callable[[], None],
@@ -137,7 +107,7 @@ class WorkerPool:
         self.reason = ""  # what the planner says
         self.snapshot: PoolSnapshot | None = None  # of the last look
         self.n_ready_ever = 0
-        self._adopted: AppWorker | None = None
+        self._adopted: AppProcess | None = None
         self._make = make
         self._dispatcher = dispatcher
         self._clock = clock
@@ -203,7 +173,7 @@ class WorkerPool:
         log.info("pool %s: worker %s starts, incarnation %d: %s", self.name, place.id, place.incarnation, reason)
         worker.start()
 
-    def adopt(self, worker: AppWorker) -> None:
+    def adopt(self, worker: AppProcess) -> None:
         """Takes over a process that has imported the application, and has no pool yet."""
         self._adopted = worker
         place = self._free_place()
@@ -211,7 +181,7 @@ class WorkerPool:
         log.info("pool %s: worker %s is the process that imported the application", self.name, place.id)
         worker.choose(self.name)
 
-    def _take(self, place: Place, worker: AppWorker) -> None:
+    def _take(self, place: Place, worker: AppProcess) -> None:
         now = self._clock()
         place.take(worker, now)
         self.memory.note_start(now)
@@ -226,7 +196,7 @@ class WorkerPool:
 
     # Following.
 
-    def _follow(self, place: Place, worker: AppWorker) -> None:
+    def _follow(self, place: Place, worker: AppProcess) -> None:
         now = self._clock()
         if place.worker is not worker or not place.follow(now):
             return
@@ -236,14 +206,14 @@ class WorkerPool:
             self._on_end(place, worker, now)
         self._on_change()
 
-    def _on_ready(self, place: Place, worker: AppWorker, now: float) -> None:
+    def _on_ready(self, place: Place, worker: AppProcess, now: float) -> None:
         if worker is not self._adopted:  # which had imported the application before
             self.memory.note_ready(now - place.started_at)
         self.n_ready_ever += 1
         log.info("%s is ready", place.words(now))
         self._dispatcher.add_host(worker)
 
-    def _on_end(self, place: Place, worker: AppWorker, now: float) -> None:
+    def _on_end(self, place: Place, worker: AppProcess, now: float) -> None:
         self._dispatcher.remove_host(worker)
         if place.state is PlaceState.GONE:
             log.info("%s has ended: %s", place.words(now), worker.reason)
@@ -277,7 +247,7 @@ class WorkerPool:
         self._tell()
 
 
-def _failure_of(place: Place, worker: AppWorker) -> str:
+def _failure_of(place: Place, worker: AppProcess) -> str:
     """Returns a word for how a process failed, of which there are few."""
     if place.ready_at is None:
         return "start_failed"
@@ -288,7 +258,7 @@ class AppImport:
     """Starts processes until one has imported the application. Belongs to the hub's thread; nothing waits."""
 
     def __init__(
-        self, make: MakeWorker, clock: Callable[[], float], on_import: Callable[[AppWorker], None],
+        self, make: MakeWorker, clock: Callable[[], float], on_import: Callable[[AppProcess], None],
         on_failure: Callable[[], None],
     ) -> None:  # fmt: skip
         """`on_import` is handed the process, once; `on_failure` is called after each that failed."""
@@ -298,7 +268,7 @@ class AppImport:
         self._on_failure = on_failure
         self._crashes = CrashRecord()
         self._n_started = 0
-        self.worker: AppWorker | None = None
+        self.worker: AppProcess | None = None
         self.is_over = False
 
     @property
@@ -320,7 +290,7 @@ class AppImport:
         worker.on_change(functools.partial(self._follow, worker))
         worker.start()
 
-    def _follow(self, worker: AppWorker) -> None:
+    def _follow(self, worker: AppProcess) -> None:
         if worker is not self.worker or self.is_over:
             return
         if worker.pools:

@@ -25,7 +25,6 @@ class AioChannel(Generic[Out, In]):
         codec: Codec[Out, In],
         on_message: Callable[[In, tuple[int, ...]], None],
         on_end: Callable[[str], None],
-        limit: int = MAX_FRAME,
     ) -> None:
         """Calls `on_message` with each message and the descriptors that came with it, which it owns from then on.
 
@@ -37,8 +36,7 @@ class AioChannel(Generic[Out, In]):
         self._codec = codec
         self._on_message = on_message
         self._on_end = on_end
-        self._limit = limit
-        self._arrived = ReceiveQueue(limit)
+        self._arrived = ReceiveQueue(MAX_FRAME)
         self._unsent = SendQueue()
         self._waiters: list[asyncio.Future[None]] = []  # in wait_until_sent
         self.is_closed = False
@@ -52,7 +50,7 @@ class AioChannel(Generic[Out, In]):
         ValueError for too many descriptors, and ChannelClosed when either side has closed.
         """
         descriptors.check_number(fds)
-        frame = memoryview(encode(self._codec.encode(message), self._limit))
+        frame = memoryview(encode(self._codec.encode(message), MAX_FRAME))
         if self.is_closed:
             raise ChannelClosed("the channel is closed")
         n_written = 0 if self._unsent else self._write(frame, fds)

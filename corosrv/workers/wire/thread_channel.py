@@ -22,28 +22,23 @@ _READ_SIZE = 256 << 10  # bytes
 class ThreadChannel(Generic[Out, In]):
     """Owns a connected stream socket. Any thread may send or close; one at a time receives."""
 
-    def __init__(
-        self, sock: socket.socket, codec: Codec[Out, In], limit: int = MAX_FRAME, *, takes_fds: bool = False
-    ) -> None:
+    def __init__(self, sock: socket.socket, codec: Codec[Out, In], *, takes_fds: bool = False) -> None:
         """`takes_fds`: descriptors that come with messages are kept for take_fds(); else the kernel drops them."""
         sock.setblocking(True)
         self._socket = sock
         self._codec = codec
-        self._limit = limit
         self._takes_fds = takes_fds
-        self._arrived = ReceiveQueue(limit)
+        self._arrived = ReceiveQueue(MAX_FRAME)
         self._sending = threading.Lock()
         self._is_broken = False
         self._fds: tuple[int, ...] = ()  # of the message received last
 
     @classmethod
-    def inherited(
-        cls, fd: int, codec: Codec[Out, In], limit: int = MAX_FRAME, *, takes_fds: bool = False
-    ) -> ThreadChannel[Out, In]:
+    def inherited(cls, fd: int, codec: Codec[Out, In], *, takes_fds: bool = False) -> ThreadChannel[Out, In]:
         """Makes a channel of a descriptor that this process inherited, and keeps it from child processes."""
         sock = socket.socket(fileno=fd)
         sock.set_inheritable(False)
-        return cls(sock, codec, limit, takes_fds=takes_fds)
+        return cls(sock, codec, takes_fds=takes_fds)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -55,7 +50,7 @@ class ThreadChannel(Generic[Out, In]):
         what the codec raises, and ChannelClosed when either side has closed.
         """
         descriptors.check_number(fds)
-        frame = encode(self._codec.encode(message), self._limit)
+        frame = encode(self._codec.encode(message), MAX_FRAME)
         with self._sending:
             if self._is_broken:
                 raise ChannelClosed("the channel is closed")

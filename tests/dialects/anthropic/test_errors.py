@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from corosrv.base import errors
-from corosrv.dialects.anthropic import answer_types as wire
+from corosrv.dialects.anthropic import answers
 from tests.dialects.openai.test_errors import TABLE
 
 TYPES = {
@@ -30,7 +30,7 @@ TYPES = {
 @pytest.mark.parametrize(("error", "status"), [row[:2] for row in TABLE], ids=lambda value: type(value).__name__)
 def test_an_error_has_its_status_and_type(error: errors.CorosrvError, status: int) -> None:
     assert error.status == status
-    assert msgspec.to_builtins(wire.body(error, "req_1")) == {
+    assert msgspec.to_builtins(answers.body(error, "req_1")) == {
         "type": "error",
         "error": {"type": TYPES[status], "message": str(error)},
         "request_id": "req_1",
@@ -38,7 +38,7 @@ def test_an_error_has_its_status_and_type(error: errors.CorosrvError, status: in
 
 
 def test_a_client_that_asks_for_a_thread_is_told_how_to_go_on_without() -> None:
-    body = wire.body(errors.NotSupported("thread is not supported", "thread"), "req_1")
+    body = answers.body(errors.NotSupported("thread is not supported", "thread"), "req_1")
 
     assert msgspec.to_builtins(body)["error"]["details"] == {
         "error_code": "thread_unsupported_request",

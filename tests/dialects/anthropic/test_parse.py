@@ -11,7 +11,7 @@ from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Job, Messages, ModelCard
 from corosrv.dialects.anthropic import parse, schema
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
-from corosrv.dialects.chat.parser import TextParser
+from corosrv.dialects.chat.prepare import TextParser
 from corosrv.formats.bodies import convert
 from corosrv.web.http import body_reader
 from tests.support.processor_time import least_seconds

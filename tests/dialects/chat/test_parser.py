@@ -9,8 +9,8 @@ import pytest
 
 from corosrv.contracts.jobs import Chunk, Finish, TokenInfo
 from corosrv.dialects.chat.choice import Syntax
-from corosrv.dialects.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
 from corosrv.dialects.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
+from corosrv.dialects.chat.prepare import EchoParser, Parser, SyntaxParser, TextParser
 from corosrv.formats.callformats.description import CallFormat
 from tests.support.call_formats import FORMATS
 

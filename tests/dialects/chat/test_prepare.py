@@ -11,9 +11,8 @@ import pytest
 from corosrv.base.errors import NotOffered, Refused
 from corosrv.contracts.jobs import Chunk, Job, Messages, ModelCard, Sampling
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat, ToolPlaces, tool
-from corosrv.dialects.chat.parser import TextParser
 from corosrv.dialects.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
-from corosrv.dialects.chat.prepare import prepare
+from corosrv.dialects.chat.prepare import TextParser, prepare
 from corosrv.formats.callformats.description import AnswerFormat
 from corosrv.models.engine import Engine
 from tests.support.call_formats import FORMATS

@@ -10,10 +10,10 @@ import pytest
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.dialects.chat.choice import Syntax
-from corosrv.dialects.chat.parser import SyntaxParser, TextParser
+from corosrv.dialects.chat.prepare import SyntaxParser, TextParser
 from corosrv.dialects.ollama import answers
 from corosrv.dialects.ollama.answers import OllamaChatAnswer, OllamaTextAnswer, Stopwatch
-from corosrv.formats.callformats.known import HERMES
+from corosrv.formats.callformats.description import HERMES
 from tests.support.answers import complete_json
 
 THOUGHTS = Syntax(thought_tags=("<think>", "</think>"))

@@ -10,11 +10,11 @@ import pytest
 
 from corosrv.contracts.jobs import Candidate, Chunk, Finish, Job, ModelCard, Sampling, Text, TokenInfo
 from corosrv.dialects.chat.choice import Syntax
-from corosrv.dialects.chat.parser import SyntaxParser, TextParser
+from corosrv.dialects.chat.prepare import SyntaxParser, TextParser
 from corosrv.dialects.generation.call import Answer, AnswerOptions
 from corosrv.dialects.openai.answer_types import ChatChunk, TextCompletion
 from corosrv.dialects.openai.chat.answers import ChatAnswer
-from corosrv.dialects.openai.completions.answers import TextAnswer
+from corosrv.dialects.openai.completions import TextAnswer
 from corosrv.dialects.openai.events import DONE
 from tests.support.answers import complete_json
 from tests.support.call_formats import FORMATS

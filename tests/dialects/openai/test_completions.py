@@ -10,7 +10,7 @@ from werkzeug.test import EnvironBuilder
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Candidate, Chunk, Finish, Job, ModelCard, TokenInfo, Tokens
 from corosrv.dialects.generation.call import Answer, Call
-from corosrv.dialects.openai.completions import parse
+from corosrv.dialects.openai import completions
 from corosrv.web.http import body_reader
 from tests.support.answers import complete_json
 from tests.support.vocabularies import INFILL, MIDDLE, PREFIX, SUFFIX, ByteVocabulary
@@ -21,8 +21,8 @@ CARD = ModelCard("tiny", created=1)
 
 def call(vocabulary: ByteVocabulary | None = None, **sent: Any) -> Call:
     raw = json.dumps({"prompt": "Hi", **sent}).encode()
-    fields = body_reader.decode(REQUEST, raw, parse.decoder)
-    return parse.call(fields, CARD, lambda: vocabulary or ByteVocabulary())
+    fields = body_reader.decode(REQUEST, raw, completions.decoder)
+    return completions.call(fields, CARD, lambda: vocabulary or ByteVocabulary())
 
 
 def job(**sent: Any) -> Job:

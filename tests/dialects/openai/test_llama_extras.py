@@ -10,9 +10,9 @@ from werkzeug.test import EnvironBuilder
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Chunk, Finish, Job, ModelCard, TokenInfo
 from corosrv.dialects.generation.call import Call
+from corosrv.dialects.openai import completions
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
-from corosrv.dialects.openai.completions import parse as completion_parse
 from corosrv.web.http import body_reader
 from tests.support.answers import complete_json
 from tests.support.vocabularies import ByteVocabulary
@@ -28,7 +28,7 @@ def chat(**sent: Any) -> Call:
 
 
 def text(**sent: Any) -> Call:
-    return made(completion_parse.call, completion_parse, {"prompt": "Hi", **sent})
+    return made(completions.call, completions, {"prompt": "Hi", **sent})
 
 
 def made(making: Any, schema: Any, sent: dict[str, Any]) -> Call:

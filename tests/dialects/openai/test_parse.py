@@ -14,9 +14,9 @@ from werkzeug.test import EnvironBuilder
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Defaults, Job, Messages, ModelCard, Sampling, Text, ThoughtBudget, Tokens
 from corosrv.dialects.generation.fields import EVERYWHERE
+from corosrv.dialects.openai import completions
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
-from corosrv.dialects.openai.completions import parse as completion_parse
 from corosrv.dialects.openai.structured_fields import CompletionFields, includes_usage
 from corosrv.formats.callformats.description import AnswerFormat
 from corosrv.web.http import body_reader
@@ -53,8 +53,8 @@ def chat(defaults: Defaults = CARD.defaults, **sent: Any) -> Asked:
 
 def completion(defaults: Defaults = CARD.defaults, **sent: Any) -> Asked:
     return parse(
-        completion_parse.call,
-        completion_parse,
+        completions.call,
+        completions,
         {"prompt": "Hello", **sent},
         dataclasses.replace(CARD, defaults=defaults),
     )
@@ -207,7 +207,7 @@ def test_a_prediction_of_anything_but_text_is_refused_with_its_place(prediction,
     assert refused.value.param == param
 
 
-@pytest.mark.parametrize("name", sorted(completion_parse.UNSUPPORTED))
+@pytest.mark.parametrize("name", sorted(completions.UNSUPPORTED))
 def test_what_completions_do_not_support_is_refused_by_name(name):
     with pytest.raises(NotSupported, match=name) as refused:
         completion(**{name: {"some": "thing"}})
@@ -796,7 +796,7 @@ def test_whether_to_think_is_true_or_false(value):
 NAMES = sorted(
     {
         *chat_schema.ChatBody.__struct_fields__,
-        *completion_parse.CompletionBody.__struct_fields__,
+        *completions.CompletionBody.__struct_fields__,
         *chat_schema.UNSUPPORTED,
     }
 )
@@ -824,7 +824,7 @@ def outcome(make, schema, sent: Any) -> Asked | Refused:
 
 @given(sent=st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5), messages=MESSAGES | JSON)
 def test_any_object_gives_a_call_or_a_refusal(sent, messages):
-    for make, schema in ((chat_parse.call, chat_schema), (completion_parse.call, completion_parse)):
+    for make, schema in ((chat_parse.call, chat_schema), (completions.call, completions)):
         made = outcome(make, schema, {"messages": messages, "prompt": "x", **sent})
 
         assert str(made) if isinstance(made, Refused) else made.job.n_tasks >= 1
@@ -832,7 +832,7 @@ def test_any_object_gives_a_call_or_a_refusal(sent, messages):
 
 @given(sent=JSON.filter(lambda value: not isinstance(value, dict)))
 def test_what_is_no_object_is_no_body(sent):
-    assert isinstance(outcome(completion_parse.call, completion_parse, sent), Refused)
+    assert isinstance(outcome(completions.call, completions, sent), Refused)
 
 
 def test_a_schema_at_the_top_holds_for_the_whole_answer(call):

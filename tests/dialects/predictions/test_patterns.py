@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from corosrv.base.errors import InvalidInput, TooBusy
 from corosrv.dialects.predictions import values
-from corosrv.dialects.predictions.validation import InputSchema
-from corosrv.dialects.predictions.values import Patterns
+from corosrv.dialects.predictions.values import InputSchema, Patterns
 from corosrv.worker import Input
 from corosrv.workers.worker.signatures.signature import document, read
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.base.errors import InvalidInput
-from corosrv.dialects.predictions.validation import InputSchema
-from corosrv.dialects.predictions.values import MAX_FAULTS
+from corosrv.dialects.predictions.values import MAX_FAULTS, InputSchema
 from corosrv.worker import File, Input, Path, Secret, streaming
 from corosrv.workers.worker.signatures.signature import document, read
 

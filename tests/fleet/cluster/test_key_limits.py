@@ -19,7 +19,7 @@ from corosrv.contracts.settings import KeyEntry
 from corosrv.fleet.cluster import key_limits
 from corosrv.fleet.cluster.connection import RedisClient
 from corosrv.fleet.cluster.key_limits import CHARGE, KeyLimits
-from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.namespace import KeyNames
 from corosrv.web.key_account import Clocks, KeyAccount
 from tests.support.patched import run_patched
 from tests.support.redis_server import RedisServer, redis_server

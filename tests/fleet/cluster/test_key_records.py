@@ -10,8 +10,8 @@ import pytest
 from corosrv.base.errors import Conflict, KeyReused
 from corosrv.fleet.cluster import key_records
 from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.key_names import KeyNames
 from corosrv.fleet.cluster.key_records import LEASE, MAX_ANSWER, RECORD_BYTES, KeyRecords, LeasedClaim
+from corosrv.fleet.cluster.namespace import KeyNames
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.waiting import eventually
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.namespace import KeyNames
 
 NAMES = KeyNames("prod")
 

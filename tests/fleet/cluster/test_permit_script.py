@@ -13,7 +13,7 @@ import redis as redis_py
 from corosrv.base.errors import RedisRefused
 from corosrv.contracts.jobs.terms import CLASSES
 from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.permit_script import SYNC
+from corosrv.fleet.cluster.namespace import SYNC
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 

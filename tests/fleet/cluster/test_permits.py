@@ -9,7 +9,7 @@ import pytest
 
 from corosrv.fleet.cluster import permits
 from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.namespace import KeyNames
 from corosrv.fleet.cluster.permits import MAX_ARRIVALS, ArrivalStamps, PermitShare, PermitShares, share_of
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import PermitPool

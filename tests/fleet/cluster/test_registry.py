@@ -10,7 +10,7 @@ from corosrv.base.errors import RedisUnavailable
 from corosrv.contracts.jobs.infer import HandlerCard
 from corosrv.fleet.cluster import registry
 from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.key_names import KeyNames
+from corosrv.fleet.cluster.namespace import KeyNames
 from corosrv.fleet.cluster.registry import EXPIRY, MAX_BYTES, RENEWAL, FrontOffer, FrontRegistry
 from tests.support.patched import run_patched
 from tests.support.redis_server import RedisServer

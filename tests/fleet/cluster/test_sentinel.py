@@ -14,7 +14,7 @@ import pytest
 
 from corosrv.base.errors import RedisUnavailable, SettingsError
 from corosrv.fleet.cluster.connection import RedisClient, public_address
-from corosrv.fleet.cluster.sentinel import SentinelUrl
+from corosrv.fleet.cluster.health import SentinelUrl
 from tests.support.redis_server import RedisServer, redis_program, redis_server
 from tests.support.waiting import eventually
 

@@ -13,8 +13,7 @@ from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversatio
 from corosrv.dialects.chat.member_reader import ElementReader
 from corosrv.dialects.chat.prepare import prepare
 from corosrv.dialects.chat.tool_schema import alternatives, element_types
-from corosrv.formats.callformats.description import ElementTree
-from corosrv.formats.callformats.known import MINIMAX3
+from corosrv.formats.callformats.description import MINIMAX3, ElementTree
 from corosrv.formats.callformats.writer import WrittenCall, write_calls
 from tests.formats.callformats.test_templates import read
 from tests.support.oracle import shared_oracle

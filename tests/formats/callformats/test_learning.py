@@ -13,17 +13,18 @@ from corosrv.base.errors import Refused
 from corosrv.base.processor import thread_seconds
 from corosrv.formats.callformats.description import (
     BARE,
+    HERMES,
     AnswerFormat,
     ArgumentRow,
     CallField,
     CallFormat,
     Notation,
     Spelling,
+    completed,
     markers_for,
     shared_end,
     shared_start,
 )
-from corosrv.formats.callformats.known import HERMES, completed
 from corosrv.formats.callformats.learn import learn_calls
 from corosrv.formats.callformats.learn_answer import USER, Probe, Rendering, learn_answer
 from corosrv.formats.callformats.writer import WrittenCall, write_calls

@@ -13,8 +13,7 @@ import pytest
 from corosrv.contracts.jobs import Chunk, Finish, Job, Messages, ModelCard
 from corosrv.dialects.chat.choice import Syntax
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation
-from corosrv.dialects.chat.parser import SyntaxParser
-from corosrv.dialects.chat.prepare import prepare
+from corosrv.dialects.chat.prepare import SyntaxParser, prepare
 from corosrv.dialects.chat.tool_schema import element_types, string_members
 from corosrv.formats.callformats.description import ArgumentRow, ElementTree, Spelling, markers_for
 from corosrv.formats.callformats.learn_answer import NAME, OTHER_NAME, THOUGHT, USER, Probe, Rendering, tool

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.formats.callformats.known import GRANITE3, LFM2, told_calls
+from corosrv.formats.callformats.description import GRANITE3, LFM2, told_calls
 from corosrv.models.engine.chat import write_tools
 from tests.formats.callformats.answers import Answer
 from tests.formats.callformats.test_templates import CALLS, NAME, TOOLS, USER, forced, read, rendering, syntax, traits

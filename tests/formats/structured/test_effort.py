@@ -14,7 +14,7 @@ from corosrv.base.errors import InvalidSchema, Refused
 from corosrv.base.processor import Turns, garbage_times, thread_seconds
 from corosrv.dialects.chat import answer_grammar
 from corosrv.formats import structured
-from corosrv.formats.callformats.known import HERMES
+from corosrv.formats.callformats.description import HERMES
 from corosrv.formats.structured import Effort, SchemaLimits
 from corosrv.formats.structured.limits import DEFAULT_LIMITS
 from corosrv.formats.structured.schema.check import check

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.gateway.delegation import found
-from corosrv.gateway.delegation.found import GRACE, FoundPeers, PeerNotice, PeerSeal
-from corosrv.gateway.delegation.peer import Peer, PeerAsker
+from corosrv.gateway.delegation import peer
+from corosrv.gateway.delegation.peer import GRACE, FoundPeers, Peer, PeerAsker, PeerNotice, PeerSeal
 
 TOKEN = "the-token-of-all"
 OWN, B, C = "http://10.0.0.1:8080", "http://10.0.0.2:8080", "http://10.0.0.3:8080"
@@ -95,7 +94,7 @@ def test_this_server_is_no_peer_and_one_that_is_named_stays_one():
 )
 def test_what_is_announced_without_proof_is_ignored_and_logged_once(notice: PeerNotice, monkeypatch):
     finding, told = Finding(), []
-    monkeypatch.setattr(found._ignored, "count", told.append)
+    monkeypatch.setattr(peer._ignored, "count", told.append)
 
     for _ in range(3):
         finding.found.see([notice, SEAL.notice("c", C)])

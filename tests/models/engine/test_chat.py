@@ -7,7 +7,7 @@ import pytest
 
 from corosrv.base.errors import NotSupported, PromptTooLong, Refused
 from corosrv.contracts.jobs import Messages
-from corosrv.formats.callformats.known import HERMES
+from corosrv.formats.callformats.description import HERMES
 from corosrv.models.engine.chat import ChatTemplate
 from tests.support.engines import answer, job, opened
 from tests.support.gguf import write_llama

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from corosrv.contracts.jobs import Messages
-from corosrv.formats.callformats.known import HERMES
+from corosrv.formats.callformats.description import HERMES
 from corosrv.models.engine.chat import ChatTemplate
 from tests.support.templates import ATTACKS, CHATML, MARKERS, SPECIAL, template
 

@@ -11,7 +11,7 @@ import pytest
 from corosrv.base.errors import HubError
 from corosrv.contracts.settings import HubSettings
 from corosrv.contracts.settings import model_list as hub_name
-from corosrv.models.hub.pull import PulledModel, pull
+from corosrv.models.hub.client import PulledModel, pull
 from tests.support.hub_server import TOKEN, HubServer, Repo, sha256
 
 MODEL = random.Random(1).randbytes(20_000)

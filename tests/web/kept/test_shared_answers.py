@@ -9,8 +9,8 @@ from flask import Response
 
 from corosrv.base.errors import Refused
 from corosrv.fleet.cluster.connection import RedisClient
-from corosrv.fleet.cluster.key_names import KeyNames
 from corosrv.fleet.cluster.key_records import KeyRecords
+from corosrv.fleet.cluster.namespace import KeyNames
 from corosrv.web.http.reply import json_response
 from tests.support.redis_server import redis_server
 from tests.web.kept.test_keyed_answers import App

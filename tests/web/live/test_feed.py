@@ -12,8 +12,7 @@ import pytest
 
 from corosrv.base.errors import ReadTimeout, ShuttingDown, Unavailable
 from corosrv.web import live
-from corosrv.web.live import FrameReader, LiveFeed
-from corosrv.web.live_frame import LiveFrame, LiveHttp, LiveHub
+from corosrv.web.live import FrameReader, LiveFeed, LiveFrame, LiveHttp, LiveHub
 from tests.support.waiting import wait_until
 
 TIMEOUT = 30.0

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from corosrv.base.errors import ManagementError, Unavailable
-from corosrv.workers.manager.snapshot import PlaceState
+from corosrv.workers.manager.plan import PlaceState
 from corosrv.workers.objects import ObjectContent
 from tests.support.waiting import wait_until
 from tests.web.management.serving import Management, listening

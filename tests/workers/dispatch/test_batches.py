@@ -9,7 +9,7 @@ import pytest
 from corosrv.base.errors import CallRefused, CorosrvError, DeadlinePassed, HandlerFailed, NoCapacity, WorkerLost
 from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard, InferRequest
 from corosrv.formats.tensors import Tensor
-from corosrv.workers.dispatch.batches import MAX_SIGNATURES, ArrivalGaps, ready_at, signature_of
+from corosrv.workers.dispatch.key_queue import MAX_SIGNATURES, ArrivalGaps, ready_at, signature_of
 from tests.workers.dispatch.hosts import FakeHost, Front, card, ended, error_of, outputs, read, text, texts
 
 LIMITS = BatchLimits(max_size=4, max_delay_ms=100)

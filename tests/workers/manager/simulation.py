@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from corosrv.workers.manager.plan import plan
+from corosrv.workers.manager.plan import UNLIMITED, Claim, GroupSnapshot, HostSnapshot, PlaceState, WorkerSnapshot, plan
 from corosrv.workers.manager.pool_memory import CrashRecord, PoolMemory, PoolTerms
-from corosrv.workers.manager.snapshot import UNLIMITED, Claim, GroupSnapshot, HostSnapshot, PlaceState, WorkerSnapshot
 
 
 @dataclass

@@ -12,7 +12,7 @@ from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.manager.joined import MOST_JOINED
 from corosrv.workers.manager.manager import Manager
-from corosrv.workers.manager.snapshot import Claim, PlaceState
+from corosrv.workers.manager.plan import Claim, PlaceState
 from tests.support.waiting import wait_until
 from tests.workers.manager.scripted import Script, ScriptedWorker, call, end_of, managed, pool_card
 

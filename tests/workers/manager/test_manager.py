@@ -23,7 +23,7 @@ from corosrv.base.errors import (
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.manager.manager import Manager, ManagerSettings
-from corosrv.workers.manager.snapshot import Claim, PlaceState
+from corosrv.workers.manager.plan import Claim, PlaceState
 from tests.support.waiting import wait_until
 from tests.workers.manager.scripted import Script, call, end_of, managed, pool_card
 

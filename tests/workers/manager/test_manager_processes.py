@@ -19,7 +19,7 @@ from corosrv.contracts.jobs.infer import InferJob, InferOutputs, InferRequest, M
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.manager.manager import Manager, ManagerSettings
-from corosrv.workers.manager.snapshot import PlaceState
+from corosrv.workers.manager.plan import PlaceState
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
 from tests.support.waiting import wait_until

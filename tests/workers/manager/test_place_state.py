@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from corosrv.base.errors import IllegalTransition
-from corosrv.workers.manager.snapshot import PlaceState, check_move
+from corosrv.workers.manager.plan import PlaceState, check_move
 
 MOVES = {
     "starting": {"ready", "stopping", "failed"},

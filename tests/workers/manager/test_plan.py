@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corosrv.workers.manager.plan import DrainAction, HostPlan, plan
-from corosrv.workers.manager.snapshot import (
+from corosrv.workers.manager.plan import (
     Claim,
+    DrainAction,
     GroupSnapshot,
+    HostPlan,
     HostSnapshot,
     PlaceState,
     PoolSnapshot,
     WorkerSnapshot,
+    plan,
 )
 
 READY, STARTING, DRAINING, STOPPING = (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from corosrv.workers.manager.snapshot import Claim
+from corosrv.workers.manager.plan import Claim
 from tests.workers.manager.test_plan import (
     DRAINING,
     GPU,

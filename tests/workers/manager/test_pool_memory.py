@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from corosrv.contracts.jobs.infer import HandlerCard
+from corosrv.workers.manager.plan import UNLIMITED
 from corosrv.workers.manager.pool_memory import PoolMemory, PoolTerms
-from corosrv.workers.manager.snapshot import UNLIMITED
 from corosrv.workers.manager.worker_pool import WorkerPool, terms_of
 from tests.workers.manager.scripted import pool_card
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from corosrv.workers.manager.plan import GroupSnapshot, PlaceState, PoolSnapshot, WorkerSnapshot
 from corosrv.workers.manager.scaling import Scaler
-from corosrv.workers.manager.snapshot import GroupSnapshot, PlaceState, PoolSnapshot, WorkerSnapshot
 
 READY, STARTING = PlaceState.READY, PlaceState.STARTING
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from corosrv.workers.manager.plan import Claim
 from corosrv.workers.manager.pool_memory import PoolTerms
-from corosrv.workers.manager.snapshot import Claim
 from tests.workers.manager.simulation import SimPool, Simulation, at_random, evenly, together
 
 HOUR = 3600.0

@@ -12,8 +12,8 @@ import pytest
 from corosrv.base.errors import CallCancelled, CorosrvError, DeadlinePassed, HandlerFailed, NotHandedOver, WorkerLost
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.workers.dispatch.host import HandedCall
-from corosrv.workers.manager.place import Place
-from corosrv.workers.manager.snapshot import PlaceState
+from corosrv.workers.manager.plan import PlaceState
+from corosrv.workers.manager.pool_memory import Place
 from corosrv.workers.worker.parent.app_process import AppProcess
 from tests.support.waiting import wait_until
 from tests.workers.worker.app_handling import TIMEOUT, Recorder, call, counters, hand, item, ready, started, wait_for

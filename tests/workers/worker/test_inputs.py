@@ -10,7 +10,8 @@ import pytest
 from corosrv.base.errors import InputFailed
 from corosrv.worker import File, Input, Path, Secret
 from corosrv.workers.worker.signatures.signature import read
-from corosrv.workers.worker.values import download, fetching
+from corosrv.workers.worker.values import download
+from corosrv.workers.worker.values import inputs as value_inputs
 from corosrv.workers.worker.values.inputs import Inputs
 from tests.support.file_server import Answer, Handler, content, serving, status
 
@@ -226,7 +227,7 @@ def test_a_redirect_leads_nowhere_but_to_the_web(server, tmp_path, target):
 
 
 def test_a_server_that_never_answers_has_its_time(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "TIME_LIMIT", 0.2)
+    monkeypatch.setattr(value_inputs, "TIME_LIMIT", 0.2)
     is_over = threading.Event()
     server.answers["/a"] = lambda handler: is_over.wait(10)
 
@@ -246,8 +247,8 @@ class _Clock:
 
 def test_each_download_has_its_own_time(server, tmp_path, monkeypatch):
     clock = _Clock()
-    monkeypatch.setattr(fetching, "AT_ONCE", 1)
-    for module in (fetching, download):
+    monkeypatch.setattr(value_inputs, "AT_ONCE", 1)
+    for module in (value_inputs, download):
         monkeypatch.setattr(module, "time", clock)
     for number in range(3):
         server.answers[f"/{number}"] = lambda handler: (setattr(clock, "now", clock.now + 50), handler.reply(200, b"x"))
@@ -259,7 +260,7 @@ def test_each_download_has_its_own_time(server, tmp_path, monkeypatch):
 
 
 def test_a_server_that_drips_has_its_time_too(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "TIME_LIMIT", 0.3)
+    monkeypatch.setattr(value_inputs, "TIME_LIMIT", 0.3)
     is_dripping, is_over = threading.Event(), threading.Event()
     server.answers["/a"] = _drip(is_dripping, is_over)
 

@@ -23,6 +23,7 @@ from corosrv.worker import (
     concurrent,
     streaming,
 )
+from corosrv.workers.worker.predictor import MISSING
 from corosrv.workers.worker.signatures.shapes import (
     AnyObject,
     AnyOf,
@@ -36,7 +37,6 @@ from corosrv.workers.worker.signatures.shapes import (
     Scalar,
 )
 from corosrv.workers.worker.signatures.signature import read
-from corosrv.workers.worker.types import MISSING
 
 
 class Colour(str, enum.Enum):

@@ -222,14 +222,9 @@ def speed(section: Section) -> str:
 
 def bars(title: str, subtitle: str, servers: list[str], groups: list[Group]) -> str:
     """Draws a bar for each server in each group, with its value above it."""
-    drawing = Drawing(WIDTH, 340, f"{title}: {subtitle}")
-    _head(drawing, title, subtitle, servers)
     box = Box(MARGIN + LEFT, HEAD + 20, WIDTH - MARGIN, 340 - 56)
-    top = max((bar.high for group in groups for bar in group.bars if bar), default=0.0) or 1.0
-    scale = LinearScale(1.1 * top, box.bottom, box.top)
-    for tick in scale.ticks():
-        drawing.line(box.left, scale(tick), box.right, scale(tick), "grid")
-        drawing.text(box.left - 8, scale(tick) + 4, f"{tick:,g}", "soft", "end", 11)
+    highs = (bar.high for group in groups for bar in group.bars if bar)
+    drawing, scale = _with_axis(title, subtitle, servers, box, highs)
     step = (box.right - box.left) / max(len(groups), 1)
     for i, group in enumerate(groups):
         _group(drawing, group, box.left + step * (i + 0.5), step, scale)
@@ -242,14 +237,8 @@ def bars(title: str, subtitle: str, servers: list[str], groups: list[Group]) -> 
 def history(subtitle: str, series: dict[str, list[tuple[str, float]]]) -> str:
     """Draws a line for each series through its values, from the oldest to the newest, each with what it is of."""
     title = "Tokens a second, run by run"
-    drawing = Drawing(WIDTH, 340, f"{title}: {subtitle}")
-    _head(drawing, title, subtitle, [])
     box = Box(MARGIN + LEFT, HEAD + 20, WIDTH - MARGIN - 150, 340 - 36)
-    top = max((value for values in series.values() for _, value in values), default=0.0) or 1.0
-    scale = LinearScale(1.1 * top, box.bottom, box.top)
-    for tick in scale.ticks():
-        drawing.line(box.left, scale(tick), box.right, scale(tick), "grid")
-        drawing.text(box.left - 8, scale(tick) + 4, f"{tick:,g}", "soft", "end", 11)
+    drawing, scale = _with_axis(title, subtitle, [], box, (value for values in series.values() for _, value in values))
     for i, (name, values) in enumerate(series.items()):
         step = (box.right - box.left) / max(len(values) - 1, 1)
         places = [(box.left + step * j, scale(value)) for j, (_, value) in enumerate(values)]
@@ -259,6 +248,19 @@ def history(subtitle: str, series: dict[str, list[tuple[str, float]]]) -> str:
         drawing.text(box.right + 10, places[-1][1] + 4, name, KINDS[i % 2], size=11)
     drawing.line(box.left, box.bottom, box.right, box.bottom, "axis")
     return str(drawing)
+
+
+def _with_axis(
+    title: str, subtitle: str, servers: list[str], box: Box, values: Iterable[float]
+) -> tuple[Drawing, LinearScale]:
+    """Begins a drawing with its head, and with a scale up to the largest value."""
+    drawing = Drawing(WIDTH, 340, f"{title}: {subtitle}")
+    _head(drawing, title, subtitle, servers)
+    scale = LinearScale(1.1 * (max(values, default=0.0) or 1.0), box.bottom, box.top)
+    for tick in scale.ticks():
+        drawing.line(box.left, scale(tick), box.right, scale(tick), "grid")
+        drawing.text(box.left - 8, scale(tick) + 4, f"{tick:,g}", "soft", "end", 11)
+    return drawing, scale
 
 
 def _group(drawing: Drawing, group: Group, middle: float, step: float, scale: LinearScale) -> None:

@@ -154,7 +154,9 @@ def _point(point: PointFigures, unit: str) -> Iterator[str]:
         yield _row(label, [number(server.median(figure)) for server in point.servers], _ratio(point, figure))
     yield _row("  client CPU of a core", [_cpu(server, lambda figures: figures.cpu.core) for server in point.servers])
     yield _row("    of the machine", [_cpu(server, lambda figures: figures.cpu.machine) for server in point.servers])
-    yield _row("    us an event", [number(server.median(_us_per_event)) for server in point.servers])
+    yield _row(
+        "    us an event", [number(server.median(lambda figures: figures.cpu.us_per_event)) for server in point.servers]
+    )
     yield from _failures(point)
     yield from _latencies(point)
 
@@ -166,10 +168,6 @@ RATES: tuple[tuple[str, Callable[[RoundFigures], float | None]], ...] = (
     ("  seconds a round", lambda figures: figures.seconds),
     ("  tokens in one read", lambda figures: figures.tokens_per_arrival),
 )
-
-
-def _us_per_event(figures: RoundFigures) -> float:
-    return figures.cpu.us_per_event
 
 
 def _latencies(point: PointFigures) -> Iterator[str]:

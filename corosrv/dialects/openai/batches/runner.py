@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from io import FileIO
 from typing import Any
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from corosrv.base.errors import NotFound, Refused, SettingsError
 from corosrv.base.waits import call_in_thread
+from corosrv.contracts.metrics import metric
 from corosrv.dialects.openai.batches import lines
 from corosrv.dialects.openai.batches.answer_types import BatchFault, BatchFaults, BatchStatus
 from corosrv.dialects.openai.batches.folder import FileFolder, OwnerFolder, StoredBatch
@@ -315,13 +316,7 @@ class BatchRunner(Collector):
             self._woken.set()
 
     def collect(self) -> Iterable[Metric]:
-        """Makes the metrics."""
-        return self._metrics()
-
-    def _metrics(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("corosrv_batches_running", "Batches that run in this process", len(self._runs))
         yield GaugeMetricFamily("corosrv_batch_lines_running", "Lines of batches that run", self._gate.n_running)
-        done = CounterMetricFamily("corosrv_batch_lines", "Lines of batches that have ended", labels=["outcome"])
-        for outcome, n in self._n_done.items():
-            done.add_metric([outcome], n)
-        yield done
+        done = (([outcome], n) for outcome, n in self._n_done.items())
+        yield metric(CounterMetricFamily, "corosrv_batch_lines", "Lines of batches that have ended", ["outcome"], done)

@@ -8,8 +8,8 @@ from typing import Any
 from corosrv.base.errors import CorosrvError
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import Chunk, Job, ModelCard, TokenInfo
-from corosrv.dialects.chat.parser import Parser
 from corosrv.dialects.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
+from corosrv.dialects.chat.prepare import Parser
 from corosrv.dialects.generation import native
 from corosrv.dialects.generation.answer_types import Tally
 from corosrv.dialects.generation.call import AnswerOptions, split_tokens

@@ -24,8 +24,7 @@ from corosrv.dialects.chat.conversation import arguments as arguments_of
 from corosrv.dialects.chat.conversation import (
     tool as make_tool,
 )
-from corosrv.dialects.chat.parser import RepeatParser
-from corosrv.dialects.chat.prepare import asks_to_think, prepare
+from corosrv.dialects.chat.prepare import RepeatParser, asks_to_think, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.forks import ForkableAnswer, ForkPoint, make_forkable
@@ -35,7 +34,7 @@ from corosrv.dialects.openai.chat.answers import ChatAnswer
 from corosrv.dialects.openai.events import native_form
 from corosrv.dialects.openai.structured_fields import (
     answer_format,
-    check_fork,
+    fork_point,
     includes_usage,
     priority_of,
     served_tier,
@@ -209,11 +208,7 @@ def call(
             splits_reasoning=body.reasoning_format != "none",
             repeats_reasoning=body.reasoning_format == "deepseek-legacy",
         )
-    point = None
-    if body.fork is not None:
-        check_fork(body.fork, body, _OF_PROMPT)
-    if body.fork is not None and forked is not None:
-        point = forked.point(body.fork, find_vocabulary())
+    point = None if body.fork is None else fork_point(body.fork, body, _OF_PROMPT, forked, find_vocabulary)
     job, parser = prepare(conversation(body, card, images, point), card, "" if point is None else point.text)
     if card.repeats_reasoning and card.reasoning_tags is not None:
         parser = RepeatParser(parser, card.reasoning_tags)

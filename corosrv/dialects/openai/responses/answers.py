@@ -14,7 +14,7 @@ from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import Chunk
 from corosrv.dialects.chat.answer import AnswerBlock, BlockAnswer, BlockKind
 from corosrv.dialects.chat.conversation import Turn, TurnList, arguments
-from corosrv.dialects.chat.parser import Parser
+from corosrv.dialects.chat.prepare import Parser
 from corosrv.dialects.generation import native
 from corosrv.dialects.generation.call import AnswerOptions, Telemetry, named_event, split_tokens
 from corosrv.dialects.openai.responses.answer_types import (

@@ -11,7 +11,7 @@ import msgspec
 from corosrv.contracts.jobs import Job
 from corosrv.dialects.chat.answer import AnswerBlock, BlockKind
 from corosrv.dialects.chat.conversation import CallPolicy, Turn, TurnList, arguments
-from corosrv.dialects.chat.parser import Parser
+from corosrv.dialects.chat.prepare import Parser
 from corosrv.dialects.generation.call import Telemetry
 from corosrv.dialects.openai.responses.answer_types import ItemStatus, ItemType, ResponseItem, ResponseObject
 from corosrv.dialects.openai.responses.answers import ResponseAnswer

@@ -18,7 +18,7 @@ from corosrv.contracts.jobs import Chunk, Job, Reader
 from corosrv.contracts.jobs.reader import Sink
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, arguments
-from corosrv.dialects.chat.parser import Parser
+from corosrv.dialects.chat.prepare import Parser
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import FailureOf, RequestFlow, failure_of, failures_in_group, until_failure
 from corosrv.dialects.generation.job_log import submit

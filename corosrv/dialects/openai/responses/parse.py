@@ -23,8 +23,7 @@ from corosrv.dialects.chat.conversation import (
     TurnList,
     newest_turns,
 )
-from corosrv.dialects.chat.parser import Parser
-from corosrv.dialects.chat.prepare import prepare
+from corosrv.dialects.chat.prepare import Parser, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.thoughts import thought_message, thought_tokens

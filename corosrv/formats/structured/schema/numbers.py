@@ -137,7 +137,7 @@ def _magnitudes(low: Bound, high: Bound, n_fraction: int) -> list[str]:
     alternatives = _prefixed(low_whole, _above(low_places, low.is_exclusive, n_fraction))
     between = integers(low_whole + 1, high_whole - 1)
     if between:
-        alternatives.append(sequence(between, _any_places(n_fraction)))
+        alternatives.append(sequence(between, f'("." [0-9]{{1,{n_fraction}}})?' if n_fraction else ""))
     return alternatives + _prefixed(high_whole, _below(high_places, high.is_exclusive, n_fraction))
 
 
@@ -153,10 +153,6 @@ def _prefixed(integer_part: int, places: list[str]) -> list[str]:
 def _split(value: Decimal) -> tuple[int, str]:
     integer_part, _, places = f"{value:f}".partition(".")
     return int(integer_part), places.rstrip("0")
-
-
-def _any_places(n: int) -> str:
-    return f'("." [0-9]{{1,{n}}})?' if n else ""
 
 
 # Digits behind the point, at most `n`: alternatives for those whose value is above, below or between. Bounds come

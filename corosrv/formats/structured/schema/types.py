@@ -12,7 +12,7 @@ from typing import Any
 from corosrv.formats.structured.gbnf import NOTHING, QUOTE, RAW, Chars, json_literal, literal, sequence
 from corosrv.formats.structured.pattern_tree import Node, PatternError, first_chars, fit_length, matches
 from corosrv.formats.structured.rule_book import Member, RuleBook, elements, members, pair
-from corosrv.formats.structured.schema import numbers, strings
+from corosrv.formats.structured.schema import conversion, numbers
 from corosrv.formats.structured.schema.check import step
 from corosrv.formats.structured.schema.conversion import BOOLEAN, NULL, Conversion, Value
 from corosrv.formats.structured.schema.merge import Impossible, Schema, types_of
@@ -29,7 +29,7 @@ def other_than(names: Collection[str], most: int, book: RuleBook) -> str:
     tree = _tree(names)
     if tree is None:
         tree = {name[0]: {"": True} for name in names if name}
-    return sequence(QUOTE, _unlike(tree, strings.chars(most, book), book), QUOTE)
+    return sequence(QUOTE, _unlike(tree, conversion.chars(most, book), book), QUOTE)
 
 
 def _tree(names: Iterable[str]) -> dict[str, object] | None:
@@ -171,7 +171,7 @@ class Properties:
             except Impossible:
                 continue
             least = 1 if node.least == 0 else node.least
-            key = strings.of_pattern(*fit_length(node, least, max(least, self._limits.key_chars)), self._book)
+            key = conversion.of_pattern(*fit_length(node, least, max(least, self._limits.key_chars)), self._book)
             alternatives.append(self._book.rule(pair(sequence(key, '":"'), value)))
         if not alternatives:
             return None
@@ -238,10 +238,10 @@ class Types(Properties):
             return self._any.string(least, most)
         limit = self._limits.matched_chars
         most = max(least, node.least, limit) if most is None else min(most, max(least, node.least, limit))
-        return strings.of_pattern(*fit_length(node, least, most), self._book)
+        return conversion.of_pattern(*fit_length(node, least, most), self._book)
 
     def _pattern_of(self, schema: Schema, place: str) -> Node | None:
-        known_format = strings.FORMATS.get(schema.get("format", ""))
+        known_format = conversion.FORMATS.get(schema.get("format", ""))
         if "pattern" not in schema:
             return self._pattern_tree(known_format) if known_format else None
         if known_format:

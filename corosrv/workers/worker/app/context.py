@@ -15,9 +15,8 @@ from corosrv.base.errors import HandlerFailed, NotOffered
 from corosrv.contracts.jobs.infer import ObjRef
 from corosrv.contracts.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.formats.tensors import Parameter, Tensor
-from corosrv.workers.worker.app.messages import ModelInferResponse
+from corosrv.workers.worker.app.messages import EndSignal, ModelInferResponse
 from corosrv.workers.worker.app.objects import AsyncObjects, Objects, input_of
-from corosrv.workers.worker.app.signal import EndSignal
 from corosrv.workers.worker.app.typed_values import tensor_of
 
 

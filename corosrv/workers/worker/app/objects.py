@@ -16,7 +16,7 @@ import msgspec
 from corosrv.base.errors import InvalidTensor, OutputFailed
 from corosrv.contracts.jobs.infer import ObjRef
 from corosrv.formats.tensors import Tensor
-from corosrv.formats.tensors.arrays import is_array
+from corosrv.formats.tensors.tensor import is_array
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import ObjectAnswer, ObjectAsk, ObjectCreate, ObjectDelete, ObjectGet, ObjectLookup
 from corosrv.workers.wire.descriptors import MIN_ATTACHED

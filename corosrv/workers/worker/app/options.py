@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -43,8 +43,13 @@ class HandlerOptions:
 
     def card(self, name: str, signature: HandlerSignature, capability: dict[str, Scalar] | None = None) -> HandlerCard:
         """Returns the card of a handler of this name. Raises AppError for an option that it cannot have."""
-        for option in fields(self):
-            _CHECKS[option.name](name, option.name, getattr(self, option.name))
+        if self.version is not None:
+            check_name(f"{name}: `version`", self.version)
+        for option, rule in _RULES.items():
+            _check(name, option, getattr(self, option), rule)
+        for option, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            if len(specs) > len({spec.name for spec in specs}):
+                raise AppError(f"{name}: `{option}` declares a name twice")
         options = self if signature.typed is None else self._with_types(name, signature.typed)
         return options._card(name, signature.kind, capability)
 
@@ -102,8 +107,8 @@ class HandlerOptions:
         unknown = set(self.batch) - {"max_size", "max_delay_ms"}
         if unknown:
             raise AppError(f"{name}: `batch` has no member {min(unknown)!r}: it has max_size and max_delay_ms")
-        _count(name, "batch['max_size']", self.batch.get("max_size"))
-        _time(name, "batch['max_delay_ms']", self.batch.get("max_delay_ms", 0.0))
+        _check(name, "batch['max_size']", self.batch.get("max_size"), _COUNT)
+        _check(name, "batch['max_delay_ms']", self.batch.get("max_delay_ms", 0.0), _TIME)
         return BatchLimits(int(self.batch["max_size"]), float(self.batch.get("max_delay_ms", 0.0)))
 
 
@@ -128,83 +133,52 @@ def check_capability(subject: str, attributes: Mapping[str, Any]) -> dict[str, S
     return dict(attributes)
 
 
-def _version(name: str, option: str, value: Any) -> None:
-    if value is not None:
-        check_name(f"{name}: `{option}`", value)
+def _is_integer(value: Any, least: int, most: float = math.inf) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int) and least <= value <= most
 
 
-def _specs(name: str, option: str, value: Any) -> None:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(spec, TensorSpec) for spec in value):
-        raise AppError(f"{name}: `{option}` must be a list of TensorSpec, not {value!r:.80}")
-    names = [spec.name for spec in value]
-    if len(names) > len(set(names)):
-        raise AppError(f"{name}: `{option}` declares a name twice")
+def _is_time(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 <= value < math.inf
 
 
-def _text(name: str, option: str, value: Any) -> None:
-    if not isinstance(value, str) or not value:
-        raise AppError(f"{name}: `{option}` must be a text, not {value!r:.80}")
+def _are_specs(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(spec, TensorSpec) for spec in value)
 
 
-def _count(name: str, option: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise AppError(f"{name}: `{option}` must be an integer of at least 1, not {value!r:.80}")
+# What tells whether a value is allowed, and what it must be.
+Rule = tuple[Callable[[Any], bool], str]
 
-
-def _time(name: str, option: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise AppError(f"{name}: `{option}` must be a number of milliseconds, not {value!r:.80}")
-
-
-def _time_or_none(name: str, option: str, value: Any) -> None:
-    if value is not None:
-        _time(name, option, value)
-
-
-def _flag(name: str, option: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise AppError(f"{name}: `{option}` must be True or False, not {value!r:.80}")
-
-
-def _limits(name: str, option: str, value: Any) -> None:
-    if value is not None and not isinstance(value, Mapping):
-        raise AppError(f"{name}: `{option}` must be as {{'max_size': 8, 'max_delay_ms': 2}}, not {value!r:.80}")
-
-
-def _unary_word(name: str, option: str, value: Any) -> None:
-    if value is not None and value not in _UNARY:
-        raise AppError(f"{name}: `{option}` must be one of {', '.join(_UNARY)}, not {value!r:.80}")
-
-
-def check_priority(name: str, option: str, value: Any) -> None:
-    """Raises AppError unless it is a priority."""
-    if isinstance(value, bool) or not isinstance(value, int) or not FIRST_PRIORITY <= value <= LAST_PRIORITY:
-        raise AppError(
-            f"{name}: `{option}` must be from {FIRST_PRIORITY} (first) to {LAST_PRIORITY}, not {value!r:.80}"
-        )
-
-
-def _admission(name: str, option: str, value: Any) -> None:
-    if value not in (None, "predict", "queue"):
-        raise AppError(f"{name}: `{option}` must be 'predict' or None, or 'queue' to let all wait, not {value!r:.80}")
-
-
-_CHECKS = {
-    "version": _version,
-    "inputs": _specs,
-    "outputs": _specs,
-    "platform": _text,
-    "concurrency": _count,
-    "max_queue": _count,
-    "slo_ms": _time,
-    "timeout_ms": _time_or_none,
-    "idempotent": _flag,
-    "batch": _limits,
-    "unary": _unary_word,
-    "default": _flag,
-    "priority": check_priority,
-    "admission": _admission,
+_COUNT: Rule = (lambda value: _is_integer(value, 1), "an integer of at least 1")
+_TIME: Rule = (_is_time, "a number of milliseconds")
+_FLAG: Rule = (lambda value: isinstance(value, bool), "True or False")
+_SPECS: Rule = (_are_specs, "a list of TensorSpec")
+_RULES: dict[str, Rule] = {
+    "inputs": _SPECS,
+    "outputs": _SPECS,
+    "platform": (lambda value: isinstance(value, str) and bool(value), "a text"),
+    "concurrency": _COUNT,
+    "max_queue": _COUNT,
+    "slo_ms": _TIME,
+    "timeout_ms": (lambda value: value is None or _is_time(value), _TIME[1]),
+    "idempotent": _FLAG,
+    "batch": (lambda value: value is None or isinstance(value, Mapping), "as {'max_size': 8, 'max_delay_ms': 2}"),
+    "unary": (lambda value: value is None or value in _UNARY, f"one of {', '.join(_UNARY)}"),
+    "default": _FLAG,
+    "priority": (
+        lambda value: _is_integer(value, FIRST_PRIORITY, LAST_PRIORITY),
+        f"from {FIRST_PRIORITY} (first) to {LAST_PRIORITY}",
+    ),
+    "admission": (
+        lambda value: value in (None, "predict", "queue"),
+        "'predict' or None, or 'queue' to let all wait",
+    ),
 }
+
+
+def _check(name: str, option: str, value: Any, rule: Rule) -> None:
+    is_allowed, words = rule
+    if not is_allowed(value):
+        raise AppError(f"{name}: `{option}` must be {words}, not {value!r:.80}")
 
 
 def same_capability(one_map: Mapping[str, Scalar], other_map: Mapping[str, Scalar]) -> bool:

@@ -21,7 +21,7 @@ import msgspec
 
 from corosrv.base.errors import InvalidTensor, SignatureError
 from corosrv.formats.tensors import DATATYPES, Tensor, TensorSpec
-from corosrv.formats.tensors.arrays import is_array
+from corosrv.formats.tensors.tensor import is_array
 
 
 def tensor_of(name: str, content: Any) -> Tensor:

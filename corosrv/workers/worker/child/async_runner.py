@@ -15,8 +15,8 @@ from corosrv.base.errors import BadFrame
 from corosrv.contracts.jobs.setup import FileOutput, OutputChunk
 from corosrv.workers.wire.messages import Predict
 from corosrv.workers.worker.child.lifeline import Fork
-from corosrv.workers.worker.child.load import Predictor
 from corosrv.workers.worker.child.run import Poison, PredictionLifecycle, PredictLane, RunningPrediction
+from corosrv.workers.worker.child.runtime import Predictor
 from corosrv.workers.worker.signatures.shapes import AnyOf, DictOf, Fetched, ListOf, Nullable, Shape
 from corosrv.workers.worker.values.inputs import Inputs
 from corosrv.workers.worker.values.outputs import Draft

@@ -35,9 +35,8 @@ from corosrv.workers.wire.messages import (
     WorkerLeaving,
 )
 from corosrv.workers.worker.child.cancel import Cancels, Interrupts
-from corosrv.workers.worker.child.load import Predictor, load
 from corosrv.workers.worker.child.run import PredictionLifecycle, PredictLane, SlotEnd, SyncRunner
-from corosrv.workers.worker.child.runtime import WorkerRuntime, describe
+from corosrv.workers.worker.child.runtime import Predictor, WorkerRuntime, describe, load
 from corosrv.workers.worker.predictor import CancelationException
 from corosrv.workers.worker.scope import current_scope
 from corosrv.workers.worker.signatures.signature import document as openapi_document

@@ -26,8 +26,7 @@ from corosrv.workers.wire.thread_channel import ThreadChannel
 from corosrv.workers.worker.child.cancel import Cancels, Interrupts
 from corosrv.workers.worker.child.control import Drops, Ferry, Outbox
 from corosrv.workers.worker.child.lifeline import Fork
-from corosrv.workers.worker.child.load import Predictor
-from corosrv.workers.worker.child.runtime import describe, trace
+from corosrv.workers.worker.child.runtime import Predictor, describe, trace
 from corosrv.workers.worker.predictor import CancelationException
 from corosrv.workers.worker.printing.capture import Capture
 from corosrv.workers.worker.printing.printed import Printed, place
@@ -38,7 +37,10 @@ from corosrv.workers.worker.values.outputs import Draft
 
 
 class SlotEnd(Generic[Out, In]):
-    """Owns an inherited socket. Messages come in by one thread or by an event loop; any thread sends."""
+    """Owns an inherited socket. Messages come in by one thread or by an event loop; any thread sends.
+
+    `receive`, `receive_nowait` and `take_fds` are the channel's; see ThreadChannel.
+    """
 
     def __init__(
         self, id: int, fd: int, codec: Codec[Out, In], ferry: Ferry, drops: Drops, *, takes_fds: bool = False
@@ -48,22 +50,12 @@ class SlotEnd(Generic[Out, In]):
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
         self._channel: ThreadChannel[Out, In] = ThreadChannel(self._socket, codec, takes_fds=takes_fds)
+        channel = self._channel
+        self.receive, self.receive_nowait, self.take_fds = channel.receive, channel.receive_nowait, channel.take_fds
         self.outbox: Outbox[Out] = Outbox(self._socket, codec, ferry, drops)
 
     def fileno(self) -> int:
         return self._socket.fileno()
-
-    def receive(self) -> In | None:
-        """Returns the next message; None when no more come. Waits. Raises BadFrame."""
-        return self._channel.receive()
-
-    def receive_nowait(self) -> In | None:
-        """Returns what receive() would. Raises BlockingIOError where that would wait, and BadFrame."""
-        return self._channel.receive_nowait()
-
-    def take_fds(self) -> tuple[int, ...]:
-        """Returns the descriptors that came with the message received last; the caller closes them."""
-        return self._channel.take_fds()
 
     def has_mail(self) -> bool:
         """Returns whether a message waits that was not received yet. Any thread."""

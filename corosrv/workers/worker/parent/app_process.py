@@ -41,7 +41,11 @@ class AppProcess(
         AppCall,
     ]
 ):
-    """Fulfils AppWorker: one process that runs the handlers of one pool."""
+    """One life of an app worker process, with the handlers of one pool. Belongs to the hub's thread; stop() waits.
+
+    Its states: STARTING until the pool's handlers have registered, READY, DRAINING once it takes no new calls, and at
+    last SETUP_FAILED, DEFUNCT (lost, hung or crashed) or STOPPED (as somebody wanted).
+    """
 
     _state_level = logging.DEBUG  # its pool logs the same at INFO, and why
 
@@ -62,18 +66,18 @@ class AppProcess(
             takes_fds=True,
         )
         self._config = config
-        self.pool = pool
+        self.pool = pool  # None until one was chosen
         self._place = place
         self.incarnation = incarnation
         self.services = services or CallServices()
-        self.pools: Sequence[calls.PoolCard] = ()
+        self.pools: Sequence[calls.PoolCard] = ()  # of the application, once it was imported
         self.handlers: Sequence[HandlerCard] = ()
         self.groups: Sequence[LaneGroup] = ()
-        self.rss = 0
-        self.last_heartbeat: float | None = None
-        self.served = 0
-        self.failed = 0
-        self.keys_at_loss: Sequence[str] = ()
+        self.rss = 0  # bytes of memory, as the last heartbeat says
+        self.last_heartbeat: float | None = None  # of time.monotonic()
+        self.served = 0  # calls that ended well
+        self.failed = 0  # calls that ended in an error, whosever
+        self.keys_at_loss: Sequence[str] = ()  # of the handlers that ran when it became DEFUNCT, or on poisoned slots
         self._poisoned_keys: list[str] = []  # of the handlers that ran on slots when they were poisoned
         self._handover: Handover | None = None  # once it has registered
         self._watch: AppWatch | None = None  # once it has registered
@@ -95,6 +99,7 @@ class AppProcess(
 
     @property
     def in_flight(self) -> int:
+        """The number of slots that run a call or a batch."""
         return 0 if self._slots is None else self._slots.n_running
 
     # Start and registration.

@@ -1,6 +1,6 @@
-"""The contract of one app worker process: what its manager starts, watches, drains and ends.
+"""The settings of app worker processes, and what they say of their pools and handlers, checked before it is believed.
 
-What a worker says of its pools and handlers is checked before it is believed; `lane_groups` lays out their slots.
+`lane_groups` lays out the slots of handlers.
 """
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from corosrv.contracts.jobs.infer import HandlerCard
-from corosrv.contracts.jobs.setup import Setup, WorkerState
 from corosrv.contracts.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
-from corosrv.workers.dispatch.host import HandlerHost, LaneGroup, PermitPool
+from corosrv.workers.dispatch.host import LaneGroup, PermitPool
 from corosrv.workers.wire.calls import PROTOCOL, Loaded, PoolCard
 
 JOINED = "joined"  # what workers that others have started are called, in place of a pool's name
@@ -110,79 +108,3 @@ class AppWorkerConfig:
     env: Mapping[str, str] | None = None  # of the process, all of it; None: as the server's
     cwd: str | None = None
     command: tuple[str, ...] = (sys.executable, "-m", "corosrv.workers.worker.app")
-
-
-class AppWorker(HandlerHost, Protocol):
-    """One life of an app worker process. Belongs to the hub's thread; only `stop` waits.
-
-    Its states: STARTING until the pool's handlers have registered, READY, DRAINING once it takes no new calls, and at
-    last SETUP_FAILED, DEFUNCT (lost, hung or crashed) or STOPPED (as somebody wanted).
-    """
-
-    @property
-    def state(self) -> WorkerState: ...
-
-    @property
-    def reason(self) -> str:
-        """Says why it is SETUP_FAILED, DEFUNCT, DRAINING or STOPPED."""
-
-    @property
-    def setup(self) -> Setup:
-        """The course of the start, with what was printed."""
-
-    @property
-    def pool(self) -> str | None:
-        """The pool that it works for; None until one was chosen."""
-
-    @property
-    def pools(self) -> Sequence[PoolCard]:
-        """The pools of the application; empty until it was imported."""
-
-    @property
-    def pid(self) -> int | None:
-        """The process's id; None before it was started."""
-
-    @property
-    def rss(self) -> int:
-        """The memory of the process in bytes, as its last heartbeat says."""
-
-    @property
-    def in_flight(self) -> int:
-        """The number of slots that run a call or a batch."""
-
-    @property
-    def keys_at_loss(self) -> Sequence[str]:
-        """The keys of the handlers that ran when it became DEFUNCT; of slots that were poisoned, theirs alone."""
-
-    @property
-    def last_heartbeat(self) -> float | None:
-        """The time of the last heartbeat on time.monotonic()."""
-
-    @property
-    def served(self) -> int:
-        """The number of calls that ended well."""
-
-    @property
-    def failed(self) -> int:
-        """The number of calls that ended in an error, whosever."""
-
-    def start(self) -> None:
-        """Starts the process, which imports the application and, if a pool is chosen, starts its handlers."""
-
-    def choose(self, pool: str) -> None:
-        """Chooses the pool of a worker that was made without one. Raises Misuse if it has one."""
-
-    def drain(self, reason: str = "") -> None:
-        """Takes no new calls from now on; ends the process with its on_stop when nothing runs. Twice is harmless.
-
-        A worker that is not READY yet is ended at once.
-        """
-
-    def stop(self, timeout: float) -> None:
-        """Drains, and waits for the end of the process; `timeout` is the time that running calls have.
-
-        Then on_stop has stop_grace_s, and at last the process is killed.
-        """
-
-    def kill(self) -> None:
-        """Ends the process and all of its group now. Does not wait for it."""

@@ -65,7 +65,7 @@ class PeerProcess:
 
 
 class JoinedProcess(AppProcess):
-    """Fulfils AppWorker over a connection that the other side has opened. It ends with that connection."""
+    """An app worker over a connection that the other side has opened. It ends with that connection."""
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, get_args, get_origin
 
 from corosrv.base.errors import SignatureError
+from corosrv.workers.worker.predictor import File, Path
 from corosrv.workers.worker.signatures.shapes import (
     AnyObject,
     AnyOf,
@@ -38,7 +39,6 @@ from corosrv.workers.worker.signatures.shapes import (
     is_framework,
     nullable,
 )
-from corosrv.workers.worker.types import File, Path
 
 _SCALARS = (str, int, float, bool)
 _LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any
 
 from corosrv.base.errors import SignatureError
-from corosrv.workers.worker.predictor import CONCURRENT, STREAMING
+from corosrv.workers.worker.predictor import CONCURRENT, MISSING, STARS, STREAMING, FieldInfo
 from corosrv.workers.worker.signatures.shapes import (
     AnyObject,
     AnyOf,
@@ -32,7 +32,6 @@ from corosrv.workers.worker.signatures.shapes import (
     Scalar,
     Shape,
 )
-from corosrv.workers.worker.types import MISSING, STARS, FieldInfo
 
 
 def limited(shape: Shape, info: FieldInfo) -> Shape:

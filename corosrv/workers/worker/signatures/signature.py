@@ -14,6 +14,7 @@ from typing import Any
 
 from corosrv.base import __version__
 from corosrv.base.errors import SignatureError
+from corosrv.workers.worker.predictor import MISSING, FieldInfo
 from corosrv.workers.worker.signatures import defaults
 from corosrv.workers.worker.signatures.annotations import OutputType, input_shape, is_async, output_type
 from corosrv.workers.worker.signatures.defaults import concurrency, find_defaults, is_streaming, limited
@@ -35,7 +36,6 @@ from corosrv.workers.worker.signatures.shapes import (
     is_framework,
     nullable,
 )
-from corosrv.workers.worker.types import MISSING, FieldInfo
 
 _METHODS = ("run", "predict")
 _UNSURE = object()  # None, or no default at all

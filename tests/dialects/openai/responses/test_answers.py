@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from corosrv.base.errors import JobFailed
 from corosrv.contracts.jobs import Candidate, Chunk, Finish, TokenInfo
-from corosrv.dialects.chat.parser import TextParser
 from corosrv.dialects.chat.parts import AnswerText, Part
+from corosrv.dialects.chat.prepare import TextParser
 from corosrv.dialects.generation.call import AnswerOptions
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
 from corosrv.dialects.openai.responses.store import Stored

@@ -10,7 +10,7 @@ from werkzeug.test import EnvironBuilder
 from corosrv.base.errors import CorosrvError, NotFound, NotSupported, Refused
 from corosrv.contracts.jobs import Chunk, Finish, Job, Messages, ModelCard
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
-from corosrv.dialects.chat.parser import TextParser
+from corosrv.dialects.chat.prepare import TextParser
 from corosrv.dialects.openai.responses import items, parse, schema
 from corosrv.dialects.openai.responses.store import ResponseStore, Shelf, Stored
 from corosrv.web.http import body_reader

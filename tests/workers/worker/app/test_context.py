@@ -9,7 +9,7 @@ import time
 import pytest
 
 from corosrv.worker import AsyncContext, Cancelled, Context, DeadlineExceeded
-from corosrv.workers.worker.app.signal import EndSignal
+from corosrv.workers.worker.app.messages import EndSignal
 
 
 def test_a_wanted_request_goes_on() -> None:

@@ -45,9 +45,8 @@ from corosrv.workers.worker.app.pools import BoundHandler, HandlerGroup, Pool, s
 from corosrv.workers.worker.child.apps.call_lifecycle import CallLifecycle, HandlerCall, Result
 from corosrv.workers.worker.child.apps.callers import LaneMail, ThreadCaller, ThreadExchange
 from corosrv.workers.worker.child.apps.lane_asks import AppLane, AppSlot, LaneAsks, make_lane
-from corosrv.workers.worker.child.load import module_from_file, module_from_name
 from corosrv.workers.worker.child.run import Poison
-from corosrv.workers.worker.child.runtime import WorkerRuntime, describe, trace
+from corosrv.workers.worker.child.runtime import WorkerRuntime, describe, module_from_file, module_from_name, trace
 
 log = logging.getLogger("corosrv.worker")
 

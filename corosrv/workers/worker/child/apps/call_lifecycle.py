@@ -17,9 +17,8 @@ from corosrv.workers.wire.calls import CallEnd, CallFailure, CallOutputs, Cancel
 from corosrv.workers.wire.faults import failure_kind
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.worker.app.context import AsyncContext, Context
-from corosrv.workers.worker.app.messages import ModelInferRequest, ModelInferResponse
+from corosrv.workers.worker.app.messages import EndSignal, ModelInferRequest, ModelInferResponse
 from corosrv.workers.worker.app.pools import BoundHandler
-from corosrv.workers.worker.app.signal import EndSignal
 from corosrv.workers.worker.child.apps.lane_asks import AppSlot
 from corosrv.workers.worker.child.lifeline import Fork
 from corosrv.workers.worker.child.runtime import describe, message_of, trace_frames
@@ -155,10 +154,10 @@ class HandlerCall:
             self.slot.asks.cancel()
             self._outbox.nudge()
 
-    def post_answer(self, response: ModelInferResponse, item: int = 0) -> None:
+    def post_answer(self, response: ModelInferResponse) -> None:
         """Sends one of several answers. Does not wait for the server. Raises OutputFailed if it cannot be sent."""
         try:
-            self._post(response, item)
+            self._post(response, 0)
         except Exception as error:  # whatever a parameter or a content is that no message can hold
             raise _unsendable(error) from error
 

@@ -14,9 +14,8 @@ from corosrv.base.errors import CallCancelled, CorosrvError
 from corosrv.workers.wire.calls import Ask, AskOutputs, ObjectAnswer, RunCall, WireRequest
 from corosrv.workers.wire.tensors import TensorPacking
 from corosrv.workers.worker.app.context import OutgoingCall
-from corosrv.workers.worker.app.messages import ModelInferResponse
+from corosrv.workers.worker.app.messages import EndSignal, ModelInferResponse
 from corosrv.workers.worker.app.objects import ObjectReply, Objects
-from corosrv.workers.worker.app.signal import EndSignal
 from corosrv.workers.worker.child.apps.lane_asks import AppLane, AskAnswer, LaneAsks, MakeMessage, OpenAsk
 
 

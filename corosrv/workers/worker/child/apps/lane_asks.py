@@ -30,7 +30,7 @@ from corosrv.workers.wire.calls import (
 )
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.tensors import unpack
-from corosrv.workers.worker.app.signal import EndSignal
+from corosrv.workers.worker.app.messages import EndSignal
 from corosrv.workers.worker.child.control import Drops, Ferry
 from corosrv.workers.worker.child.run import SlotEnd
 

@@ -17,9 +17,8 @@ from corosrv.base.errors import BadFrame, CallCancelled
 from corosrv.workers.wire.calls import ObjectAnswer, RunCall
 from corosrv.workers.worker.app.answers import invoke_async, invoke_batch_async
 from corosrv.workers.worker.app.context import OutgoingCall
-from corosrv.workers.worker.app.messages import ModelInferResponse
+from corosrv.workers.worker.app.messages import EndSignal, ModelInferResponse
 from corosrv.workers.worker.app.objects import AsyncObjects, ObjectReply
-from corosrv.workers.worker.app.signal import EndSignal
 from corosrv.workers.worker.child.apps.call_lifecycle import CallLifecycle, HandlerCall, Result
 from corosrv.workers.worker.child.apps.callers import open_call, response_of
 from corosrv.workers.worker.child.apps.lane_asks import AppLane, AppSlot, AskAnswer, LaneAsks, MakeMessage, OpenAsk

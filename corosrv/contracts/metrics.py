@@ -1,13 +1,44 @@
-"""Exemplars: values that a histogram has counted, each with the trace that it is from."""
+"""Metrics made of rows and of tables; and exemplars: values of a histogram, each with the trace that it is from."""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from corosrv.contracts.jobs.terms import TracePart
+
+Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
+T = TypeVar("T")
+
+
+def metric(
+    family: Family, name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    """Makes a metric of the values of its labels, and the number of each."""
+    made = family(name, text, labels=labels)
+    for values, number in rows:
+        made.add_metric(values, number)
+    return made
+
+
+def metrics_of(
+    family: Family,
+    prefix: str,
+    table: Mapping[str, tuple[str, Callable[[T], float]]],
+    labels: Sequence[str],
+    things: Iterable[tuple[Sequence[str], T]],
+) -> Iterator[Metric]:
+    """Yields a metric for each row of a table: a name, a text, and what reads the number of a thing.
+
+    `things`: the values of the labels, and the thing of each.
+    """
+    rows = list(things)
+    for name, (text, read) in table.items():
+        yield metric(family, prefix + name, text, labels, ((values, read(thing)) for values, thing in rows))
 
 
 class Exemplar(NamedTuple):

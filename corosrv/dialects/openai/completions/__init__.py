@@ -1,1 +1,0 @@
-"""Text completions: bodies to jobs, chunks to answers."""
