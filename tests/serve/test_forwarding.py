@@ -584,6 +584,26 @@ def test_a_background_response_is_cancelled_and_followed_at_its_upstream(client:
     upstream.wait_idle()
 
 
+def test_an_answer_that_goes_on_from_a_response_is_made_where_that_is_kept(start: Servers, upstream: Server):
+    twin = start.start(model="small=synthetic:", ctx=4096)
+    urls = (f"http://127.0.0.1:{server.port}" for server in (upstream, twin))
+    with front(start, *urls, upstream_policy="round_robin") as both:
+        for number in (0, 1):
+            both.wait_state("ready", number)
+        made = [ask_for_response(both.server, model="small") for _ in range(4)]
+        kept = [{server for server in (upstream, twin) if ask_about(server, each["id"]).status == 200} for each in made]
+        assert set().union(*kept) == {upstream, twin}
+
+        ids = [each["id"] for each in made for _ in range(2)]  # turns alone would part each two
+        with ThreadPoolExecutor(4) as threads:
+            following = threads.map(
+                lambda id: ask_for_response(both.server, model="small", previous_response_id=id, max_output_tokens=50),
+                ids,
+            )
+
+        assert [each["previous_response_id"] for each in following] == ids
+
+
 def test_each_of_two_upstreams_is_asked_for_its_own_responses_by_their_own_keys(start: Servers, upstream: Server):
     other = start.start(model="large=synthetic:", ctx=4096)
     urls = (f"http://127.0.0.1:{server.port}" for server in (upstream, other))

@@ -194,7 +194,8 @@ class ForwardRequest(InferRequest):
     """Holds a request that goes on to an upstream as it was sent; it has no tensors.
 
     `path` has the query in it. `headers` are those that may go on: no hop-by-hop fields, no keys of this server.
-    `prompt`: the beginning of what the model will read, by which upstreams that know it already are found.
+    `prompt`: the beginning of what the model will read, by which upstreams that know it already are found. `upstream`:
+    the id of the one that keeps what it goes on from.
     """
 
     method: str = "POST"
@@ -202,6 +203,7 @@ class ForwardRequest(InferRequest):
     headers: Headers = ()
     body: bytes = b""
     prompt: bytes = b""
+    upstream: str = ""
 
     @property
     def n_bytes(self) -> int:

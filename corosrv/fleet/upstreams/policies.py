@@ -289,6 +289,43 @@ class PrefixAware(LeastLoadedByWeight):
         return self._last_marks[1]
 
 
+KEPT_PATIENCE = 60.0  # seconds
+
+
+class KeepingUpstream(Policy):
+    """Gives a call to the upstream that keeps what it goes on from, and all others as another policy does.
+
+    Elsewhere it would be refused: it waits for that upstream as long as a usual answer takes.
+    """
+
+    def __init__(self, others: Policy) -> None:
+        self._others = others
+
+    def prefer(self, call: QueuedCall) -> HostGroup | None:
+        groups = [group for group in call.entry.groups if group.n_permits]
+        return self._keeping(call, groups) or self._others.prefer(call)
+
+    def choose(self, call: QueuedCall, groups: Sequence[HostGroup]) -> HostGroup:
+        return self._keeping(call, groups) or self._others.choose(call, groups)
+
+    def patience(self, call: QueuedCall) -> float:
+        request = call.job.request
+        is_kept = isinstance(request, ForwardRequest) and bool(request.upstream)
+        return KEPT_PATIENCE if is_kept else self._others.patience(call)
+
+    def _keeping(self, call: QueuedCall, groups: Sequence[HostGroup]) -> HostGroup | None:
+        request = call.job.request
+        if not isinstance(request, ForwardRequest) or not request.upstream:
+            return None
+        return next((group for group in groups if group.host.id == request.upstream), None)
+
+    def note(self, call: QueuedCall, group: HostGroup) -> None:
+        self._others.note(call, group)
+
+    def forget(self, host_id: str) -> None:
+        self._others.forget(host_id)
+
+
 _MAKERS: dict[str, Callable[[Callable[[], float], Callable[[], float]], Policy]] = {
     "least_loaded": lambda clock, chance: LeastLoadedByWeight(),
     "power_of_two": lambda clock, chance: PowerOfTwo(chance),
@@ -308,4 +345,4 @@ def make_policy(
     """
     if name not in _MAKERS:
         raise SettingsError(f"upstream_policy must be one of {', '.join(POLICY_NAMES)}, not {name[:60]!r}")
-    return _MAKERS[name](clock, chance)
+    return KeepingUpstream(_MAKERS[name](clock, chance))

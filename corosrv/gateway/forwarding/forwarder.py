@@ -81,9 +81,10 @@ class ResponseHomes:
         if len(homes) > MAX_HOMES:
             homes.popitem(last=False)
 
-    def find(self, caller: str, id: str) -> str | None:
+    def find(self, caller: str, id: str) -> str:
+        """Returns the upstream of a response; an empty text where none is known."""
         homes = self._homes.get(caller)
-        return None if homes is None else homes.get(id)
+        return "" if homes is None else homes.get(id, "")
 
     def forget(self, caller: str, id: str) -> None:
         self._homes[caller].pop(id, None)
@@ -186,7 +187,7 @@ class Forwarder:
         Returns None where none is known to have. Waits; see AnswerPassing and UpstreamPool.ask.
         """
         home = self._homes.find(caller(), id)
-        if home is None:
+        if not home:
             return None
         incoming = current(request)
         is_stream = incoming.args.get("stream") == "true"
@@ -234,7 +235,7 @@ class Forwarder:
         *,
         change: Callable[[InferReader], InferReader] | None = None,
         make_error: Callable[[CorosrvError], bytes] | None = None,
-        home: str | None = None,
+        home: str = "",
     ) -> PassedAnswer:
         environ, options = incoming.environ, self._options
         session = environ.get("HTTP_X_SESSION_ID", "")[:MAX_SESSION]
@@ -255,9 +256,10 @@ class Forwarder:
             ),
             body=body if join is None else join[0],
             prompt=peeked.prompt,
+            upstream=self._homes.find(terms.caller, peeked.previous_response),
         )
         terms = replace(terms, session=session) if session else terms
-        if home is not None:
+        if home:
             reader = self._pool.ask(home, forwarded, terms)
         else:
             reader = self._submit(peeked.model, forwarded, terms, member, join and join[1])

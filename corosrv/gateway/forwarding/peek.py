@@ -82,6 +82,7 @@ class RoutedBody(msgspec.Struct):
     user: Any = None
     prompt_cache_key: Any = None
     stream: Any = None
+    previous_response_id: Any = None
 
 
 class PromptedBody(RoutedBody):
@@ -102,13 +103,18 @@ _prompted = msgspec.json.Decoder(PromptedBody)
 
 
 class Peeked(msgspec.Struct, frozen=True):
-    """Holds what a body says. `session`: the name that it gives its session; `prompt`: the beginning, if asked for."""
+    """Holds what a body says.
+
+    `session`: the name that it gives its session. `prompt`: the beginning, if asked for. `previous_response`: the id of
+    the one that it goes on from.
+    """
 
     model: str | None
     priority: int | None
     session: str
     prompt: bytes = b""
     is_stream: bool = False
+    previous_response: str = ""
 
 
 def peek(body: bytes, *, reads_prompt: bool) -> Peeked:
@@ -122,6 +128,7 @@ def peek(body: bytes, *, reads_prompt: bool) -> Peeked:
         session=_session(routed),
         prompt=_beginning(routed) if isinstance(routed, PromptedBody) else b"",
         is_stream=routed.stream is True,
+        previous_response=routed.previous_response_id if isinstance(routed.previous_response_id, str) else "",
     )
 
 

@@ -89,9 +89,8 @@ class LocalQueue:
     def is_full(self) -> bool:
         return len(self._calls) >= MAX_LOCAL
 
-    def push(self, call: QueuedCall, now: float) -> None:
+    def push(self, call: QueuedCall) -> None:
         call.local_host = self.host_id
-        call.stealable_at = now + STEAL_AFTER
         self._calls.append(call)
 
     def remove(self, call: QueuedCall) -> None:
@@ -120,9 +119,13 @@ class Policy(Protocol):
     def prefer(self, call: QueuedCall) -> HostGroup | None:
         """Returns the group that a call should have although others may be free; None if any will do.
 
-        It is one of the call's entry that takes calls. If it has no free permit, the call waits for it up to
-        STEAL_AFTER seconds, unless MAX_LOCAL calls do so already or the call must not wait.
+        It is one of the call's entry that takes calls. If it has no free permit, the call waits for it as long as
+        `patience` says, unless MAX_LOCAL calls do so already or the call must not wait.
         """
+
+    def patience(self, call: QueuedCall) -> float:
+        """Returns the seconds after which another group may take a call that waits for the preferred one."""
+        return STEAL_AFTER
 
     def choose(self, call: QueuedCall, groups: Sequence[HostGroup]) -> HostGroup:
         """Returns which of these groups, one at least, gets a call.

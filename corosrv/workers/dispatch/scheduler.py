@@ -31,7 +31,7 @@ class Scheduler:
     """Brings waiting calls and free permits together. Belongs to the hub's thread; nothing waits.
 
     A free permit and a call that it could run do not exist at the same time once a method has returned, but for calls
-    that gather for a batch, and for those that wait up to STEAL_AFTER seconds for the worker that the policy prefers.
+    that gather for a batch, and for those that wait a little for the worker that the policy prefers.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class Scheduler:
 
     def _wait_for(self, call: QueuedCall, group: HostGroup, now: float) -> None:
         """Queues a call for one worker, until another may steal it."""
+        call.stealable_at = now + self._policy.patience(call)
         self._waiting.add(call, now, self._waiting.local_of(group.host.id))
         call.appointment = self._timetable.add(call.stealable_at, self._offer, call)
         self.on_wait(call)

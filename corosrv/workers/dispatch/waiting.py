@@ -201,7 +201,7 @@ class WaitingCalls:
         self._busy_keys.add(call.key)
         queue = self._queues[call.key]
         if local is not None:
-            local.push(call, now)
+            local.push(call)
             queue.n_local += 1
         else:
             queue.push(call, now)
