@@ -32,6 +32,11 @@ class Predictor(BasePredictor):
     async def echo(self, text: str, number: int) -> str:
         return text
 
+    async def echo_late(self, text: str, number: int) -> str:
+        for _ in range(number // 20):
+            await asyncio.sleep(0)
+        return text
+
     async def fork_returns(self, text: str, number: int) -> int:
         return await _waited_for(os.fork())
 

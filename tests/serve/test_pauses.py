@@ -83,7 +83,9 @@ def test_a_stream_that_was_not_read_when_the_server_paused_goes_on(start: Server
 def test_a_slow_stream_of_one_of_several_worker_processes_goes_on_behind_a_pause(
     start: Servers, tmp_path: Path
 ) -> None:
-    settings = {**LIMITS, "model": "synthetic:?tokens_per_s=0", "reader_bytes": 1024, "run_dir": tmp_path}
+    # The first of them stands still until the last does, on a busy machine for seconds, and may not be ended meanwhile.
+    limits = {**LIMITS, "stall_timeout_s": 8}
+    settings = {**limits, "model": "synthetic:?tokens_per_s=0", "reader_bytes": 1024, "run_dir": tmp_path}
     server = start.start(*deployed()[:-1], "-w", "3", "corosrv.app", **settings)
     engine, workers = server.engine, server.workers()
     body = chat(stream=True, max_tokens=2000, logprobs=True, top_logprobs=20)
@@ -94,7 +96,7 @@ def test_a_slow_stream_of_one_of_several_worker_processes_goes_on_behind_a_pause
         heads = [connection.head() for connection in slow]
         server.wait_metric("paused", 6)
 
-        with paused(server.pid), paused(engine.pid):
+        with paused(server.pid, seconds=10), paused(engine.pid, seconds=10):
             pass
 
         ends = [events(b"".join(connection.body(head)))[-1] for connection, head in zip(slow, heads, strict=True)]

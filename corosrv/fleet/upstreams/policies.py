@@ -298,20 +298,20 @@ class KeepingUpstream(Policy):
     Elsewhere it would be refused: it waits for that upstream as long as a usual answer takes.
     """
 
-    def __init__(self, others: Policy) -> None:
-        self._others = others
+    def __init__(self, fallback: Policy) -> None:
+        self._fallback = fallback
 
     def prefer(self, call: QueuedCall) -> HostGroup | None:
         groups = [group for group in call.entry.groups if group.n_permits]
-        return self._keeping(call, groups) or self._others.prefer(call)
+        return self._keeping(call, groups) or self._fallback.prefer(call)
 
     def choose(self, call: QueuedCall, groups: Sequence[HostGroup]) -> HostGroup:
-        return self._keeping(call, groups) or self._others.choose(call, groups)
+        return self._keeping(call, groups) or self._fallback.choose(call, groups)
 
     def patience(self, call: QueuedCall) -> float:
         request = call.job.request
         is_kept = isinstance(request, ForwardRequest) and bool(request.upstream)
-        return KEPT_PATIENCE if is_kept else self._others.patience(call)
+        return KEPT_PATIENCE if is_kept else self._fallback.patience(call)
 
     def _keeping(self, call: QueuedCall, groups: Sequence[HostGroup]) -> HostGroup | None:
         request = call.job.request
@@ -320,10 +320,10 @@ class KeepingUpstream(Policy):
         return next((group for group in groups if group.host.id == request.upstream), None)
 
     def note(self, call: QueuedCall, group: HostGroup) -> None:
-        self._others.note(call, group)
+        self._fallback.note(call, group)
 
     def forget(self, host_id: str) -> None:
-        self._others.forget(host_id)
+        self._fallback.forget(host_id)
 
 
 _MAKERS: dict[str, Callable[[Callable[[], float], Callable[[], float]], Policy]] = {

@@ -214,11 +214,15 @@ def test_no_cancel_hits_the_next_prediction(child: ChildProcess, seed: int) -> N
     chance = random.Random(seed)
     moments = _Moments(chance)
     ends = []
-    for number in range(1000):
-        child.start(f"{number}", do="echo", text="mine")
+    for number in range(400):
+        n_turns = chance.choice((0, 0, 100, 3000))  # the last takes longer than the cancel
+        child.start(f"{number}", do="echo_late", text="mine", number=n_turns)
         moments.pass_by()
+        if is_over := chance.random() < 0.1:
+            ends.append(type(child.hear().end))
         child.cancel(f"{number}")
-        ends.append(type(child.hear().end))
+        if not is_over:
+            ends.append(type(child.hear().end))
 
         heard = child.predict(f"{number}-innocent", do="echo", text="innocent")
 
