@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import threading
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from corosrv.models.engine import Engine
 from tests.support import children
 from tests.support.descriptors import n_descriptors
 from tests.support.engines import TIMEOUT, endless, is_idle, job, read_all
-from tests.support.waiting import wait_until
+from tests.support.waiting import eventually, wait_until
 
 
 def test_cancelling_ends_with_a_terminal_chunk(slow):
@@ -193,12 +194,18 @@ def test_leaving_the_block_closes_the_reader(slow):
         reader.fileno()
 
 
+def await_closed(fd: int) -> None:
+    """Waits until the decode thread has closed its end of a reader, too."""
+    eventually(lambda: not os.path.exists(f"/proc/self/fd/{fd}"), what=f"the descriptor {fd} is closed")
+
+
 @pytest.mark.own_process
 def test_a_reader_hears_nothing_of_one_that_had_its_descriptor_before(engine):
     gevent.get_hub()
     with engine.submit(job()) as first:
         list(first)
         fd = first.fileno()
+    await_closed(fd)
 
     with engine.submit(job()) as second:
         assert second.fileno() == fd
@@ -214,6 +221,7 @@ def test_an_asyncio_reader_hears_nothing_of_one_that_had_its_descriptor_before(e
             with engine.submit(job()) as reader:
                 fds.append(reader.fileno())
                 assert [chunk async for chunk in reader]
+            await_closed(fds[-1])
         return fds
 
     first, second = asyncio.run(asyncio.wait_for(read(), TIMEOUT))

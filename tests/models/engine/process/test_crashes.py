@@ -267,8 +267,9 @@ REAL = {
 @pytest.mark.model
 @pytest.mark.parametrize("sampling", REAL.values(), ids=REAL)
 def test_an_answer_of_the_real_model_is_the_same_over_two_deaths(open_front: OpenFront, sampling: Sampling) -> None:
-    front = open_front(model=packaged_model(), deterministic=True, slots=2, cache_bytes=0)
-    asked = job("The capital of France is", max_tokens=24, sampling=sampling)
+    # On a busy machine the answer runs ahead of whoever kills the engine, but no further than so many bytes.
+    front = open_front(model=packaged_model(), deterministic=True, slots=2, cache_bytes=0, reader_bytes=1024)
+    asked = job("The capital of France is", max_tokens=48, sampling=sampling)
 
     undisturbed = whole(front, asked)
 
