@@ -302,28 +302,32 @@ class KeepingUpstream(Policy):
         self._fallback = fallback
 
     def prefer(self, call: QueuedCall) -> HostGroup | None:
-        groups = [group for group in call.entry.groups if group.n_permits]
-        return self._keeping(call, groups) or self._fallback.prefer(call)
+        return self._keeping(call, call.entry.groups) or self._fallback.prefer(call)
 
     def choose(self, call: QueuedCall, groups: Sequence[HostGroup]) -> HostGroup:
         return self._keeping(call, groups) or self._fallback.choose(call, groups)
 
     def patience(self, call: QueuedCall) -> float:
-        request = call.job.request
-        is_kept = isinstance(request, ForwardRequest) and bool(request.upstream)
-        return KEPT_PATIENCE if is_kept else self._fallback.patience(call)
+        return KEPT_PATIENCE if _keeper(call) else self._fallback.patience(call)
 
     def _keeping(self, call: QueuedCall, groups: Sequence[HostGroup]) -> HostGroup | None:
-        request = call.job.request
-        if not isinstance(request, ForwardRequest) or not request.upstream:
+        """Returns the group of the upstream that keeps what a call goes on from, if it is here and takes calls."""
+        keeper = _keeper(call)
+        if not keeper:
             return None
-        return next((group for group in groups if group.host.id == request.upstream), None)
+        return next((group for group in groups if group.host.id == keeper and group.n_permits), None)
 
     def note(self, call: QueuedCall, group: HostGroup) -> None:
         self._fallback.note(call, group)
 
     def forget(self, host_id: str) -> None:
         self._fallback.forget(host_id)
+
+
+def _keeper(call: QueuedCall) -> str:
+    """Returns the id of the upstream that keeps what a call goes on from; an empty text for most calls."""
+    request = call.job.request
+    return request.upstream if isinstance(request, ForwardRequest) else ""
 
 
 _MAKERS: dict[str, Callable[[Callable[[], float], Callable[[], float]], Policy]] = {

@@ -246,27 +246,22 @@ def test_a_projector_whose_rows_nobody_can_read_is_refused_by_name(
     assert f"p.gguf needs {words}, which this version does not support" in driver.fatal
 
 
-@pytest.mark.parametrize(("most", "n_rows"), [(0, 196), (25, 25)], ids=["as the file says", "limited"])
-def test_an_image_has_no_more_rows_than_it_may(start, tmp_path, most, n_rows):
+@pytest.mark.parametrize(
+    ("option", "limit", "side", "n_rows"),
+    [
+        pytest.param("--image-max-tokens", 0, 392, 196, id="large, as the file says"),
+        pytest.param("--image-max-tokens", 25, 392, 25, id="limited"),
+        pytest.param("--image-min-tokens", 0, 112, 16, id="small, as the file says"),
+        pytest.param("--image-min-tokens", 100, 112, 100, id="enlarged"),
+    ],
+)
+def test_an_image_has_as_many_rows_as_it_may_and_must(start, tmp_path, option, limit, side, n_rows):
     files = gguf.write_qwen2vl(tmp_path / "m.gguf"), projector.write_qwen2vl(tmp_path / "p.gguf", N_EMBD)
-    driver, pool = start(*map(str, files), (MROPE,), ["--image-max-tokens", str(most)]), HandPool(geometry())
+    driver, pool = start(*map(str, files), (MROPE,), [option, str(limit)]), HandPool(geometry())
     driver.greet(pool)
     driver.answer()
 
-    driver.open_image(1, 392, 392, projector.random_pixels(392, 392))
-
-    assert driver.answer().total == n_rows
-    pool.close()
-
-
-@pytest.mark.parametrize(("least", "n_rows"), [(0, 16), (100, 100)], ids=["as the file says", "enlarged"])
-def test_an_image_has_no_fewer_rows_than_it_must(start, tmp_path, least, n_rows):
-    files = gguf.write_qwen2vl(tmp_path / "m.gguf"), projector.write_qwen2vl(tmp_path / "p.gguf", N_EMBD)
-    driver, pool = start(*map(str, files), (MROPE,), ["--image-min-tokens", str(least)]), HandPool(geometry())
-    driver.greet(pool)
-    driver.answer()
-
-    driver.open_image(1, 112, 112, projector.random_pixels(112, 112))
+    driver.open_image(1, side, side, projector.random_pixels(side, side))
 
     assert driver.answer().total == n_rows
     pool.close()
