@@ -41,15 +41,6 @@ COROSRV_KERNEL inline void store_sums(float* to, const Floats (&sums)[kStripe]) 
   _mm_storel_pi(reinterpret_cast<__m64*>(to), _mm_hadd_ps(four, four));
 }
 
-COROSRV_KERNEL inline Floats subtract_product(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
-COROSRV_KERNEL inline Floats whole(Floats a) {
-  return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-// Multiplies by 2 to the power of n, a whole number from -126 on.
-COROSRV_KERNEL inline Floats times_power(Floats a, Floats n) {
-  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-  return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
-}
 // Returns the first `n` lanes of `a`, and the others of `b`.
 COROSRV_KERNEL inline Floats first_of(size_t n, Floats a, Floats b) {
   if (n >= kLanes) return a;

@@ -44,12 +44,6 @@ COROSRV_KERNEL inline void store_sums(float* to, const Floats (&sums)[kStripe]) 
   _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
 
-COROSRV_KERNEL inline Floats subtract_product(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
-COROSRV_KERNEL inline Floats whole(Floats a) {
-  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-// Multiplies by 2 to the power of n, a whole number.
-COROSRV_KERNEL inline Floats times_power(Floats a, Floats n) { return _mm512_scalef_ps(a, n); }
 // Returns the first `n` lanes of `a`, and the others of `b`.
 COROSRV_KERNEL inline Floats first_of(size_t n, Floats a, Floats b) { return _mm512_mask_mov_ps(b, first_lanes(n), a); }
 

@@ -60,6 +60,25 @@ COROSRV_KERNEL inline int32_t sum_of(Ints a) {
   return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
+COROSRV_KERNEL inline Floats subtract_product(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
+COROSRV_KERNEL inline Floats whole(Floats a) {
+  return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+// Multiplies by 2 to the power of n, a whole number from -126 on.
+COROSRV_KERNEL inline Floats times_power(Floats a, Floats n) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+COROSRV_KERNEL inline Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+COROSRV_KERNEL inline Floats absolute(Floats a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+// Returns the lanes of `a` where `sign` is negative, else those of `b`.
+COROSRV_KERNEL inline Floats by_sign(Floats sign, Floats a, Floats b) { return _mm256_blendv_ps(b, a, sign); }
+// Swaps the numbers of each pair of lanes.
+COROSRV_KERNEL inline Floats swap_pairs(Floats a) { return _mm256_permute_ps(a, 0xb1); }
+COROSRV_KERNEL inline void store_halves(uint16_t* to, Floats a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
 COROSRV_KERNEL inline Floats load_halves(const uint8_t* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }

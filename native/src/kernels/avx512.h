@@ -52,6 +52,25 @@ COROSRV_KERNEL inline int32_t sum_of(Ints a) {
   return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
+COROSRV_KERNEL inline Floats subtract_product(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
+COROSRV_KERNEL inline Floats whole(Floats a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+// Multiplies by 2 to the power of n, a whole number.
+COROSRV_KERNEL inline Floats times_power(Floats a, Floats n) { return _mm512_scalef_ps(a, n); }
+COROSRV_KERNEL inline Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+COROSRV_KERNEL inline Floats absolute(Floats a) { return _mm512_abs_ps(a); }
+// Returns the lanes of `a` where `sign` is negative, else those of `b`.
+COROSRV_KERNEL inline Floats by_sign(Floats sign, Floats a, Floats b) {
+  return _mm512_mask_mov_ps(b, _mm512_movepi32_mask(_mm512_castps_si512(sign)), a);
+}
+// Swaps the numbers of each pair of lanes.
+COROSRV_KERNEL inline Floats swap_pairs(Floats a) { return _mm512_permute_ps(a, 0xb1); }
+COROSRV_KERNEL inline void store_halves(uint16_t* to, Floats a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
 COROSRV_KERNEL inline Floats load_halves(const uint8_t* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 #include <optional>
+#include <utility>
 
 #include "base/pages.h"
 #include "kernels/attention.h"
@@ -62,16 +63,10 @@ bool is_mapped(ggml_backend_buffer_t buffer) {
   return std::strcmp(ggml_backend_buffer_name(buffer), "CPU_Mapped") == 0;
 }
 
-// Returns where the `part`-th of `n_parts` nearly equal parts of `total` items begins.
-size_t part_begin(size_t total, int part, int n_parts) {
-  return total * static_cast<size_t>(part) / static_cast<size_t>(n_parts);
-}
+// Indices of an attention node's parameters, as floats.
+enum AttentionParam { kScale = 0, kMaxBias = 1, kSoftcap = 2 };
 
-// Indices of an attention node's parameters, as floats. A custom operation overwrites the first six, so the scale is
-// moved behind them.
-enum AttentionParam { kScale = 0, kMaxBias = 1, kSoftcap = 2, kKeptScale = 8 };
-
-float* attention_params(ggml_tensor& node) { return reinterpret_cast<float*>(node.op_params); }
+const float* attention_params(const ggml_tensor& node) { return reinterpret_cast<const float*>(node.op_params); }
 
 bool has_cells_of_halves(const ggml_tensor& cache, const ggml_tensor& queries) {
   return cache.type == GGML_TYPE_F16 && cache.nb[0] == 2 && cache.ne[0] == queries.ne[0] &&
@@ -80,7 +75,7 @@ bool has_cells_of_halves(const ggml_tensor& cache, const ggml_tensor& queries) {
 
 // Returns whether attend() can compute a node: it has no bias by distance, no cap, no sinks, and a cache of 16-bit
 // floats.
-bool is_plain_attention(ggml_tensor& node) {
+bool is_plain_attention(const ggml_tensor& node) {
   const ggml_tensor &queries = *node.src[0], &keys = *node.src[1], &values = *node.src[2];
   const ggml_tensor* mask = node.src[3];
   return queries.type == GGML_TYPE_F32 && queries.nb[0] == 4 && queries.ne[0] % kHeadStep == 0 &&
@@ -90,12 +85,15 @@ bool is_plain_attention(ggml_tensor& node) {
          attention_params(node)[kMaxBias] == 0 && attention_params(node)[kSoftcap] == 0;
 }
 
+// Returns the heads of an attention node that share a key head.
+size_t heads_together(const ggml_tensor& node) { return extent(*node.src[0], 2) / extent(*node.src[1], 2); }
+
 // Returns the part of a node that belongs to one token of one stream and one key head.
-Attention attention_of(ggml_tensor& node, size_t token, size_t key_head, size_t stream) {
+Attention attention_of(const ggml_tensor& node, float scale, size_t token, size_t key_head, size_t stream) {
   const ggml_tensor &queries = *node.src[0], &keys = *node.src[1], &values = *node.src[2], &mask = *node.src[3];
   Attention a;
   a.head_size = extent(queries, 0);
-  a.n_heads = extent(queries, 2) / extent(keys, 2);
+  a.n_heads = heads_together(node);
   a.queries = reinterpret_cast<const float*>(row_at(queries, token, key_head * a.n_heads, stream));
   a.query_stride = queries.nb[2];
   a.n_cells = extent(keys, 1);
@@ -104,10 +102,23 @@ Attention attention_of(ggml_tensor& node, size_t token, size_t key_head, size_t 
   a.key_stride = keys.nb[1];
   a.values = row_at(values, 0, key_head, stream);
   a.value_stride = values.nb[1];
-  a.scale = attention_params(node)[kKeptScale];
+  a.scale = scale;
   const size_t row = (stream * extent(queries, 1) + token) * extent(queries, 2) + key_head * a.n_heads;
   a.output = static_cast<float*>(node.data) + row * a.head_size;
   return a;
+}
+
+// Calls `attend` with a thread's parts of an attention node. Threads take parts in turn, because later tokens of a
+// prompt see more cells.
+template <typename AttendPart>
+void for_each_part(const Step& step, int thread, int n_threads, AttendPart attend) {
+  const ggml_tensor& node = *step.node;
+  const size_t n_tokens = extent(*node.src[0], 1), n_key_heads = extent(*node.src[1], 2);
+  const size_t n_parts = n_tokens * n_key_heads * extent(*node.src[0], 3);
+  for (size_t part = static_cast<size_t>(thread); part < n_parts; part += static_cast<size_t>(n_threads)) {
+    const size_t row = part / n_key_heads;
+    attend(attention_of(node, step.number, row % n_tokens, part % n_key_heads, row / n_tokens));
+  }
 }
 
 // Returns whether a buffer is memory that the processor computes in: its own, or what a device lends it for transfers.
@@ -141,12 +152,41 @@ bool has_accelerator() {
   return false;
 }
 
-void convert(const ProductKernels& products, const float* values, size_t n_blocks, ActivationBlock* to) {
+void convert_values(const ProductKernels& products, const float* values, size_t n_blocks, ActivationBlock* to) {
   products.quantize(values, n_blocks, to);
 }
-void convert(const ProductKernels& products, const float* values, size_t n_blocks, BfloatBlock* to) {
+void convert_values(const ProductKernels& products, const float* values, size_t n_blocks, BfloatBlock* to) {
   products.round(values, n_blocks, to);
 }
+
+// Returns whether a node computes nothing: ggml skips it.
+bool is_empty(const ggml_tensor& node) {
+  switch (node.op) {
+    case GGML_OP_NONE:
+    case GGML_OP_RESHAPE:
+    case GGML_OP_VIEW:
+    case GGML_OP_PERMUTE:
+    case GGML_OP_TRANSPOSE:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Returns whether a tensor has the numbers of a node in the same order.
+bool is_same_as(const ggml_tensor& tensor, const ggml_tensor& node) {
+  return (&tensor == &node || tensor.view_src == &node) && tensor.data == node.data && ggml_is_contiguous(&tensor) &&
+         ggml_is_contiguous(&node) && ggml_nelements(&tensor) == ggml_nelements(&node);
+}
+
+// Threads take pairs of groups, whose columns are a block of the next product, where there are such.
+Division by_groups(const PackedMatrix& matrix) {
+  const size_t n_groups = matrix.n_groups(), n_together = n_groups % 2 == 0 ? 2 : 1;
+  return {Division::Kind::kColumns, n_groups / n_together, n_together * kGroupRows};
+}
+
+// What is shared by steps in ways that they alone know.
+const Access kEverything{nullptr, reinterpret_cast<const void*>(~uintptr_t{0}), true, {}};
 
 // Returns the parameters of a custom operation. ggml does not document their layout, so it is asked to make one.
 std::array<char, 64> op_params_of(ggml_custom_op_t function, void* user_data) {
@@ -182,10 +222,8 @@ std::unique_ptr<GraphKernels> GraphKernels::make(const KernelChoice& choice) {
 }
 
 GraphKernels::GraphKernels(const KernelChoice& choice)
-    : choice_(choice),
-      attend_(op_params_of(&GraphKernels::attend, this)),
-      multiply_by_rows_(op_params_of(&GraphKernels::multiply_by_rows, this)),
-      row_products_(choice.is_deterministic ? RowProducts::make() : nullptr) {
+    : choice_(choice), row_products_(choice.is_deterministic ? RowProducts::make() : nullptr) {
+  if (choice.elements != nullptr) elements_.emplace(*choice.elements);
   if (choice.is_deterministic && !row_products_) {
     note_violation("this build of libllama does not let others call its dot products");
   }
@@ -193,22 +231,10 @@ GraphKernels::GraphKernels(const KernelChoice& choice)
 
 GraphKernels::~GraphKernels() = default;
 
+GraphKernels::Run::Run(GraphKernels& owner) : kernels(owner), params(op_params_of(&GraphKernels::compute, this)) {}
+
 GraphKernels::Weight::Weight(GraphKernels& owner, BlockFormat format, const ggml_tensor& tensor)
-    : kernels(owner),
-      matrix(*owner.choice_.products, format, tensor.data, extent(tensor, 1), extent(tensor, 0)),
-      convert_and_multiply(converting_product(matrix.takes(), this)),
-      multiply_only(plain_product(matrix.takes(), this)) {}
-
-GraphKernels::OpParams GraphKernels::converting_product(ActivationForm form, void* weight) {
-  if (form == ActivationForm::kFloats) return {};
-  const bool is_quants = form == ActivationForm::kQuants;
-  return op_params_of(is_quants ? &convert_and_multiply<ActivationBlock> : &convert_and_multiply<BfloatBlock>, weight);
-}
-
-GraphKernels::OpParams GraphKernels::plain_product(ActivationForm form, void* weight) {
-  if (form == ActivationForm::kFloats) return op_params_of(&multiply_floats, weight);
-  return op_params_of(form == ActivationForm::kQuants ? &multiply<ActivationBlock> : &multiply<BfloatBlock>, weight);
-}
+    : kernels(owner), matrix(*owner.choice_.products, format, tensor.data, extent(tensor, 1), extent(tensor, 0)) {}
 
 bool GraphKernels::on_node(ggml_tensor* node, bool, void* user_data) {
   auto& kernels = *static_cast<GraphKernels*>(user_data);
@@ -216,19 +242,22 @@ bool GraphKernels::on_node(ggml_tensor* node, bool, void* user_data) {
     kernels.replace(node);
   } catch (const std::bad_alloc&) {
     // There is no memory for a copy or for activations: ggml computes the node.
+    kernels.run_ = nullptr;
     if (kernels.choice_.is_deterministic) kernels.note_violation("there is no memory left for a matrix product");
   }
   return false;
 }
 
 void GraphKernels::replace(ggml_tensor* node) {
-  // The node gets new values, which are not those that were converted.
-  auto& [quants, bfloats] = converted_;
-  if (quants.tensor == node) quants.tensor = nullptr;
-  if (bfloats.tensor == node) bfloats.tensor = nullptr;
-  if (node->op == GGML_OP_CUSTOM) return;  // replaced already
-  if (!is_computed_by_processor(*node)) return;
-  if (replace_by_packed_product(node) || replace_by_row_product(node) || replace_attention(node)) return;
+  if (std::exchange(was_computed_, false)) forget_graph();
+  if (is_empty(*node) || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) return;
+  if (node->op == GGML_OP_CUSTOM) return forget_graph();  // replaced already
+  if (!is_computed_by_processor(*node)) {
+    run_ = nullptr;
+    return;
+  }
+  if (add(node)) return carry(node);
+  run_ = nullptr;
   if (choice_.is_deterministic && !is_row_independent(*node)) {
     const ggml_tensor* input = node->src[node->op == GGML_OP_FLASH_ATTN_EXT ? 1 : 0];
     note_violation(std::string("its operation ") + ggml_op_desc(node) +
@@ -237,64 +266,138 @@ void GraphKernels::replace(ggml_tensor* node) {
   }
 }
 
-bool GraphKernels::replace_by_packed_product(ggml_tensor* node) {
+bool GraphKernels::add(ggml_tensor* node) {
+  if (add_packed_product(node) || add_row_product(node) || add_attention(node)) return is_used_ = true;
+  return elements_ && ElementSteps::may_add(*node) && elements_->add(run_of(node), node);
+}
+
+void GraphKernels::forget_graph() {
+  const auto forget = [](auto& converted) {
+    for (auto& buffer : converted.buffers) buffer.tensor = nullptr;
+  };
+  std::apply([&](auto&... all) { (forget(all), ...); }, converted_);
+  if (elements_) elements_->forget_inputs();
+  run_ = nullptr;
+}
+
+// A run that begins with a node of the same address belongs to a graph that is no more.
+NodeRun& GraphKernels::run_of(ggml_tensor* node) {
+  if (run_ == nullptr) {
+    std::unique_ptr<Run>& run = runs_[node];
+    if (!run) run = std::make_unique<Run>(*this);
+    run->nodes.clear();
+    run_ = run.get();
+    carrier_ = nullptr;
+  }
+  return run_->nodes;
+}
+
+void GraphKernels::carry(ggml_tensor* node) {
+  if (carrier_ != nullptr) carrier_->op = GGML_OP_NONE;
+  node->op = GGML_OP_CUSTOM;
+  std::memcpy(node->op_params, run_->params.data(), run_->params.size());
+  carrier_ = node;
+}
+
+bool GraphKernels::add_packed_product(ggml_tensor* node) {
   if (node->op != GGML_OP_MUL_MAT) return false;
-  const ggml_tensor* input = node->src[1];
+  const ggml_tensor& input = *node->src[1];
   // The shape of the batch does not matter: the rows of several sequences come in as many planes.
-  if (input->type != GGML_TYPE_F32 || input->nb[0] != sizeof(float)) return false;
+  if (input.type != GGML_TYPE_F32 || input.nb[0] != sizeof(float)) return false;
   const Weight* weight = find(node->src[0]);
   if (weight == nullptr) return false;
+  NodeRun& run = run_of(node);
   switch (weight->matrix.takes()) {
     case ActivationForm::kQuants:
-      multiply_converted<ActivationBlock>(node, *weight);
+      add_converted_product<ActivationBlock>(run, node, *weight);
       break;
     case ActivationForm::kBfloats:
-      multiply_converted<BfloatBlock>(node, *weight);
+      add_converted_product<BfloatBlock>(run, node, *weight);
       break;
     case ActivationForm::kFloats:
-      become_custom(node, weight->multiply_only);
+      const Division division = by_groups(weight->matrix);
+      run.add({&multiply_floats, node, weight, division}, {reads(input), writes(*node, division)});
       break;
   }
   return true;
 }
 
 template <typename Block>
-void GraphKernels::multiply_converted(ggml_tensor* node, const Weight& weight) {
+void GraphKernels::add_converted_product(NodeRun& run, ggml_tensor* node, const Weight& weight) {
   const ggml_tensor* input = node->src[1];
-  auto& held = std::get<Converted<Block>>(converted_);
-  const size_t n_blocks = row_count(*input) * weight.matrix.n_blocks();
-  if (held.blocks.size() < n_blocks) held.blocks.resize(n_blocks);
+  auto& converted = std::get<Converted<Block>>(converted_);
+  size_t buffer = 0;
+  while (buffer < 2 && converted.buffers[buffer].tensor != input) ++buffer;
+  if (buffer == 2) buffer = add_conversion<Block>(run, node, weight);
 
-  become_custom(node, input == held.tensor ? weight.multiply_only : weight.convert_and_multiply);
-  // An input of the graph changes between two graphs without passing through on_node().
-  held.tensor = input->op == GGML_OP_NONE ? nullptr : input;
+  const Division division = by_groups(weight.matrix);
+  Step step{&multiply<Block>, node, &weight, division};
+  step.buffer = buffer;
+  run.add(step, {access_to_buffer<Block>(buffer, false), writes(*node, division)});
 }
 
-bool GraphKernels::replace_by_row_product(ggml_tensor* node) {
+// Where the last step computes the activations, each thread converts what it has computed.
+template <typename Block>
+size_t GraphKernels::add_conversion(NodeRun& run, ggml_tensor* product, const Weight& weight) {
+  const ggml_tensor& input = *product->src[1];
+  auto& converted = std::get<Converted<Block>>(converted_);
+  const size_t buffer = 1 - converted.last, n_blocks = row_count(input) * weight.matrix.n_blocks();
+  std::vector<Block>& blocks = converted.buffers[buffer].blocks;
+  converted.buffers[buffer].tensor = nullptr;
+  if (blocks.size() < n_blocks) blocks.resize(n_blocks);
+  converted.buffers[buffer].tensor = &input;
+  converted.last = buffer;
+
+  Step step{&convert_parts<Block>, product, this};
+  step.buffer = buffer;
+  Division division;
+  if (!run.is_empty() && is_same_as(input, *run.from_end(1).node)) {
+    const Step& last = run.from_end(1);
+    const bool is_attention = last.compute == &attend;
+    const size_t n_numbers = is_attention ? extent(*last.node, 0) * heads_together(*last.node) : last.division.size;
+    if (is_attention && n_numbers % kBlockValues == 0) {
+      run.extend(&attend_and_convert<Block>, buffer, access_to_buffer<Block>(buffer, true));
+      return buffer;
+    }
+    if (last.division.kind == Division::Kind::kRows && last.division.n_parts == row_count(input)) {
+      step.compute = &convert_rows<Block>;
+      division = last.division;
+    } else if (last.division.kind == Division::Kind::kColumns && n_numbers % kBlockValues == 0) {
+      step.compute = &convert_columns<Block>;
+      division = last.division;
+    }
+  }
+  step.division = division;
+  run.add(step, {reads(input, division), access_to_buffer<Block>(buffer, true, division)});
+  return buffer;
+}
+
+template <typename Block>
+Access GraphKernels::access_to_buffer(size_t index, bool is_written, Division division) {
+  const auto* const place = &std::get<Converted<Block>>(converted_).buffers[index];
+  return {place, place + 1, is_written, division};
+}
+
+bool GraphKernels::add_row_product(ggml_tensor* node) {
   if (!row_products_ || !row_products_->can_compute(*node)) return false;
   row_products_->prepare(*node);
-  become_custom(node, multiply_by_rows_);
+  run_of(node).add({&multiply_by_rows, node, this}, {kEverything});
   return true;
 }
 
-bool GraphKernels::replace_attention(ggml_tensor* node) {
+bool GraphKernels::add_attention(ggml_tensor* node) {
   if (node->op != GGML_OP_FLASH_ATTN_EXT || choice_.attend == nullptr || !is_plain_attention(*node)) {
     return false;
   }
-  const float scale = attention_params(*node)[kScale];
-  become_custom(node, attend_);
-  attention_params(*node)[kKeptScale] = scale;
+  Step step{&attend, node, this};
+  step.number = attention_params(*node)[kScale];
+  run_of(node).add(
+      step, {reads(*node->src[0]), reads(*node->src[1]), reads(*node->src[2]), reads(*node->src[3]), writes(*node)});
   return true;
 }
 
 void GraphKernels::note_violation(const std::string& reason) {
   if (violation_.empty()) violation_ = reason;
-}
-
-void GraphKernels::become_custom(ggml_tensor* node, const OpParams& params) {
-  node->op = GGML_OP_CUSTOM;
-  std::memcpy(node->op_params, params.data(), params.size());
-  is_used_ = true;
 }
 
 GraphKernels::Weight* GraphKernels::find(const ggml_tensor* tensor) {
@@ -319,60 +422,99 @@ std::unique_ptr<GraphKernels::Weight> GraphKernels::pack(const ggml_tensor* tens
   return weight;
 }
 
+void GraphKernels::compute(ggml_tensor*, int thread, int n_threads, void* run) {
+  if (thread == 0) static_cast<Run*>(run)->kernels.was_computed_ = true;
+  static_cast<Run*>(run)->nodes.compute(thread, n_threads);
+}
+
 template <typename Block>
-void GraphKernels::convert_share(const ggml_tensor& activations, int thread, int n_threads) {
-  const size_t row_blocks = extent(activations, 0) / kBlockValues, n_blocks = row_blocks * row_count(activations);
-  const size_t end = part_begin(n_blocks, thread + 1, n_threads);
-  for (size_t block = part_begin(n_blocks, thread, n_threads), n; block < end; block += n) {
+void GraphKernels::convert(const ggml_tensor& tensor, size_t row, size_t column, size_t n_blocks, Block* to) const {
+  const auto* const values = reinterpret_cast<const float*>(row_at(tensor, row));
+  convert_values(*choice_.products, values + column * kBlockValues, n_blocks, to);
+}
+
+template <typename Block>
+void GraphKernels::convert_parts(const Step& step, int thread, int n_threads) {
+  auto& kernels = *static_cast<GraphKernels*>(const_cast<void*>(step.context));
+  Block* const blocks = std::get<Converted<Block>>(kernels.converted_).buffers[step.buffer].blocks.data();
+  const ggml_tensor& activations = *step.node->src[1];
+  const size_t row_blocks = extent(activations, 0) / kBlockValues;
+  const ThreadShare share = share_of(row_blocks * row_count(activations), thread, n_threads);
+  for (size_t block = share.from, n; block < share.to; block += n) {
     const size_t column = block % row_blocks;
-    n = std::min(row_blocks - column, end - block);
-    const float* row = reinterpret_cast<const float*>(row_at(activations, block / row_blocks));
-    convert(*choice_.products, row + column * kBlockValues, n, &std::get<Converted<Block>>(converted_).blocks[block]);
+    n = std::min(row_blocks - column, share.to - block);
+    kernels.convert(activations, block / row_blocks, column, n, blocks + block);
   }
 }
 
 template <typename Block>
-void GraphKernels::convert_and_multiply(ggml_tensor* node, int thread, int n_threads, void* weight) {
-  GraphKernels& kernels = static_cast<Weight*>(weight)->kernels;
-  kernels.convert_share<Block>(*node->src[1], thread, n_threads);
-  kernels.barrier_.wait(n_threads);
-  multiply<Block>(node, thread, n_threads, weight);
+void GraphKernels::convert_rows(const Step& step, int thread, int n_threads) {
+  auto& kernels = *static_cast<GraphKernels*>(const_cast<void*>(step.context));
+  Block* const blocks = std::get<Converted<Block>>(kernels.converted_).buffers[step.buffer].blocks.data();
+  const ggml_tensor& activations = *step.node->src[1];
+  const size_t row_blocks = extent(activations, 0) / kBlockValues;
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  for (size_t row = share.from; row < share.to; ++row) {
+    kernels.convert(activations, row, 0, row_blocks, blocks + row * row_blocks);
+  }
 }
 
 template <typename Block>
-void GraphKernels::multiply(ggml_tensor* node, int thread, int n_threads, void* weight) {
-  const PackedMatrix& matrix = static_cast<Weight*>(weight)->matrix;
-  matrix.multiply(std::get<Converted<Block>>(static_cast<Weight*>(weight)->kernels.converted_).blocks.data(),
-                  row_count(*node), part_begin(matrix.n_groups(), thread, n_threads),
-                  part_begin(matrix.n_groups(), thread + 1, n_threads), static_cast<float*>(node->data));
+void GraphKernels::convert_columns(const Step& step, int thread, int n_threads) {
+  auto& kernels = *static_cast<GraphKernels*>(const_cast<void*>(step.context));
+  Block* const blocks = std::get<Converted<Block>>(kernels.converted_).buffers[step.buffer].blocks.data();
+  const ggml_tensor& activations = *step.node->src[1];
+  const size_t row_blocks = extent(activations, 0) / kBlockValues;
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  const size_t part = step.division.size / kBlockValues, from = share.from * part, n = share.to * part - from;
+  for (size_t row = 0; row < row_count(activations); ++row) {
+    kernels.convert(activations, row, from, n, blocks + row * row_blocks + from);
+  }
 }
 
-void GraphKernels::multiply_floats(ggml_tensor* node, int thread, int n_threads, void* weight) {
-  const PackedMatrix& matrix = static_cast<Weight*>(weight)->matrix;
-  const size_t from = part_begin(matrix.n_groups(), thread, n_threads),
-               to = part_begin(matrix.n_groups(), thread + 1, n_threads), n_rows = row_count(*node);
-  float* output = static_cast<float*>(node->data);
+template <typename Block>
+void GraphKernels::multiply(const Step& step, int thread, int n_threads) {
+  const auto& weight = *static_cast<const Weight*>(step.context);
+  const auto& buffer = std::get<Converted<Block>>(weight.kernels.converted_).buffers[step.buffer];
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  const size_t n_together = step.division.size / kGroupRows;
+  weight.matrix.multiply(buffer.blocks.data(), row_count(*step.node), share.from * n_together, share.to * n_together,
+                         static_cast<float*>(step.node->data));
+}
+
+void GraphKernels::multiply_floats(const Step& step, int thread, int n_threads) {
+  const PackedMatrix& matrix = static_cast<const Weight*>(step.context)->matrix;
+  const ggml_tensor &node = *step.node, &activations = *node.src[1];
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  const size_t n_together = step.division.size / kGroupRows, n_rows = row_count(node);
+  auto* const output = static_cast<float*>(node.data);
   const float* rows[PackedMatrix::kMostRows];
   for (size_t first = 0, n; first < n_rows; first += n) {
     n = std::min(n_rows - first, PackedMatrix::kMostRows);
-    for (size_t i = 0; i < n; ++i) rows[i] = reinterpret_cast<const float*>(row_at(*node->src[1], first + i));
-    matrix.multiply(rows, n, from, to, output + first * extent(*node, 0));
+    for (size_t i = 0; i < n; ++i) rows[i] = reinterpret_cast<const float*>(row_at(activations, first + i));
+    matrix.multiply(rows, n, share.from * n_together, share.to * n_together, output + first * extent(node, 0));
   }
 }
 
-void GraphKernels::multiply_by_rows(ggml_tensor* node, int thread, int n_threads, void* kernels) {
-  static_cast<GraphKernels*>(kernels)->row_products_->compute(*node, thread, n_threads);
+void GraphKernels::multiply_by_rows(const Step& step, int thread, int n_threads) {
+  static_cast<const GraphKernels*>(step.context)->row_products_->compute(*step.node, thread, n_threads);
 }
 
-void GraphKernels::attend(ggml_tensor* node, int thread, int n_threads, void* kernels) {
-  const Attend attend = static_cast<GraphKernels*>(kernels)->choice_.attend;
-  const size_t n_tokens = extent(*node->src[0], 1), n_key_heads = extent(*node->src[1], 2);
-  const size_t n_parts = n_tokens * n_key_heads * extent(*node->src[0], 3);
-  // Threads take parts in turn, because later tokens of a prompt see more cells.
-  for (size_t part = static_cast<size_t>(thread); part < n_parts; part += static_cast<size_t>(n_threads)) {
-    const size_t row = part / n_key_heads;
-    attend(attention_of(*node, row % n_tokens, part % n_key_heads, row / n_tokens));
-  }
+void GraphKernels::attend(const Step& step, int thread, int n_threads) {
+  const Attend attend = static_cast<const GraphKernels*>(step.context)->choice_.attend;
+  for_each_part(step, thread, n_threads, attend);
+}
+
+template <typename Block>
+void GraphKernels::attend_and_convert(const Step& step, int thread, int n_threads) {
+  auto& kernels = *static_cast<GraphKernels*>(const_cast<void*>(step.context));
+  Block* const blocks = std::get<Converted<Block>>(kernels.converted_).buffers[step.buffer].blocks.data();
+  for_each_part(step, thread, n_threads, [&](const Attention& part) {
+    kernels.choice_.attend(part);
+    const size_t first = static_cast<size_t>(part.output - static_cast<const float*>(step.node->data)) / kBlockValues;
+    convert_values(*kernels.choice_.products, part.output, part.n_heads * part.head_size / kBlockValues,
+                   blocks + first);
+  });
 }
 
 }  // namespace corosrv

@@ -12,8 +12,10 @@
 
 #include "base/load_watch.h"
 #include "kernels/attention.h"
+#include "kernels/element_steps.h"
+#include "kernels/elements.h"
+#include "kernels/node_run.h"
 #include "kernels/packed_matrix.h"
-#include "kernels/spin_barrier.h"
 
 struct ggml_tensor;
 
@@ -25,6 +27,7 @@ class RowProducts;
 struct KernelChoice {
   const ProductKernels* products;  // for packed weights; null: ggml's products
   Attend attend;                   // null: ggml's attention
+  const ElementKernels* elements;  // for what lies between them; null: ggml's
   size_t max_bytes;                // the most memory for packed copies of weights; other weights are left to ggml
   bool is_deterministic;           // no row of a batch may depend on its neighbours (invariant I9)
   LoadWatch* load = nullptr;       // hears of the weights that are packed; outlives the GraphKernels
@@ -33,12 +36,15 @@ struct KernelChoice {
 // Returns the format of a weight that PackedMatrix can hold.
 std::optional<BlockFormat> packed_format(const ggml_tensor& weight);
 
-// Replaces matrix products and attention in the graphs of one llama_context, which must not outlive it.
+// Replaces matrix products, attention and what lies between them in the graphs of one llama_context, which must not
+// outlive it.
 //
 // libllama repacks the weights of some formats so that a batch reads them once; the weights of other formats it reads
 // once per row. Its attention computes one head and one cell at a time, and rounds differently in batches of 64 rows or
-// more. Such nodes become custom operations: ggml passes every node to its evaluation callback before it computes the
-// first one, and a node is a plain struct. In a graph that is used again the nodes are replaced already.
+// more. Its threads wait for each other after every node, some 600 times a step. Nodes that we compute become steps of
+// a run, and the last of a run becomes a custom operation that computes all of it: ggml passes every node to its
+// evaluation callback before it computes the first one, and a node is a plain struct. The others of a run become
+// nothing. In a graph that is used again the nodes are replaced already.
 //
 // In deterministic mode all matrix products are replaced: by RowProducts if the weights are not packed. violation()
 // reports an operation for which neither we nor ggml can keep the promise.
@@ -62,7 +68,10 @@ class GraphKernels {
   // split the graph.
   static bool on_node(ggml_tensor* node, bool ask, void* kernels);
 
-  // Returns whether any node was replaced so far.
+  // Forgets what was seen of a graph. Called before each llama_decode: the one before may have failed.
+  void forget_graph();
+
+  // Returns whether any product or attention was replaced so far.
   bool is_used() const { return is_used_; }
   // Returns the bytes of all packed copies.
   size_t bytes() const { return bytes_; }
@@ -73,59 +82,89 @@ class GraphKernels {
   // The parameters that make a node a custom operation.
   using OpParams = std::array<char, 64>;
 
+  struct Run {
+    explicit Run(GraphKernels& kernels);
+
+    GraphKernels& kernels;
+    const OpParams params;
+    NodeRun nodes;
+  };
+
+  // A weight, packed.
   struct Weight {
     Weight(GraphKernels& kernels, BlockFormat format, const ggml_tensor& tensor);
 
     GraphKernels& kernels;
     const PackedMatrix matrix;
-    const OpParams convert_and_multiply;
-    const OpParams multiply_only;  // for the activations of the product before, and for floats
   };
 
-  // The activations of the current product in the form that its matrix takes.
+  // Activations in the form that matrices take. Two of them, for one is filled while the other one is read.
   template <typename Block>
   struct Converted {
-    std::vector<Block> blocks;            // large enough for any product of the graph
-    const ggml_tensor* tensor = nullptr;  // whose values they are after the nodes seen so far
+    struct Buffer {
+      std::vector<Block> blocks;            // large enough for any product of the graph
+      const ggml_tensor* tensor = nullptr;  // whose values they are after the nodes seen so far
+    };
+
+    Buffer buffers[2];
+    size_t last = 0;
   };
 
   void replace(ggml_tensor* node);
-  bool replace_by_packed_product(ggml_tensor* node);
-  bool replace_by_row_product(ggml_tensor* node);
-  bool replace_attention(ggml_tensor* node);
-  void become_custom(ggml_tensor* node, const OpParams& params);
+  // Adds the steps of a node to the run; returns false if it is left to ggml.
+  bool add(ggml_tensor* node);
+  bool add_packed_product(ggml_tensor* node);
+  bool add_row_product(ggml_tensor* node);
+  bool add_attention(ggml_tensor* node);
+  NodeRun& run_of(ggml_tensor* node);
+  // Lets the node compute all that the run has by now.
+  void carry(ggml_tensor* node);
   void note_violation(const std::string& reason);
   // Returns the packed weight, and packs it if it is new; null if it cannot be packed.
   Weight* find(const ggml_tensor* tensor);
   std::unique_ptr<Weight> pack(const ggml_tensor* tensor);
-  // Lets a node multiply activations that are converted before, unless the last product has done so.
+  // Adds a product of activations that are converted before, unless an earlier step has done so.
   template <typename Block>
-  void multiply_converted(ggml_tensor* node, const Weight& weight);
+  void add_converted_product(NodeRun& run, ggml_tensor* node, const Weight& weight);
+  // Returns the index of the buffer that has the activations then.
   template <typename Block>
-  void convert_share(const ggml_tensor& activations, int thread, int n_threads);
-  // Returns the parameters of the operation, for the form of activations that the matrix takes.
-  static OpParams converting_product(ActivationForm form, void* weight);
-  static OpParams plain_product(ActivationForm form, void* weight);
+  size_t add_conversion(NodeRun& run, ggml_tensor* product, const Weight& weight);
+  template <typename Block>
+  Access access_to_buffer(size_t index, bool is_written, Division division = {});
 
-  // ggml_custom_op_t; `weight` is a Weight, `kernels` a GraphKernels.
+  // ggml_custom_op_t; `run` is a Run.
+  static void compute(ggml_tensor* node, int thread, int n_threads, void* run);
+  // Step::Compute; the context is the GraphKernels, or a Weight.
   template <typename Block>
-  static void convert_and_multiply(ggml_tensor* node, int thread, int n_threads, void* weight);
+  static void convert_parts(const Step& step, int thread, int n_threads);
   template <typename Block>
-  static void multiply(ggml_tensor* node, int thread, int n_threads, void* weight);
-  static void multiply_floats(ggml_tensor* node, int thread, int n_threads, void* weight);
-  static void multiply_by_rows(ggml_tensor* node, int thread, int n_threads, void* kernels);
-  static void attend(ggml_tensor* node, int thread, int n_threads, void* kernels);
+  static void convert_rows(const Step& step, int thread, int n_threads);
+  template <typename Block>
+  static void convert_columns(const Step& step, int thread, int n_threads);
+  template <typename Block>
+  static void multiply(const Step& step, int thread, int n_threads);
+  static void multiply_floats(const Step& step, int thread, int n_threads);
+  static void multiply_by_rows(const Step& step, int thread, int n_threads);
+  static void attend(const Step& step, int thread, int n_threads);
+  template <typename Block>
+  static void attend_and_convert(const Step& step, int thread, int n_threads);
+  // Converts some blocks of a row.
+  template <typename Block>
+  void convert(const ggml_tensor& tensor, size_t row, size_t column, size_t n_blocks, Block* to) const;
 
   const KernelChoice choice_;
-  const OpParams attend_;
-  const OpParams multiply_by_rows_;
   const std::unique_ptr<RowProducts> row_products_;  // null unless deterministic
+  std::optional<ElementSteps> elements_;
   size_t bytes_ = 0;
   bool is_used_ = false;
   std::string violation_;
   std::unordered_map<const ggml_tensor*, std::unique_ptr<Weight>> weights_;
+  std::unordered_map<const ggml_tensor*, std::unique_ptr<Run>> runs_;  // by their first nodes
   std::tuple<Converted<ActivationBlock>, Converted<BfloatBlock>> converted_;
-  SpinBarrier barrier_;
+  // Of the graph whose nodes come in:
+  Run* run_ = nullptr;              // the last one; null: the next node of ours begins another
+  ggml_tensor* carrier_ = nullptr;  // that computes it
+  bool was_computed_ = false;       // what was seen so far
 };
 
 }  // namespace corosrv

@@ -1,10 +1,12 @@
-// Reads ggml's tensors: extents as sizes, rows as pointers.
+// Reads ggml's tensors: extents as sizes, rows as pointers, places as what a step reads or writes.
 #pragma once
 
 #include <ggml.h>
 
 #include <cstddef>
 #include <cstdint>
+
+#include "kernels/node_run.h"
 
 namespace corosrv {
 
@@ -22,5 +24,13 @@ inline uint8_t* row_at(const ggml_tensor& tensor, size_t row) {
   const size_t n1 = extent(tensor, 1), n2 = extent(tensor, 2);
   return row_at(tensor, row % n1, row / n1 % n2, row / n1 / n2);
 }
+
+inline Access access_to(const ggml_tensor& tensor, bool is_written, Division division) {
+  const auto* const begin = static_cast<const char*>(tensor.data);
+  return {begin, begin + ggml_nbytes(&tensor), is_written, division};
+}
+
+inline Access reads(const ggml_tensor& tensor, Division division = {}) { return access_to(tensor, false, division); }
+inline Access writes(const ggml_tensor& tensor, Division division = {}) { return access_to(tensor, true, division); }
 
 }  // namespace corosrv

@@ -186,6 +186,7 @@ class LlamaBackend final : public Backend {
 
  private:
   Status run(const llama_batch& batch) {
+    if (kernels_) kernels_->forget_graph();
     const int32_t code = llama_decode(context_.get(), batch);
     if (code != 0 || !kernels_ || kernels_->violation().empty()) return to_status(code);
     return broken_promise(StatusCode::kInternal, kernels_->violation());

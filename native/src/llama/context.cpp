@@ -87,7 +87,11 @@ std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const ll
   KernelChoice choice{};
   const bool is_faster_allowed = options.kernels != KernelSet::kGgml && computes_layers(options, model);
   choice.products = is_faster_allowed ? products_of(options.kernels) : nullptr;
-  if (is_faster_allowed) choice.attend = options.kernels == KernelSet::kAuto ? best_attention() : avx2_attention();
+  if (is_faster_allowed) {
+    const bool is_best_allowed = options.kernels == KernelSet::kAuto;
+    choice.attend = is_best_allowed ? best_attention() : avx2_attention();
+    choice.elements = is_best_allowed ? best_elements() : avx2_elements();
+  }
   choice.max_bytes = static_cast<size_t>(options.copy_bytes);
   choice.is_deterministic = is_deterministic;
   choice.load = &load;

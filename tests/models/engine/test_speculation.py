@@ -79,9 +79,12 @@ def test_a_text_is_bit_for_bit_what_it_is_without_guesses(name: str, plain: Engi
 
 
 def test_guesses_are_made_and_some_come_true(guessing: Engine) -> None:
-    before = guessing.stats()
-    (*_, last) = read_all(guessing.submit(job(EDIT, max_tokens=60)))
-    after = guessing.stats()
+    for _ in range(20):  # no guess is made while a busy machine makes further rows look dear
+        before = guessing.stats()
+        (*_, last) = read_all(guessing.submit(job(EDIT, max_tokens=60)))
+        after = guessing.stats()
+        if last.accepted_tokens:
+            break
 
     assert before is not None
     assert after is not None

@@ -19,7 +19,7 @@ namespace corosrv {
 constexpr int64_t kColumns = 96;
 constexpr int kThreads = 3;
 constexpr size_t kNoLimit = size_t{1} << 40;
-inline const KernelChoice kFaster{best_products(), best_attention(), kNoLimit, false};
+inline const KernelChoice kFaster{best_products(), best_attention(), best_elements(), kNoLimit, false};
 
 using Values = std::vector<float>;
 using Tensors = std::vector<ggml_tensor*>;
@@ -70,7 +70,7 @@ class Machine {
   ggml_backend_sched_t scheduler() { return scheduler_; }
 
  private:
-  std::vector<char> memory_ = std::vector<char>(64 * ggml_tensor_overhead() + ggml_graph_overhead());
+  std::vector<char> memory_ = std::vector<char>(128 * ggml_tensor_overhead() + ggml_graph_overhead());
   ggml_backend_t device_, backend_;
   ggml_backend_sched_t scheduler_;
 };
@@ -139,10 +139,21 @@ class Graph {
     return results;
   }
 
-  // How many outputs our kernels compute; known once they were computed.
+  // How many outputs our kernels compute; known once they were computed. Of those computed together all but the last
+  // have become nothing.
   size_t n_ours() const {
     size_t n = 0;
-    for (const ggml_tensor* output : outputs_) n += output->op == GGML_OP_CUSTOM;
+    for (const ggml_tensor* output : outputs_) n += output->op == GGML_OP_CUSTOM || output->op == GGML_OP_NONE;
+    return n;
+  }
+
+  // How many operations ggml's threads wait for each other after.
+  size_t n_operations() const {
+    size_t n = 0;
+    for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+      const ggml_op op = ggml_graph_node(graph_, i)->op;
+      n += op != GGML_OP_NONE && op != GGML_OP_VIEW && op != GGML_OP_RESHAPE && op != GGML_OP_PERMUTE;
+    }
     return n;
   }
 

@@ -52,6 +52,8 @@ ggml_op op_in(ggml_backend_buffer_type_t type, GraphKernels& kernels, ggml_tenso
   ggml_tensor* product = ggml_mul_mat(context.get(), weight, input);
   ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(type, 4096);
   product->buffer = buffer;
+  product->flags |= GGML_TENSOR_FLAG_COMPUTE;
+  kernels.forget_graph();
   GraphKernels::on_node(product, true, &kernels);
   const ggml_op op = product->op;
   ggml_backend_buffer_free(buffer);

@@ -18,8 +18,8 @@
 namespace corosrv {
 namespace {
 
-const KernelChoice kDeterministic{best_products(), best_attention(), kNoLimit, true};
-const KernelChoice kDeterministicAlone{nullptr, nullptr, kNoLimit, true};
+const KernelChoice kDeterministic{best_products(), best_attention(), best_elements(), kNoLimit, true};
+const KernelChoice kDeterministicAlone{nullptr, nullptr, nullptr, kNoLimit, true};
 
 // How far products with weights of 16 bits may be from ggml's, which rounds activations to the same 16 bits.
 float nearness(ggml_type type) {
@@ -242,7 +242,7 @@ TEST("an operation that looks at its neighbours breaks the promise, and is named
 KERNEL_TEST(best_products() != nullptr, "weights are packed up to the limit, and each once") {
   Machine bare(nullptr);
   const Weights weights(bare, GGML_TYPE_Q4_1, {16, 16, 16});
-  GraphKernels kernels({best_products(), nullptr, 2 * weights.bytes(0) + weights.bytes(0) / 2, false});
+  GraphKernels kernels({best_products(), nullptr, nullptr, 2 * weights.bytes(0) + weights.bytes(0) / 2, false});
   Machine machine(&kernels);
 
   check_against_ggml(machine, 5, layer(weights), 4);  // all but the products with the third

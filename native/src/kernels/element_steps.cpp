@@ -1,0 +1,309 @@
+#include "kernels/element_steps.h"
+
+#include <ggml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/tensor_view.h"
+
+namespace corosrv {
+
+namespace {
+
+using Kind = Division::Kind;
+
+// Returns whether the rows are of floats that whole registers read, and lie in their order.
+bool has_float_rows(const ggml_tensor& tensor) {
+  return tensor.type == GGML_TYPE_F32 && tensor.nb[0] == sizeof(float) && extent(tensor, 0) % kElementStep == 0 &&
+         tensor.nb[1] >= extent(tensor, 0) * sizeof(float) && tensor.nb[2] >= tensor.nb[1] * extent(tensor, 1) &&
+         tensor.nb[3] >= tensor.nb[2] * extent(tensor, 2);
+}
+
+float* floats_at(const ggml_tensor& tensor, size_t row) { return reinterpret_cast<float*>(row_at(tensor, row)); }
+
+// Threads take rows, which lie evenly only in tensors without gaps between planes.
+Division by_rows(const ggml_tensor& tensor) { return {Kind::kRows, row_count(tensor), tensor.nb[1]}; }
+
+// Of heads by tokens: all heads of a token are one part.
+Division by_tokens(const ggml_tensor& tensor) { return {Kind::kRows, extent(tensor, 2), tensor.nb[2]}; }
+
+bool is_contiguous(const ggml_tensor& tensor) { return has_float_rows(tensor) && ggml_is_contiguous(&tensor); }
+
+// Returns how threads divide two nodes that are the results of the last two steps, where both are divided alike.
+Division columns_of_last_two(const NodeRun& run, const ggml_tensor* a, const ggml_tensor* b) {
+  if (run.size() < 2) return {};
+  const Step &one = run.from_end(2), &other = run.from_end(1);
+  const bool are_they = (one.node == a && other.node == b) || (one.node == b && other.node == a);
+  return are_they && one.division == other.division ? one.division : Division{};
+}
+
+int32_t int_param(const ggml_tensor& node, size_t i) { return node.op_params[i]; }
+
+float float_param(const ggml_tensor& node, size_t i) {
+  float value;
+  std::memcpy(&value, &node.op_params[i], sizeof value);
+  return value;
+}
+
+// Indices of the parameters of GGML_OP_ROPE.
+enum RopeParam {
+  kNumbers = 1,
+  kMode = 2,
+  kOriginalContext = 4,
+  kBase = 5,
+  kScale = 6,
+  kExtrapolation = 7,
+  kMagnitude = 8,
+  kFast = 9,
+  kSlow = 10,
+  kOffset = 15
+};
+
+}  // namespace
+
+bool ElementSteps::may_add(const ggml_tensor& node) {
+  switch (node.op) {
+    case GGML_OP_ADD:
+    case GGML_OP_MUL:
+    case GGML_OP_RMS_NORM:
+    case GGML_OP_GLU:
+    case GGML_OP_ROPE:
+    case GGML_OP_SET_ROWS:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool ElementSteps::add(NodeRun& run, ggml_tensor* node) {
+  switch (node->op) {
+    case GGML_OP_ADD:
+    case GGML_OP_MUL:
+      return add_sum_or_product(run, node);
+    case GGML_OP_RMS_NORM:
+      return add_norm(run, node);
+    case GGML_OP_GLU:
+      return add_gate(run, node);
+    case GGML_OP_ROPE:
+      return add_rotation(run, node);
+    case GGML_OP_SET_ROWS:
+      return add_writing(run, node);
+    default:
+      return false;
+  }
+}
+
+void ElementSteps::forget_inputs() {
+  for (Rotation& rotation : rotations_) rotation.is_made = false;
+}
+
+// With a tensor of the same shape, or with one row for all rows.
+bool ElementSteps::add_sum_or_product(NodeRun& run, ggml_tensor* node) {
+  const ggml_tensor &first = *node->src[0], &second = *node->src[1];
+  const bool is_alike = ggml_are_same_shape(node, &second);
+  if (!is_contiguous(*node) || !is_contiguous(first) || !is_contiguous(second)) return false;
+  if (!ggml_are_same_shape(node, &first)) return false;
+  if (!is_alike && (row_count(second) != 1 || second.ne[0] != node->ne[0])) return false;
+  const Division division = by_rows(*node);
+  const auto compute = node->op == GGML_OP_ADD ? &combine<&ElementKernels::add> : &combine<&ElementKernels::multiply>;
+  run.add({compute, node, &kernels_, division},
+          {reads(first, division), reads(second, is_alike ? division : Division{}), writes(*node, division)});
+  return true;
+}
+
+bool ElementSteps::add_norm(NodeRun& run, ggml_tensor* node) {
+  const ggml_tensor& input = *node->src[0];
+  if (!is_contiguous(*node) || !has_float_rows(input) || !ggml_are_same_shape(node, &input)) return false;
+  const Division division = by_rows(*node);
+  Step step{&normalize, node, &kernels_, division};
+  step.number = float_param(*node, 0);
+  run.add(step, {reads(input, ggml_is_contiguous(&input) ? division : Division{}), writes(*node, division)});
+  return true;
+}
+
+// Where the gates and the values are the results of the last two steps, threads divide them as those do.
+bool ElementSteps::add_gate(NodeRun& run, ggml_tensor* node) {
+  const ggml_tensor *gates = node->src[0], *values = node->src[1];
+  const ggml_glu_op kind = ggml_get_glu_op(node);
+  if ((kind != GGML_GLU_OP_SWIGLU && kind != GGML_GLU_OP_GEGLU) || values == nullptr) return false;
+  if (!is_contiguous(*node) || !is_contiguous(*gates) || !is_contiguous(*values)) return false;
+  const bool is_gelu = kind == GGML_GLU_OP_GEGLU;
+  Division division = by_rows(*node);
+  Step::Compute compute = is_gelu ? &combine<&ElementKernels::gate_by_gelu> : &combine<&ElementKernels::gate>;
+  if (const Division columns = columns_of_last_two(run, gates, values); columns.kind == Kind::kColumns) {
+    division = columns;
+    compute = is_gelu ? &combine_columns<&ElementKernels::gate_by_gelu> : &combine_columns<&ElementKernels::gate>;
+  }
+  run.add({compute, node, &kernels_, division},
+          {reads(*gates, division), reads(*values, division), writes(*node, division)});
+  return true;
+}
+
+ElementSteps::Angles ElementSteps::angles_of(const ggml_tensor& node) {
+  return {node.src[1],
+          node.src[2],
+          int_param(node, kNumbers),
+          int_param(node, kMode),
+          int_param(node, kOriginalContext),
+          float_param(node, kBase),
+          float_param(node, kScale),
+          float_param(node, kExtrapolation),
+          float_param(node, kMagnitude),
+          float_param(node, kFast),
+          float_param(node, kSlow)};
+}
+
+bool ElementSteps::Angles::operator==(const Angles& other) const {
+  return positions == other.positions && factors == other.factors && n_numbers == other.n_numbers &&
+         mode == other.mode && original_context == other.original_context && base == other.base &&
+         scale == other.scale && extrapolation == other.extrapolation && magnitude == other.magnitude &&
+         fast == other.fast && slow == other.slow;
+}
+
+ElementSteps::Rotation& ElementSteps::rotation_of(const Angles& angles) {
+  const auto known = std::find_if(rotations_.begin(), rotations_.end(),
+                                  [&](const Rotation& rotation) { return rotation.angles == angles; });
+  return known != rotations_.end() ? *known : rotations_.emplace_back(Rotation{angles});
+}
+
+// Of heads by tokens, by one position each.
+bool ElementSteps::add_rotation(NodeRun& run, ggml_tensor* node) {
+  const ggml_tensor &input = *node->src[0], &positions = *node->src[1];
+  const Angles angles = angles_of(*node);
+  const bool are_neighbours = angles.mode == GGML_ROPE_TYPE_NORMAL;
+  if ((!are_neighbours && angles.mode != GGML_ROPE_TYPE_NEOX) || int_param(*node, kOffset) != 0) return false;
+  if (!is_contiguous(*node) || !has_float_rows(input) || node->ne[3] != 1) return false;
+  if (positions.type != GGML_TYPE_I32 || positions.ne[0] != node->ne[2] || angles.n_numbers > node->ne[0] ||
+      static_cast<size_t>(angles.n_numbers) % (2 * kElementStep) != 0) {
+    return false;
+  }
+
+  Rotation& rotation = rotation_of(angles);
+  const auto* const place = reinterpret_cast<const char*>(&rotation);
+  const Division by_token{Kind::kRows, extent(*node, 2), 0};
+  if (!rotation.is_made) {
+    const size_t n_floats = 2 * static_cast<size_t>(angles.n_numbers) * extent(*node, 2);
+    if (rotation.numbers.size() < n_floats) rotation.numbers.resize(n_floats);
+    rotation.is_made = true;
+    run.add({&make_angles, node, &rotation, by_token},
+            {reads(positions), {place, place + sizeof rotation, true, by_token}});
+  }
+  Step step{nullptr, node, &kernels_, by_tokens(*node)};
+  step.compute = are_neighbours ? &rotate<&ElementKernels::rotate_neighbours> : &rotate<&ElementKernels::rotate_halves>;
+  step.detail = &rotation;
+  run.add(step, {{place, place + sizeof rotation, false, by_token},
+                 reads(input, by_tokens(input)),
+                 writes(*node, by_tokens(*node))});
+  return true;
+}
+
+// Of the rows of one plane, to a cache of 16-bit floats.
+bool ElementSteps::add_writing(NodeRun& run, ggml_tensor* node) {
+  const ggml_tensor &input = *node->src[0], &rows = *node->src[1];
+  if (node->type != GGML_TYPE_F16 || node->nb[0] != sizeof(uint16_t) || rows.type != GGML_TYPE_I64) return false;
+  if (!has_float_rows(input) || node->ne[0] != input.ne[0] || row_count(input) != extent(input, 1)) return false;
+  if (node->ne[2] != 1 || node->ne[3] != 1 || ggml_nelements(&rows) != input.ne[1] || !ggml_is_contiguous(&rows)) {
+    return false;
+  }
+  run.add({&write, node, &kernels_}, {reads(input, by_rows(input)), reads(rows), writes(*node)});
+  return true;
+}
+
+template <auto kRoutine>
+void ElementSteps::combine(const Step& step, int thread, int n_threads) {
+  const auto& kernels = *static_cast<const ElementKernels*>(step.context);
+  const ggml_tensor &node = *step.node, &first = *node.src[0], &second = *node.src[1];
+  const bool has_one_row = row_count(second) == 1;
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  for (size_t row = share.from; row < share.to; ++row) {
+    (kernels.*kRoutine)(floats_at(first, row), floats_at(second, has_one_row ? 0 : row), extent(node, 0),
+                        floats_at(node, row));
+  }
+}
+
+void ElementSteps::normalize(const Step& step, int thread, int n_threads) {
+  const auto& kernels = *static_cast<const ElementKernels*>(step.context);
+  const ggml_tensor &node = *step.node, &input = *node.src[0];
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  for (size_t row = share.from; row < share.to; ++row) {
+    kernels.normalize(floats_at(input, row), extent(node, 0), step.number, floats_at(node, row));
+  }
+}
+
+template <auto kRoutine>
+void ElementSteps::combine_columns(const Step& step, int thread, int n_threads) {
+  const auto& kernels = *static_cast<const ElementKernels*>(step.context);
+  const ggml_tensor& node = *step.node;
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  const size_t first = share.from * step.division.size, n = (share.to - share.from) * step.division.size;
+  for (size_t row = 0; row < row_count(node); ++row) {
+    (kernels.*kRoutine)(floats_at(*node.src[0], row) + first, floats_at(*node.src[1], row) + first, n,
+                        floats_at(node, row) + first);
+  }
+}
+
+// YaRN, of which the other rotations are special cases: fast pairs keep their angles where a context is stretched.
+void ElementSteps::make_angles(const Step& step, int thread, int n_threads) {
+  auto& rotation = *static_cast<Rotation*>(const_cast<void*>(step.context));
+  const Angles& angles = rotation.angles;
+  const auto n = static_cast<size_t>(angles.n_numbers);
+  const auto* const positions = static_cast<const int32_t*>(angles.positions->data);
+  const auto* const factors = angles.factors == nullptr ? nullptr : static_cast<const float*>(angles.factors->data);
+  const bool are_neighbours = angles.mode == GGML_ROPE_TYPE_NORMAL, is_mixed = angles.extrapolation != 0.0f;
+  const float ratio = std::pow(angles.base, -2.0f / static_cast<float>(angles.n_numbers));
+  const float magnitude = angles.magnitude * (is_mixed ? 1.0f + 0.1f * std::log(1.0f / angles.scale) : 1.0f);
+  float bounds[2];
+  ggml_rope_yarn_corr_dims(angles.n_numbers, angles.original_context, angles.base, angles.fast, angles.slow, bounds);
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  for (size_t token = share.from; token < share.to; ++token) {
+    float* const cosines = &rotation.numbers[2 * n * token];
+    float* const sines = cosines + n;
+    auto unscaled = static_cast<float>(positions[token]);
+    for (size_t pair = 0; pair < n / 2; ++pair, unscaled *= ratio) {
+      const float whole = unscaled / (factors == nullptr ? 1.0f : factors[pair]);
+      float angle = angles.scale * whole;
+      if (is_mixed) {
+        const float slowness = (static_cast<float>(pair) - bounds[0]) / std::max(0.001f, bounds[1] - bounds[0]);
+        const float kept = (1.0f - std::min(1.0f, std::max(0.0f, slowness))) * angles.extrapolation;
+        angle = angle * (1.0f - kept) + whole * kept;
+      }
+      const size_t first = are_neighbours ? 2 * pair : pair, second = are_neighbours ? first + 1 : first + n / 2;
+      cosines[first] = cosines[second] = std::cos(angle) * magnitude;
+      sines[second] = std::sin(angle) * magnitude;
+      sines[first] = -sines[second];
+    }
+  }
+}
+
+template <auto kRoutine>
+void ElementSteps::rotate(const Step& step, int thread, int n_threads) {
+  const auto& kernels = *static_cast<const ElementKernels*>(step.context);
+  const auto& rotation = *static_cast<const Rotation*>(step.detail);
+  const ggml_tensor &node = *step.node, &input = *node.src[0];
+  const auto n = static_cast<size_t>(rotation.angles.n_numbers);
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  for (size_t token = share.from; token < share.to; ++token) {
+    const float* const cosines = &rotation.numbers[2 * n * token];
+    for (size_t head = 0; head < extent(node, 1); ++head) {
+      const auto* const from = reinterpret_cast<const float*>(row_at(input, head, token, 0));
+      auto* const to = reinterpret_cast<float*>(row_at(node, head, token, 0));
+      (kernels.*kRoutine)(from, cosines, cosines + n, n, to);
+      if (from != to) std::copy(from + n, from + extent(node, 0), to + n);
+    }
+  }
+}
+
+void ElementSteps::write(const Step& step, int thread, int n_threads) {
+  const auto& kernels = *static_cast<const ElementKernels*>(step.context);
+  const ggml_tensor &node = *step.node, &input = *node.src[0];
+  const auto* const rows = static_cast<const int64_t*>(node.src[1]->data);
+  const ThreadShare share = share_of(extent(input, 1), thread, n_threads);
+  for (size_t row = share.from; row < share.to; ++row) {
+    uint8_t* const to = row_at(node, static_cast<size_t>(rows[row]), 0, 0);
+    kernels.round_to_halves(floats_at(input, row), extent(input, 0), reinterpret_cast<uint16_t*>(to));
+  }
+}
+
+}  // namespace corosrv
