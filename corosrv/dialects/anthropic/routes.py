@@ -75,7 +75,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     def call(decoder: msgspec.json.Decoder[Body]) -> Call:
         body = flow.receive(decoder)
         card = flow.worker.card(body.model)
-        return parse.call(body, card, g.corosrv_request_id, flow.images.intake(card))
+        return parse.call(body, card, g.corosrv_request_id, flow.intake(card))
 
     @routes.after_request
     def name(response: Response) -> Response:

@@ -26,12 +26,14 @@ from corosrv.base.errors import (
 from corosrv.contracts.jobs import AnyJob, Chunk, Finish, ModelCard, Reader, Worker
 from corosrv.dialects.generation.call import Answer, Call
 from corosrv.dialects.generation.forks import ForkableAnswer, ForkFields, ForkTable
-from corosrv.dialects.generation.job_log import JobRecord, submit
-from corosrv.images.reader import ImageReader
+from corosrv.dialects.generation.job_usage import JobRecord, submit
+from corosrv.images.intake import ImageIntake
+from corosrv.images.reader import CAPABILITY, ImageReader
 from corosrv.web.groups.routes import GROUP_FIELD, join_group
 from corosrv.web.groups.table import GroupMember, GroupTable
 from corosrv.web.http import body_reader, sse
 from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.client import collect
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import json_response
@@ -176,6 +178,10 @@ class RequestFlow:
         self.ignored.note(text, decoder.type)
         return decoded
 
+    def intake(self, card: ModelCard, keeps_files: bool = False) -> ImageIntake | None:
+        """Makes the reader of one request's images for this model; None where the model takes none."""
+        return self.images.intake(keeps_files) if CAPABILITY in card.capabilities else None
+
     def count(self, call: Call) -> int:
         """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""
         (prompt,) = call.job.prompts
@@ -199,7 +205,7 @@ class RequestFlow:
         try:
             if member is not None:
                 member.bind(reader.cancel)
-            return sse.collect(current(request), reader, find_failure, record.add)
+            return collect(current(request), reader, find_failure, record.add)
         finally:
             record.end()
 
@@ -245,7 +251,7 @@ class RequestFlow:
     def _submit(
         self, job: AnyJob, forkable: ForkableAnswer | None, card: ModelCard | None
     ) -> tuple[Reader[Chunk], JobRecord]:
-        """Submits a job, and keeps its answer where it may be forked. Waits and raises as job_log.submit does."""
+        """Submits a job, and keeps its answer where it may be forked. Waits and raises as job_usage.submit does."""
         if forkable is not None:
             self.forks.keep(forkable, caller())
         return submit(self.worker, job, self.logs_json, forkable, card)

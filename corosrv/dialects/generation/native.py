@@ -29,7 +29,8 @@ from corosrv.contracts.jobs import (
     Vocabulary,
     token_biases,
 )
-from corosrv.dialects.generation.answer_types import LikelyToken, NativeCompletion, StopType, Tally, TokenLikelihood
+from corosrv.dialects.generation.answer_types import LikelyToken, NativeCompletion, StopType, TokenLikelihood
+from corosrv.dialects.generation.job_usage import Tally
 from corosrv.dialects.generation.prompts import MEDIA_MARKER
 
 _RANDOM_SEED = 2**32 - 1

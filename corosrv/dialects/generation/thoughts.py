@@ -1,41 +1,24 @@
-"""Budgets of thoughts: the fields by which requests limit them, and what they do to jobs whose prompts are raw."""
+"""Budgets of thoughts for jobs whose prompts are raw: the tags that stand around them, and where they have begun."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Annotated
 
 from msgspec import Meta
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Job, ModelCard, MultimodalText, Prompt, Text, ThoughtBudget, Tokens, Vocabulary
-from corosrv.dialects.generation.fields import GenerationFields
+from corosrv.dialects.generation.fields import ThoughtFields, budget_name, thought_message, thought_tokens
 from corosrv.formats.bodies import check_text
 
-MAX_MESSAGE = 1024  # characters
 MAX_TAG = 256  # characters
 MAX_TAGS = 16
 
-ThoughtTokens = Annotated[int, Meta(ge=-1)]
 ThoughtTag = Annotated[str, Meta(max_length=MAX_TAG)]
 
-_BUDGETS = ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
-_budgets_of = attrgetter(*_BUDGETS)
-_NO_BUDGETS = (None,) * len(_BUDGETS)
-_MESSAGE = "reasoning_budget_message"
 _END_TAGS = ("reasoning_budget_end_tags", "reasoning_budget_end_tag")
-
-
-class ThoughtFields(GenerationFields, kw_only=True):
-    """Tokens of thoughts, as llama-server and vLLM name them; -1: as many as the server allows."""
-
-    reasoning_budget: ThoughtTokens | None = None
-    reasoning_budget_tokens: ThoughtTokens | None = None
-    thinking_budget_tokens: ThoughtTokens | None = None
-    thinking_token_budget: ThoughtTokens | None = None
-    reasoning_budget_message: Annotated[str, Meta(max_length=MAX_MESSAGE)] | None = None
 
 
 class TaggedThoughtFields(ThoughtFields, kw_only=True):
@@ -44,27 +27,6 @@ class TaggedThoughtFields(ThoughtFields, kw_only=True):
     reasoning_budget_start_tag: ThoughtTag | None = None
     reasoning_budget_end_tag: ThoughtTag | None = None
     reasoning_budget_end_tags: Annotated[list[ThoughtTag], Meta(max_length=MAX_TAGS)] | None = None
-
-
-def thought_tokens(fields: ThoughtFields) -> int | None:
-    """Returns how many tokens thoughts may have; None where the request leaves it to the server.
-
-    Raises Refused where two names say different things.
-    """
-    values = _budgets_of(fields)
-    if values == _NO_BUDGETS:
-        return None
-    budgets = {name: tokens for name, tokens in zip(_BUDGETS, values, strict=True) if tokens is not None}
-    if len(set(budgets.values())) > 1:
-        raise Refused(f"{' and '.join(budgets)} contradict each other: send one of them", next(iter(budgets)))
-    tokens: int = next(iter(budgets.values()))
-    return tokens if tokens >= 0 else None
-
-
-def thought_message(fields: ThoughtFields) -> str | None:
-    """Returns the last words of thoughts that have spent their budget; None where the request has none."""
-    message = fields.reasoning_budget_message
-    return None if message is None else check_text(message, _MESSAGE)
 
 
 def with_budget(job: Job, fields: ThoughtFields, card: ModelCard, vocabulary: Vocabulary) -> Job:
@@ -80,15 +42,11 @@ def with_budget(job: Job, fields: ThoughtFields, card: ModelCard, vocabulary: Vo
     begun = {_ends_in_thoughts(prompt, opening, closing, vocabulary) for prompt in job.prompts}
     if len(begun) > 1:
         words = "some of the prompts begin thoughts and others do not: send them apart"
-        raise Refused(f"{_budget_name(fields)}: {words}", _budget_name(fields))
+        raise Refused(f"{budget_name(fields)}: {words}", budget_name(fields))
     message = thought_message(fields)
     message = card.thought_message if message is None else message
     budget = ThoughtBudget(tokens, closing, "" if begun == {True} else opening, message)
     return replace(job, sampling=replace(job.sampling, thoughts=budget))
-
-
-def _budget_name(fields: ThoughtFields) -> str:
-    return next(name for name in _BUDGETS if getattr(fields, name) is not None)
 
 
 def _tags(fields: ThoughtFields) -> tuple[str, str] | None:

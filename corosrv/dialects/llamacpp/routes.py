@@ -214,7 +214,7 @@ def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
     def complete() -> Response:
         body = flow.receive(parse.completion_decoder)
         card, vocabulary = _model(flow, body.model)
-        return flow.answer(parse.completion(body, card, vocabulary, flow.images.intake(card)))
+        return flow.answer(parse.completion(body, card, vocabulary, flow.intake(card)))
 
     @routes.post("/infill")
     @flow.once
@@ -242,7 +242,7 @@ def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
     def apply_template() -> Response:
         body = flow.receive(chat_schema.decoder)
         card, vocabulary = _model(flow, body.model)
-        job = chat_parse.call(body, card, lambda: vocabulary, flow.images.intake(card)).job
+        job = chat_parse.call(body, card, lambda: vocabulary, flow.intake(card)).job
         assert isinstance(job, Job)
         prompt = job.prompts[0]
         assert isinstance(prompt, Messages)

@@ -260,7 +260,7 @@ class OllamaRoutes:
         began = time.monotonic()
         card = flow.worker.card(name)
         stopwatch = Stopwatch(arrival(), time.monotonic() - began)
-        asked = AskedModel(card, partial(flow.worker.vocabulary, name), body.model_name, flow.images.intake(card))
+        asked = AskedModel(card, partial(flow.worker.vocabulary, name), body.model_name, flow.intake(card))
         return asked, stopwatch
 
     def _load(self, body: schema.OllamaChatBody | schema.OllamaGenerateBody, seconds: float | None) -> Response:

@@ -1,7 +1,4 @@
-"""Server-sent events: makes those of a reader's items for as long as somebody reads them, and a copy where asked for.
-
-`collect` takes the items of an answer that is not streamed.
-"""
+"""Server-sent events: makes those of a reader's items for as long as somebody reads, and a copy where asked for."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from flask import Request, Response
+from flask import Response
 
-from corosrv.base.errors import ClientGone, CorosrvError, ReadTimeout, Refused
-from corosrv.contracts.jobs import Chunk, Reader
+from corosrv.base.errors import CorosrvError, ReadTimeout
+from corosrv.contracts.jobs import Reader
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.message import DirectSender, direct_sender
 from corosrv.web.http.metrics import HttpStats
@@ -96,9 +93,6 @@ BLANK = b" "
 # What the system may keep for a client that reads slower than it is sent to. By itself it keeps megabytes, for each of
 # those who stopped reading, while their jobs run on.
 UNSENT_BYTES = 16_384
-
-# Tokens, and the likely ones in their place, that an answer may hold that is not streamed.
-MOST_LISTED = 1_000_000
 
 
 def watched(environ: dict[str, Any]) -> dict[str, Any]:
@@ -298,46 +292,3 @@ def response(stream: EventStream[Any], media_type: str = EVENTS) -> Response:
     answer.headers["Cache-Control"] = "no-cache"
     answer.headers["X-Accel-Buffering"] = "no"
     return answer
-
-
-def _n_listed(chunk: Chunk) -> int:
-    return sum(1 + len(info.top) for infos in (chunk.tokens, chunk.prompt_info) for info in infos)
-
-
-def collect(
-    request: Request,
-    reader: Reader[Chunk],
-    failure_of: Callable[[Chunk], CorosrvError | None] = lambda chunk: None,
-    on_chunks: Callable[[list[Chunk]], None] = lambda chunks: None,
-) -> list[Chunk]:
-    """Waits for all chunks of a job that is not streamed, and closes the reader. Tells `on_chunks` of each that comes.
-
-    Raises ClientGone when the client left meanwhile, at once what `failure_of` finds in a chunk, and Refused for an
-    answer that lists more tokens than there is memory for: hundreds of bytes for each.
-    """
-    watch = ClientWatch(request.environ, reader.cancel)
-    chunks: list[Chunk] = []
-    n_listed = 0
-    try:
-        with reader:
-            while not reader.is_finished:
-                arrived = reader.take()
-                on_chunks(arrived)
-                if watch.is_gone:  # whose job was cancelled, which is no failure of its own
-                    raise ClientGone("the client left before its answer was ready")
-                for chunk in arrived:
-                    if chunk.finish is not None and (failure := failure_of(chunk)) is not None:
-                        raise failure
-                    if chunk.tokens or chunk.prompt_info:
-                        n_listed += _n_listed(chunk)
-                chunks += arrived
-                if n_listed > MOST_LISTED:
-                    raise Refused(
-                        f"the answer would list over {MOST_LISTED} likely tokens: ask for fewer tokens, answers or "
-                        "likely tokens, or for a stream",
-                        "logprobs",
-                        "answer_too_large",
-                    )
-    finally:
-        watch.close()
-    return chunks

@@ -21,7 +21,7 @@ from corosrv.dialects.chat.conversation import CallMode, CallPolicy, arguments
 from corosrv.dialects.chat.prepare import Parser
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import FailureOf, RequestFlow, failure_of, failures_in_group, until_failure
-from corosrv.dialects.generation.job_log import submit
+from corosrv.dialects.generation.job_usage import submit
 from corosrv.dialects.openai.responses.mcp_answers import McpAnswer, McpWork, text_of
 from corosrv.dialects.openai.responses.mcp_client import McpAsk, McpFault, McpLoop, McpSession
 from corosrv.dialects.openai.responses.mcp_items import (

@@ -1,4 +1,4 @@
-"""A line of log for each job that ended: what it was, what it used, and how it ended."""
+"""What jobs use: a `Tally` counts it for an answer, a `JobRecord` for the bill, the trace and a line of log."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from corosrv.contracts.jobs import AnyJob, Chunk, EmbedJob, Finish, Job, Messages, ModelCard, Reader, Worker
 from corosrv.contracts.jobs.terms import Bill, TracePart
+from corosrv.dialects.generation.answer_types import Timings
 from corosrv.dialects.generation.forks import ForkableAnswer
 
 log = logging.getLogger("corosrv.jobs")
@@ -22,6 +25,68 @@ _TEXT = (
     "job %(id)s of model %(model)s ended: %(outcome)s, %(prompt_tokens)d prompt tokens (%(cached_tokens)d cached), "
     "%(generated_tokens)d generated, %(prompt_ms)d ms of prompt, %(decode_ms)d ms of decoding, %(seconds).2f s in all"
 )
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over the tasks of a job that have ended; prompt tokens count once, however many answers (`n`) each prompt
+    gets."""
+
+    n: int = 1
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    image_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    is_predicted: bool = False  # the job says what its answers are expected to be
+    prompt_ms: float = 0.0
+    decode_ms: float = 0.0
+    compute_ms: float = 0.0  # of the machine, for all tasks together
+
+    def add(self, chunk: Chunk) -> None:
+        self.completion_tokens += chunk.n_tokens
+        if chunk.finish is None:
+            return
+        self.prompt_ms = max(self.prompt_ms, chunk.prompt_ms)
+        self.decode_ms = max(self.decode_ms, chunk.decode_ms)
+        self.compute_ms += chunk.compute_ms
+        self.drafted_tokens += chunk.drafted_tokens
+        self.accepted_tokens += chunk.accepted_tokens
+        if chunk.index % self.n == 0:
+            self.prompt_tokens += chunk.prompt_tokens
+            self.cached_tokens += chunk.cached_tokens
+            self.image_tokens += chunk.image_tokens
+
+    def as_of(self, chunk: Chunk) -> Tally:
+        """Returns the tally of a single task at the moment when this chunk was made, which tells tokens."""
+        return replace(
+            self,
+            prompt_tokens=chunk.prompt_tokens,
+            cached_tokens=chunk.cached_tokens,
+            drafted_tokens=chunk.drafted_tokens,
+            accepted_tokens=chunk.accepted_tokens,
+            prompt_ms=chunk.prompt_ms,
+            decode_ms=chunk.decode_ms,
+        )
+
+    def timings(self) -> Timings:
+        """Returns llama-server's timings; the rates leave out the first token, which comes from the prompt's batch."""
+        computed = self.prompt_tokens - self.cached_tokens
+        n_after_first = max(self.completion_tokens - 1, 0)
+        return Timings(
+            cache_n=self.cached_tokens,
+            prompt_n=computed,
+            prompt_ms=self.prompt_ms,
+            prompt_per_token_ms=self.prompt_ms / computed if computed else 0.0,
+            prompt_per_second=1000.0 * computed / self.prompt_ms if self.prompt_ms else 0.0,
+            predicted_n=self.completion_tokens,
+            predicted_ms=self.decode_ms,
+            predicted_per_token_ms=self.decode_ms / n_after_first if n_after_first else 0.0,
+            predicted_per_second=1000.0 * n_after_first / self.decode_ms if self.decode_ms else 0.0,
+            draft_n=self.drafted_tokens or msgspec.UNSET,
+            draft_n_accepted=self.accepted_tokens if self.drafted_tokens else msgspec.UNSET,
+        )
 
 
 def submit(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from corosrv.contracts.jobs import Chunk, Finish
-from corosrv.dialects.generation.job_log import JobRecord
+from corosrv.dialects.generation.job_usage import JobRecord
 
 STOP = Chunk(0, "", 1, Finish.STOP, 7, 3, 10.0, 40.0)
 LENGTH = Chunk(1, "", 0, Finish.LENGTH, 7, 3, 12.0, 30.0)
