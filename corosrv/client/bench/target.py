@@ -8,7 +8,7 @@ from enum import Enum
 from urllib.parse import urlsplit
 
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.load.plan import LatencyLimits
+from corosrv.client.bench.plan import LatencyLimits
 
 
 class FailureKind(str, Enum):

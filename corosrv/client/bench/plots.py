@@ -13,9 +13,9 @@ from html import escape
 from itertools import pairwise
 from typing import ClassVar
 
+from corosrv.client.bench import words
 from corosrv.client.bench.figures import CURVE
-from corosrv.client.bench.report import words
-from corosrv.client.bench.report.document import PointFigures, Report, Section, ServerFigures
+from corosrv.client.bench.report import PointFigures, Report, Section, ServerFigures
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from corosrv.client.bench.report import plots, words
-from corosrv.client.bench.report.document import PointFigures, Report, Section, ServerFigures
-from corosrv.client.bench.report.words import LATENCIES, RATES
+from corosrv.client.bench import plots, words
+from corosrv.client.bench.report import PointFigures, Report, Section, ServerFigures
+from corosrv.client.bench.words import LATENCIES, RATES
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#f6f7f9;--card:#ffffff;--ink:#1c2330;--soft:#667085;--rule:#e4e7ec;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from corosrv.client.bench.figures import Quantiles, RoundFigures
-from corosrv.client.bench.report.document import Machine, PointFigures, Section, ServerFigures
+from corosrv.client.bench.report import Machine, PointFigures, Section, ServerFigures
 
 NONE = "-"
 BUSY_LOAD = 0.5  # waiting or running tasks for each core

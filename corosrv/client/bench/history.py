@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corosrv.base.errors import BenchError
+from corosrv.client.bench import plots, words
 from corosrv.client.bench.figures import RoundFigures
-from corosrv.client.bench.report import plots, words
-from corosrv.client.bench.report.document import Report, Section, ServerFigures, read, write
+from corosrv.client.bench.report import Report, Section, ServerFigures, read, write
 
 LAST = "LAST"  # the newest report that was saved
 _RESAMPLES = 2000

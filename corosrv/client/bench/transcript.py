@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from corosrv.client.bench.load.target import Failure, FailureKind, RequestOutcome
+from corosrv.client.bench.target import Failure, FailureKind, RequestOutcome
 
 MAX_HEAD = 64 * 1024  # bytes
 MAX_CHUNK = 16 * 1024 * 1024  # bytes
