@@ -22,8 +22,7 @@ from corosrv.contracts.jobs import Image
 from corosrv.contracts.settings import ImageSettings
 from corosrv.contracts.settings.server import PIXEL_BYTES
 from corosrv.images.decoders import DecoderPool
-from corosrv.images.decoding import ImageFormat, check_dimensions, check_pillow, recognise
-from corosrv.images.dimensions import read_dimensions
+from corosrv.images.decoding import ImageFormat, check_dimensions, check_pillow, read_dimensions, recognise
 from corosrv.images.fetching import ImageFetcher
 from corosrv.images.intake import ImageDetail, ImageIntake
 

@@ -12,14 +12,14 @@ from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown, Startin
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.dialects.kserve import api_docs, object_routes, routes, schema
+from corosrv.dialects.kserve import api_docs, routes, schema
 from corosrv.dialects.kserve.endpoint import EndpointLimits
 from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.server_side import GrpcCollector, GrpcConfig
 from corosrv.serving.part import Part, ServerContext
 from corosrv.web.inference_gateway import GatewayRules
 from corosrv.workers.objects import ObjectStore
-from corosrv.workers.worker.parent.asks import CallServices, submit_to
+from corosrv.workers.worker.parent.call_services import CallServices, submit_to
 
 _STATES = {
     WorkerState.STARTING: State.STARTING,
@@ -135,5 +135,5 @@ class KservePart(Part):
             )
         ]
         if self._objects is not None:
-            blueprints.append(object_routes.blueprint(self._objects, context.bodies))
+            blueprints.append(routes.objects_blueprint(self._objects, context.bodies))
         return tuple(blueprints)

@@ -19,7 +19,7 @@ from corosrv.contracts.jobs.infer import InferJob, InferWorker
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import Settings
 from corosrv.web.accounts import Accounts
-from corosrv.web.groups.table import GroupTable
+from corosrv.web.groups import GroupTable
 from corosrv.web.http.access_log import Tracer
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
@@ -27,7 +27,7 @@ from corosrv.web.http.siblings import OtherAnswer, Siblings
 from corosrv.web.kept.keyed_answers import KeyedAnswers
 
 if TYPE_CHECKING:  # a server without handlers needs none of it
-    from corosrv.workers.worker.parent.asks import CallAnswers, Delegate
+    from corosrv.workers.worker.parent.call_services import CallAnswers, Delegate
 
 Format = Literal["openai", "anthropic", "llamacpp", "ollama", "upstream", "v2", "predictions"]
 

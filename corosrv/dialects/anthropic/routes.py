@@ -13,7 +13,7 @@ from corosrv.dialects.anthropic.answers import MessagesError, TokenCount
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.images.intake import images_in
-from corosrv.web.groups.routes import GenerateHeaders
+from corosrv.web.groups import GenerateHeaders
 from corosrv.web.http import reply
 from corosrv.web.http.openapi import GENERATES, operation
 

@@ -29,8 +29,7 @@ from corosrv.dialects.generation.forks import ForkableAnswer, ForkFields, ForkTa
 from corosrv.dialects.generation.job_usage import JobRecord, submit
 from corosrv.images.intake import ImageIntake
 from corosrv.images.reader import CAPABILITY, ImageReader
-from corosrv.web.groups.routes import GROUP_FIELD, join_group
-from corosrv.web.groups.table import GroupMember, GroupTable
+from corosrv.web.groups import GROUP_FIELD, GroupMember, GroupTable, join_group
 from corosrv.web.http import body_reader, sse
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.client import collect

@@ -1,4 +1,4 @@
-"""What jobs use: a `Tally` counts it for an answer, a `JobRecord` for the bill, the trace and a line of log."""
+"""Counts what jobs use: a `Tally` for an answer, a `JobRecord` for the bill, the trace and a line of log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import msgspec
 
 from corosrv.contracts.jobs import AnyJob, Chunk, EmbedJob, Finish, Job, Messages, ModelCard, Reader, Worker
 from corosrv.contracts.jobs.terms import Bill, TracePart
-from corosrv.dialects.generation.answer_types import Timings
 from corosrv.dialects.generation.forks import ForkableAnswer
 
 log = logging.getLogger("corosrv.jobs")
@@ -25,6 +24,34 @@ _TEXT = (
     "job %(id)s of model %(model)s ended: %(outcome)s, %(prompt_tokens)d prompt tokens (%(cached_tokens)d cached), "
     "%(generated_tokens)d generated, %(prompt_ms)d ms of prompt, %(decode_ms)d ms of decoding, %(seconds).2f s in all"
 )
+
+
+class Timings(msgspec.Struct):
+    """llama-server's timings: `cache_n` prompt tokens were known, `prompt_n` computed, `predicted_n` generated.
+
+    `draft_n` guesses of next tokens were computed, and `draft_n_accepted` came true; left out where there were none.
+    """
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: int | msgspec.UnsetType = msgspec.UNSET
+    draft_n_accepted: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class PromptProgress(msgspec.Struct):
+    """Progress of reading a prompt, for streams with `return_progress`."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
 
 
 @dataclass(slots=True)

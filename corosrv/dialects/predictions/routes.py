@@ -32,7 +32,7 @@ from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.openapi import without_key
 from corosrv.web.http.reply import encoded_response, json_response, register_errors
 from corosrv.web.kept.keyed_answers import KeyedAnswers, keep_if
-from corosrv.web.page.routes import page_for_people
+from corosrv.web.page import page_for_people
 
 _FAILED = (409, 503)  # these say so in a member of their own
 

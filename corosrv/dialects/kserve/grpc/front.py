@@ -22,7 +22,7 @@ from corosrv.contracts.jobs.terms import Terms
 from corosrv.dialects.kserve import metadata
 from corosrv.dialects.kserve.grpc.messages import AskInfo
 from corosrv.dialects.kserve.grpc.server_side import GrpcConfig, GrpcLink, GrpcStats
-from corosrv.workers.worker.parent.asks import CallAccount, CallServices
+from corosrv.workers.worker.parent.call_services import CallAccount, CallServices
 from corosrv.workers.worker.parent.supervised import SupervisedProcess
 
 log = logging.getLogger("corosrv.grpc")

@@ -38,7 +38,8 @@ from corosrv.web.inference_gateway import GatewayRules
 from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.calls import AskEnd, AskOutputs
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.worker.parent.asks import Asks, CallServices, end_of
+from corosrv.workers.worker.parent.asks import Asks
+from corosrv.workers.worker.parent.call_services import CallServices, end_of
 from corosrv.workers.worker.parent.process import Exit
 from corosrv.workers.worker.parent.supervised import ServingProcess
 

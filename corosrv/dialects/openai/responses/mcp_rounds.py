@@ -34,8 +34,7 @@ from corosrv.dialects.openai.responses.mcp_items import (
     functions,
     server_failed,
 )
-from corosrv.web.groups.routes import join_group
-from corosrv.web.groups.table import GroupMember
+from corosrv.web.groups import GroupMember, join_group
 from corosrv.web.http import sse
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import current

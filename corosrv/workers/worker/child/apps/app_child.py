@@ -43,8 +43,15 @@ from corosrv.workers.worker.app.app import App
 from corosrv.workers.worker.app.messages import ModelInferResponse
 from corosrv.workers.worker.app.pools import BoundHandler, HandlerGroup, Pool, stop_method
 from corosrv.workers.worker.child.apps.call_lifecycle import CallLifecycle, HandlerCall, Result
-from corosrv.workers.worker.child.apps.callers import LaneMail, ThreadCaller, ThreadExchange
-from corosrv.workers.worker.child.apps.lane_asks import AppLane, AppSlot, LaneAsks, make_lane
+from corosrv.workers.worker.child.apps.lane_asks import (
+    AppLane,
+    AppSlot,
+    LaneAsks,
+    LaneMail,
+    ThreadCaller,
+    ThreadExchange,
+    make_lane,
+)
 from corosrv.workers.worker.child.run import Poison
 from corosrv.workers.worker.child.runtime import WorkerRuntime, describe, module_from_file, module_from_name, trace
 

@@ -20,8 +20,16 @@ from corosrv.workers.worker.app.context import OutgoingCall
 from corosrv.workers.worker.app.messages import EndSignal, ModelInferResponse
 from corosrv.workers.worker.app.objects import AsyncObjects, ObjectReply
 from corosrv.workers.worker.child.apps.call_lifecycle import CallLifecycle, HandlerCall, Result
-from corosrv.workers.worker.child.apps.callers import open_call, response_of
-from corosrv.workers.worker.child.apps.lane_asks import AppLane, AppSlot, AskAnswer, LaneAsks, MakeMessage, OpenAsk
+from corosrv.workers.worker.child.apps.lane_asks import (
+    AppLane,
+    AppSlot,
+    AskAnswer,
+    LaneAsks,
+    MakeMessage,
+    OpenAsk,
+    open_call,
+    response_of,
+)
 from corosrv.workers.worker.child.lifeline import Fork
 from corosrv.workers.worker.child.run import Poison
 

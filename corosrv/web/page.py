@@ -20,7 +20,7 @@ from corosrv.base.errors import NotFound
 from corosrv.base.waits import call_in_thread
 from corosrv.web.http.openapi import without_key
 
-_FILES = Path(__file__).parent / "static"
+_FILES = Path(__file__).parent / "static" / "page"
 _SHELL = "page.html"
 _TYPES = {
     "css": "text/css",

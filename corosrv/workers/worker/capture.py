@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from corosrv.workers.worker.printing.printed import Printed, place
+from corosrv.workers.worker.printed import Printed, place
 from corosrv.workers.worker.scope import scope
 
 

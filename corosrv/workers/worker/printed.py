@@ -163,5 +163,5 @@ class Printed:
 
 
 # Where the current context prints; None: the server's log. Threads inherit it by
-# corosrv.workers.worker.printing.capture.
+# corosrv.workers.worker.capture.
 place: ContextVar[Printed | None] = ContextVar("corosrv_printed", default=None)

@@ -23,7 +23,7 @@ from corosrv.base.waits import call_in_thread
 from corosrv.web.http import openapi
 from corosrv.web.http.openapi import operation, without_key
 from corosrv.web.http.reply import json_response
-from corosrv.web.page.routes import page_for_people
+from corosrv.web.page import page_for_people
 
 TITLE = "corosrv"
 TEXT = (
@@ -52,7 +52,7 @@ TAGS = {
 
 
 _TYPES = {"html": "text/html", "css": "text/css", "mjs": "text/javascript", "svg": "image/svg+xml"}
-_FILES = resources.files("corosrv.web.docs") / "static"
+_FILES = resources.files("corosrv.web") / "static" / "docs"
 # The page may run, show and call only what this server sends.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
