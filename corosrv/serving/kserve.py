@@ -14,8 +14,7 @@ from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve import api_docs, routes, schema
 from corosrv.dialects.kserve.endpoint import EndpointLimits
-from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcCollector, GrpcConfig
+from corosrv.dialects.kserve.grpc.front import GrpcCollector, GrpcConfig, GrpcFront
 from corosrv.serving.part import Part, ServerContext
 from corosrv.web.inference_gateway import GatewayRules
 from corosrv.workers.objects import ObjectStore
@@ -43,7 +42,6 @@ class KservePart(Part):
         self._takes_keys = self._settings.idempotency_bytes > 0
         self._calls = calls
         self._objects = objects
-        self._ending: gevent.Greenlet | None = None
         self.grpc = self._grpc()
 
     def _grpc(self) -> GrpcFront | None:
@@ -94,10 +92,6 @@ class KservePart(Part):
             self._ending = gevent.spawn(self.grpc.stop, self._settings.drain_s)
         else:
             self.hurry()
-
-    @property
-    def is_ending(self) -> bool:
-        return self._ending is not None and not self._ending.ready()
 
     def hurry(self) -> None:
         self.close()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import flask
+import gevent
 from flask import Blueprint
 from gevent import monkey
 from prometheus_client.registry import Collector
@@ -36,6 +37,7 @@ class Part(ABC):
     """One kind of work that a server takes, with its endpoints. A part overrides what it has."""
 
     formats: Iterable[Format] = ()  # that it speaks, as peers name them; see corosrv.gateway.delegation.announcement
+    _ending: gevent.Greenlet | None = None  # after stop(), where the end takes its time
 
     def model_names(self) -> Iterable[str]:
         """Returns the names of the models that it serves in generating dialects."""
@@ -66,7 +68,7 @@ class Part(ABC):
     @property
     def is_ending(self) -> bool:
         """True after stop() while something still runs that is no request."""
-        return False
+        return self._ending is not None and not self._ending.ready()
 
     def hurry(self) -> None:
         """Ends what still runs. Returns at once."""

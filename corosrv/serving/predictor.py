@@ -42,7 +42,6 @@ class PredictorPart(Part):
 
     def __init__(self, context: ServerContext, predictor: PredictionSettings) -> None:
         self._context = context
-        self._ending: gevent.Greenlet | None = None
         self.on_unloadable: Callable[[str], None] = lambda reason: None  # if the predictor's code cannot be loaded
         self.worker = PredictorWorker(_maker(predictor), is_wanted=predictor.restart_worker)
         server = context.settings.server
@@ -89,10 +88,6 @@ class PredictorPart(Part):
             return
         log.info("stopping: running predictions get %g s to finish", self.service.settings.drain_timeout)
         self._ending = gevent.spawn(self.service.shutdown)
-
-    @property
-    def is_ending(self) -> bool:
-        return self._ending is not None and not self._ending.ready()
 
     def hurry(self) -> None:
         """Fails what still runs, and ends. Returns at once."""

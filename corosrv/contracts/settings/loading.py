@@ -124,15 +124,6 @@ def assemble(raw: sources.RawSettings) -> Settings:
     )
 
 
-def load_predictor(
-    overrides: Mapping[str, Any] | None = None,
-    environ: Mapping[str, str] | None = None,
-    file: Path | None = None,
-) -> PredictionSettings | None:
-    """Reads the predictor's settings alone, as load() does; None where no predictor is to be served."""
-    return _predictor(sources.read(overrides, environ, file, PARTS))
-
-
 def load_hub(
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,

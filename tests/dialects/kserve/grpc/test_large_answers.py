@@ -12,7 +12,7 @@ import pytest
 from corosrv.base.errors import AnswerTooLarge
 from corosrv.dialects.kserve.grpc import conversions, protocol
 from corosrv.dialects.kserve.grpc.asking import Outputs
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc.front import GrpcConfig
 from corosrv.dialects.kserve.grpc.service import encode
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire.calls import AskOutputs

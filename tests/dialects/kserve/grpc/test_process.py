@@ -21,9 +21,8 @@ import pytest
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.dialects.kserve.grpc import protocol, server_side
-from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc import protocol
+from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire.calls import Ask, WireRequest, WireTensor
 from corosrv.workers.wire.codec import framed
@@ -197,8 +196,8 @@ def test_metadata_outside_utf_8_writes_no_traceback(
 
 def test_a_process_that_hangs_is_replaced(own_worker: FunctionWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(own_worker) as front:
-        monkeypatch.setattr(server_side, "HEARTBEAT", 0.02)
-        monkeypatch.setattr(server_side, "MISSED_BEATS", 200)  # of which the process sends one in a hundred
+        monkeypatch.setattr(front, "HEARTBEAT", 0.02)
+        monkeypatch.setattr(front, "MISSED_BEATS", 200)  # of which the process sends one in a hundred
         pid = front.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)

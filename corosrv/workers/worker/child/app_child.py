@@ -42,8 +42,8 @@ from corosrv.workers.worker.app.answers import invoke, invoke_batch
 from corosrv.workers.worker.app.app import App
 from corosrv.workers.worker.app.messages import ModelInferResponse
 from corosrv.workers.worker.app.pools import BoundHandler, HandlerGroup, Pool, stop_method
-from corosrv.workers.worker.child.apps.call_lifecycle import CallLifecycle, HandlerCall, Result
-from corosrv.workers.worker.child.apps.lane_asks import (
+from corosrv.workers.worker.child.call_lifecycle import CallLifecycle, HandlerCall, Result
+from corosrv.workers.worker.child.lane_asks import (
     AppLane,
     AppSlot,
     LaneAsks,
@@ -119,7 +119,7 @@ class ThreadRunner:
 
 if TYPE_CHECKING:
     from corosrv.workers.worker.app.pools import BaseWorker
-    from corosrv.workers.worker.child.apps.loop_runner import LoopRunner, LoopThread
+    from corosrv.workers.worker.child.loop_runner import LoopRunner, LoopThread
 
 
 _ADVICE = "an application is named as MODULE:NAME, looked for in --app-dir, or as FILE.py:NAME"
@@ -260,7 +260,7 @@ class AppChild:
         self._desk = CallLifecycle(handlers, self._runtime.capture, self._runtime.server_log, self._fork, worker_id)
         self._threads = ThreadRunner(self._desk, self._poison)
         if any(group.signature.kind.is_async for group in pool.groups):
-            from corosrv.workers.worker.child.apps.loop_runner import LoopRunner
+            from corosrv.workers.worker.child.loop_runner import LoopRunner
 
             self._loop = LoopRunner(self._make_loop(), self._desk, self._poison)
         self._is_registered = True
@@ -275,7 +275,7 @@ class AppChild:
     def _make_loop(self) -> LoopThread:
         if self._loop_thread is None:
             # Not for plain functions: asyncio takes longer to import than all the rest.
-            from corosrv.workers.worker.child.apps.loop_runner import LoopThread
+            from corosrv.workers.worker.child.loop_runner import LoopThread
 
             self._loop_thread = LoopThread()
         return self._loop_thread

@@ -19,8 +19,8 @@ from corosrv.workers.worker.app.answers import invoke_async, invoke_batch_async
 from corosrv.workers.worker.app.context import OutgoingCall
 from corosrv.workers.worker.app.messages import EndSignal, ModelInferResponse
 from corosrv.workers.worker.app.objects import AsyncObjects, ObjectReply
-from corosrv.workers.worker.child.apps.call_lifecycle import CallLifecycle, HandlerCall, Result
-from corosrv.workers.worker.child.apps.lane_asks import (
+from corosrv.workers.worker.child.call_lifecycle import CallLifecycle, HandlerCall, Result
+from corosrv.workers.worker.child.lane_asks import (
     AppLane,
     AppSlot,
     AskAnswer,

@@ -20,7 +20,7 @@ from corosrv.workers.worker.app.context import AsyncContext, Context
 from corosrv.workers.worker.app.messages import EndSignal, ModelInferRequest, ModelInferResponse
 from corosrv.workers.worker.app.pools import BoundHandler
 from corosrv.workers.worker.capture import Capture
-from corosrv.workers.worker.child.apps.lane_asks import AppSlot
+from corosrv.workers.worker.child.lane_asks import AppSlot
 from corosrv.workers.worker.child.lifeline import Fork
 from corosrv.workers.worker.child.runtime import describe, message_of, trace_frames
 from corosrv.workers.worker.printed import Printed, place
