@@ -13,7 +13,6 @@ from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve import api_docs, routes, schema
-from corosrv.dialects.kserve.endpoint import EndpointLimits
 from corosrv.dialects.kserve.grpc.front import GrpcCollector, GrpcConfig, GrpcFront
 from corosrv.serving.part import Part, ServerContext
 from corosrv.web.inference_gateway import GatewayRules
@@ -114,14 +113,13 @@ class KservePart(Part):
         return schema.error_body(error)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
-        context, server = self._context, self._settings
-        max_body_bytes = context.settings.kserve.v2_max_body_bytes
+        context = self._context
         blueprints = [
             routes.blueprint(
                 self._calls,
                 context.bodies,
-                context.http_stats,
-                EndpointLimits(max_body_bytes, server.sse_ping_interval, server.write_timeout_s),
+                context.settings.kserve.v2_max_body_bytes,
+                context.streams,
                 check_ready=context.check,
                 objects=self._objects,
                 takes_keys=self._takes_keys,

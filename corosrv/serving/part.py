@@ -25,6 +25,7 @@ from corosrv.web.http.access_log import Tracer
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.siblings import OtherAnswer, Siblings
+from corosrv.web.http.sse import StreamLimits
 from corosrv.web.kept.keyed_answers import KeyedAnswers
 
 if TYPE_CHECKING:  # a server without handlers needs none of it
@@ -131,6 +132,12 @@ class ServerContext:
     count_clients: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
     tracer: Tracer | None = None  # where requests are traced
     siblings: Siblings | None = None  # the other worker processes, where there are some
+
+    @property
+    def streams(self) -> StreamLimits:
+        """The limits of the server's streams."""
+        server = self.settings.server
+        return StreamLimits(self.http_stats, server.sse_ping_interval, server.write_timeout_s)
 
     def ask_other_workers(self, request: flask.Request, body: bytes = b"", path: str = "") -> list[OtherAnswer]:
         """Sends a request to every other worker process as well; returns their answers. See Siblings.ask_others."""

@@ -118,13 +118,11 @@ class PredictorPart(Part):
         return (
             routes.blueprint(
                 self.service,
-                context.http_stats,
                 lambda: context.on_shutdown(),
                 context.bodies,
+                context.streams,
                 has_document=self.is_alone,
                 answers=context.answers,
-                ping_interval=context.settings.server.sse_ping_interval,
-                write_timeout=context.settings.server.write_timeout_s,
             ),
         )
 

@@ -34,8 +34,8 @@ from corosrv.web.http import body_reader, sse
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.client import collect
 from corosrv.web.http.lean_flask import caller, current
-from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import json_response
+from corosrv.web.http.sse import StreamLimits
 from corosrv.web.http.terms import IgnoredFields, request_terms
 from corosrv.web.kept.keyed_answers import KeyedAnswers
 
@@ -136,22 +136,13 @@ class JobEvents:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of reading requests and answering them; see the settings of the same names."""
-
-    bodies: BodyReader
-    max_body_bytes: int
-    ping_interval: float
-    write_timeout: float
-
-
-@dataclass(frozen=True, slots=True)
 class RequestFlow:
     """Takes the requests of every dialect and answers them; its worker does the work."""
 
     worker: Worker
-    limits: Limits
-    stats: HttpStats
+    bodies: BodyReader
+    max_body_bytes: int
+    streams: StreamLimits
     answers: KeyedAnswers
     groups: GroupTable
     images: ImageReader
@@ -162,7 +153,7 @@ class RequestFlow:
 
     def once(self, view: View) -> View:
         """Wraps a view so that it answers a request once, however often it is repeated with its Idempotency-Key."""
-        return self.answers.once(self.limits.max_body_bytes)(view)
+        return self.answers.once(self.max_body_bytes)(view)
 
     def receive(self, decoder: msgspec.json.Decoder[T], most: int | None = None) -> T:
         """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault.
@@ -171,8 +162,8 @@ class RequestFlow:
         know are ignored, and told by a header of the answer.
         """
         incoming = current(request)
-        limit = self.limits.max_body_bytes if most is None else min(most, self.limits.max_body_bytes)
-        text = self.limits.bodies.read(incoming, limit)
+        limit = self.max_body_bytes if most is None else min(most, self.max_body_bytes)
+        text = self.bodies.read(incoming, limit)
         decoded = body_reader.decode(incoming, text, decoder)
         self.ignored.note(text, decoder.type)
         return decoded
@@ -239,9 +230,7 @@ class RequestFlow:
             reader,
             call.answer.first(),
             JobEvents(call.answer, record, member, find_failure),
-            self.limits.ping_interval,
-            self.limits.write_timeout,
-            self.stats,
+            self.streams,
             sse.BLANK if call.is_lines else sse.PING,
         )
         stream.wait_for_start(HEAD_SECONDS, functools.partial(_check_start, find_failure))

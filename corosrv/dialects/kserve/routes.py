@@ -17,16 +17,16 @@ from corosrv.base.errors import CorosrvError, Refused
 from corosrv.base.waits.elsewhere import call_in_thread
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferWorker, ModelTarget, ObjRef
 from corosrv.dialects.kserve import api_docs, metadata, schema
-from corosrv.dialects.kserve.endpoint import EndpointLimits, InferEndpoint
+from corosrv.dialects.kserve.endpoint import InferEndpoint
 from corosrv.dialects.kserve.infer_request import CAPABILITY_DECODER, INFER_DECODER
 from corosrv.dialects.kserve.parameters import parse_capability
 from corosrv.dialects.kserve.schema import IndexBody, KserveError, register_errors
 from corosrv.formats.bodies import decode_unscanned
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
-from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.openapi import READS, View, operation, with_idempotency_key, without_key
 from corosrv.web.http.reply import json_response
+from corosrv.web.http.sse import StreamLimits
 from corosrv.web.kept.keyed_answers import KeyedAnswers
 from corosrv.workers.objects import ObjectContent, ObjectStore
 
@@ -39,23 +39,24 @@ _INDEX_DECODER = msgspec.json.Decoder(IndexBody)
 def blueprint(
     worker: InferWorker,
     bodies: BodyReader,
-    stats: HttpStats,
-    limits: EndpointLimits,
+    max_body_bytes: int,
+    streams: StreamLimits,
     *,
     check_ready: Callable[[], None],
     objects: ObjectStore | None = None,
     takes_keys: bool = True,
     answers: KeyedAnswers | None = None,
 ) -> Blueprint:
-    """Makes the routes. `check_ready`: raises the Unavailable that calls would meet now.
+    """Makes the routes. `max_body_bytes`: of a body, and of what it inflates to. `check_ready`: raises the Unavailable
+    that calls would meet now.
 
     `takes_keys`: the worker heeds idempotency keys, and the API document says so. `answers`: lets clients resume their
     streams.
     """
     routes = Blueprint("kserve", __name__)
     keyed: Callable[[View], View] = with_idempotency_key if takes_keys else lambda view: view
-    resumable = (answers or KeyedAnswers(bodies, max_bytes=0)).once(limits.max_body_bytes, is_kept=False)
-    endpoint = InferEndpoint(worker, bodies, stats, limits, objects)
+    resumable = (answers or KeyedAnswers(bodies, max_bytes=0)).once(max_body_bytes, is_kept=False)
+    endpoint = InferEndpoint(worker, bodies, max_body_bytes, streams, objects)
 
     @routes.get("/v2")
     @routes.get("/v2/", endpoint="server_slash")

@@ -6,6 +6,7 @@ import functools
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from flask import Response
@@ -100,6 +101,15 @@ def watched(environ: dict[str, Any]) -> dict[str, Any]:
     return {} if LOGGED in environ else environ
 
 
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """The limits of a server's streams, and the counters of those that are open."""
+
+    stats: HttpStats
+    ping_interval: float = 15.0  # seconds of silence before a comment; 0 and less: none is sent
+    write_timeout: float = 30.0  # seconds in which a client may accept nothing
+
+
 class EventStream(Generic[Item]):
     """A WSGI body: what the encoder makes of the items, one piece for all that were unread.
 
@@ -118,9 +128,7 @@ class EventStream(Generic[Item]):
         reader: Reader[Item],
         first: bytes,
         encoder: Encoder[Item],
-        ping_interval: float,
-        write_timeout: float,
-        stats: HttpStats,
+        limits: StreamLimits,
         ping: bytes = PING,
     ) -> None:
         self._ping = ping
@@ -128,15 +136,15 @@ class EventStream(Generic[Item]):
         self._first = first
         self._taken: list[Item] = []  # before the first piece was sent
         self._encoder = encoder
-        self._ping_interval = ping_interval if ping_interval > 0 else None
+        self._ping_interval = limits.ping_interval if limits.ping_interval > 0 else None
         self.has_failed = False  # it ended in an error
         self.on_close: Callable[[], None] | None = None  # called once, at its end
         is_logged, environ = LOGGED in environ, watched(environ)
         self._watch = ClientWatch(environ, reader.cancel)
         self._socket = environ.get("gunicorn.socket")
         self._timeout_before = None if self._socket is None else self._socket.gettimeout()
-        self._write_timeout = write_timeout
-        self._stats = None if is_logged else stats
+        self._write_timeout = limits.write_timeout
+        self._stats = None if is_logged else limits.stats
         self._is_closed = False
         self._sender: DirectSender | None = None
         if self._stats is not None:

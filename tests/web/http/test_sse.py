@@ -12,7 +12,7 @@ from corosrv.base.errors import CorosrvError, JobFailed
 from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.web.http import sse
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.http.sse import PING, EventStream
+from corosrv.web.http.sse import PING, EventStream, StreamLimits
 from tests.support.engines import TIMEOUT
 from tests.support.readers import HandDrivenReader
 
@@ -51,7 +51,7 @@ class Encoder:
 def stream(
     reader: HandDrivenReader, stats: HttpStats, ping_interval: float = NEVER, environ: dict[str, Any] | None = None
 ) -> EventStream:
-    return EventStream(environ or {}, reader, b"first", Encoder(), ping_interval, 5.0, stats)
+    return EventStream(environ or {}, reader, b"first", Encoder(), StreamLimits(stats, ping_interval, 5.0))
 
 
 def open_streams(stats: HttpStats) -> float | None:

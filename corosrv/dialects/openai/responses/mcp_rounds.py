@@ -340,10 +340,6 @@ def _finish(run: McpRun) -> None:
 
 
 def _stream(flow: RequestFlow, mcp_answer: McpAnswer, run: McpRun, member: GroupMember | None) -> Response:
-    limits = flow.limits
-    events = _Events(mcp_answer, member)
-    stream = sse.EventStream(
-        request.environ, run, mcp_answer.first(), events, limits.ping_interval, limits.write_timeout, flow.stats
-    )
+    stream = sse.EventStream(request.environ, run, mcp_answer.first(), _Events(mcp_answer, member), flow.streams)
     stream.wait_for_start(_HEAD_S, lambda pieces: None)
     return sse.response(stream)
