@@ -16,7 +16,7 @@ DOORS = {
     "corosrv.contracts.jobs": 7,
     "corosrv.contracts.settings": 6,
     "corosrv.dialects.generation": 8,
-    "corosrv.dialects.kserve": 8,
+    "corosrv.dialects.kserve": 7,
     "corosrv.dialects.openai": 6,
     "corosrv.fleet.cluster": 8,
     "corosrv.fleet.upstreams": 8,

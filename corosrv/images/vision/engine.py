@@ -48,6 +48,8 @@ from corosrv.models.engine.reader import Reader
 from corosrv.models.engine.vocabulary import EngineVocabulary
 from corosrv.models.loadable import Footprint, LoadProgress
 
+log = logging.getLogger("corosrv.vision")
+
 STAGING_BYTES = 256 << 20  # of the rows that are on their way
 MAX_ROWS = 1 << 24  # of an image, by an encoder that keeps to the protocol
 MAX_ACTIVE = 2  # transfers: one is encoded, and the encoder finds the next when it is done
@@ -113,8 +115,6 @@ if TYPE_CHECKING:
     from corosrv.models.engine.process.remote import RemoteEngine
 
     LanguageEngine = Engine | RemoteEngine
-
-log = logging.getLogger("corosrv.vision")
 
 ImagePrompt = Messages | MultimodalText
 

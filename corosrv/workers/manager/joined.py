@@ -27,6 +27,8 @@ from corosrv.workers.worker.parent.app_worker import JOINED, AppWorkerConfig, fa
 from corosrv.workers.worker.parent.call_services import CallServices
 from corosrv.workers.worker.parent.process import Exit
 
+log = logging.getLogger("corosrv.manager")
+
 _NOW = int(_socket.MSG_PEEK | _socket.MSG_DONTWAIT)
 
 
@@ -133,8 +135,6 @@ class JoinedProcess(AppProcess):
 
 if TYPE_CHECKING:
     from corosrv.workers.worker.parent.app_process import AppProcess
-
-log = logging.getLogger("corosrv.manager")
 
 MOST_JOINED = 256  # workers at once
 

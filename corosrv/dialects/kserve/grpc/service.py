@@ -27,6 +27,8 @@ from corosrv.dialects.kserve.parameters import call_terms
 from corosrv.web.inference_gateway import InferenceGateway
 from corosrv.workers.wire.calls import Ask, AskEnd, WireRequest, WireTensor
 
+log = logging.getLogger("corosrv.grpc")
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -167,8 +169,6 @@ async def encode(
 def _serialized(call: GrpcCall, answer: Outputs) -> bytes:
     return conversions.serialized(call.id, answer.message, answer.tensors, is_raw=call.is_raw)
 
-
-log = logging.getLogger("corosrv.grpc")
 
 MAX_IN_FLIGHT = 64  # requests of one stream; no more are read until one of them has ended
 

@@ -21,6 +21,7 @@ import pytest
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.jobs.setup import WorkerState
+from corosrv.dialects.kserve.grpc import front as grpc_front
 from corosrv.dialects.kserve.grpc import protocol
 from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from corosrv.formats.tensors import Tensor
@@ -196,8 +197,8 @@ def test_metadata_outside_utf_8_writes_no_traceback(
 
 def test_a_process_that_hangs_is_replaced(own_worker: FunctionWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(own_worker) as front:
-        monkeypatch.setattr(front, "HEARTBEAT", 0.02)
-        monkeypatch.setattr(front, "MISSED_BEATS", 200)  # of which the process sends one in a hundred
+        monkeypatch.setattr(grpc_front, "HEARTBEAT", 0.02)
+        monkeypatch.setattr(grpc_front, "MISSED_BEATS", 200)  # of which the process sends one in a hundred
         pid = front.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
