@@ -19,8 +19,8 @@ import msgspec
 from benchmarks import servers
 from benchmarks.servers import Setup
 from benchmarks.side_by_side import FOLDER, N_CORES, bench, build_peer
-from corosrv.client.bench.report import plots, words
-from corosrv.client.bench.report.document import Machine, PointFigures, Section, look
+from corosrv.client.bench import plots, words
+from corosrv.client.bench.report import Machine, PointFigures, Section, look
 from corosrv.contracts.settings.model_list import packaged_model
 from tests.support.architectures import quantize
 from tests.support.random_model import write_random_model

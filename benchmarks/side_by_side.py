@@ -21,9 +21,8 @@ import msgspec
 from benchmarks import limit, servers, summary
 from benchmarks.limit import Limit
 from benchmarks.servers import Running, Setup
-from corosrv.client.bench.report import document as report
-from corosrv.client.bench.report import page, plots
-from corosrv.client.bench.report.document import Section, look
+from corosrv.client.bench import page, plots, report
+from corosrv.client.bench.report import Section, look
 from corosrv.contracts.settings.model_list import packaged_model
 
 FOLDER = Path(__file__).parent

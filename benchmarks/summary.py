@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from html import escape
 
 from benchmarks.limit import Limit
-from corosrv.client.bench.report import words
-from corosrv.client.bench.report.document import PointFigures, Report, Section, ServerFigures
-from corosrv.client.bench.report.page import table
+from corosrv.client.bench import words
+from corosrv.client.bench.page import table
+from corosrv.client.bench.report import PointFigures, Report, Section, ServerFigures
 
 
 class Results(Report):

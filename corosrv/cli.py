@@ -16,16 +16,9 @@ from corosrv.base.errors import CorosrvError
 from corosrv.cli_help import PASSED_ON, CommandGroup, SectionedHelp, fail
 from corosrv.cli_options import PORT, PREDICTOR_PORT, serve_options
 from corosrv.contracts import settings
-from corosrv.contracts.settings import (
-    PARTS,
-    ModelSettings,
-    Settings,
-    UpstreamSettings,
-    effective,
-    sources,
-)
-from corosrv.contracts.settings.effective import EffectiveSetting, SettingGroup
+from corosrv.contracts.settings import PARTS, ModelSettings, Settings, UpstreamSettings, loading, sources
 from corosrv.contracts.settings.fleet import new_replica_id
+from corosrv.contracts.settings.loading import EffectiveSetting, SettingGroup
 from corosrv.models.fitting.model_file import check_model_files
 from corosrv.web.http import worker_watch
 
@@ -179,7 +172,7 @@ def show_config(
     raw = sources.read(overrides, None, config, PARTS)
     chosen = settings.assemble(raw)
     _check_upstreams(chosen.upstream)
-    groups = effective.effective_groups(raw, chosen)
+    groups = loading.effective_groups(raw, chosen)
     if form == "text":
         options = {"host": host, "port": _default_port(chosen) if port is None else port}
         options |= {"connections": connections, "is_open": is_open, "certfile": certfile, "keyfile": keyfile}
@@ -187,16 +180,16 @@ def show_config(
             EffectiveSetting(name.removeprefix("is_"), value, _source_of_option(context, name))
             for name, value in options.items()
         ]
-        groups = [SettingGroup("serve", listening), *groups, *effective.own_groups(raw, chosen, _fit)]
+        groups = [SettingGroup("serve", listening), *groups, *loading.own_groups(raw, chosen, _fit)]
     if not is_all:
-        groups = effective.without_defaults(groups)
-    write = {"text": effective.to_text, "toml": effective.to_toml, "json": effective.to_json}[form]
+        groups = loading.without_defaults(groups)
+    write = {"text": loading.to_text, "toml": loading.to_toml, "json": loading.to_json}[form]
     click.echo(write(groups))
 
 
 def _source_of_option(context: click.Context, name: str) -> str:
     is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    return sources.COMMAND_LINE if is_given else effective.DEFAULT
+    return sources.COMMAND_LINE if is_given else loading.DEFAULT
 
 
 def _fit(model: ModelSettings) -> ModelSettings:

@@ -213,8 +213,8 @@ def _engine(settings: ModelSettings) -> Finding:
 
 def _projector(settings: ModelSettings) -> Finding:
     """Opens the projector as the encoder process would, in one of its own, and encodes a small image."""
-    from corosrv.images.encoder.checking import check_projector
-    from corosrv.images.vision.options import encoder_command
+    from corosrv.images.encoder.check import check_projector
+    from corosrv.images.vision.engine import encoder_command
 
     path = Path(settings.mmproj)
     if not path.is_file():

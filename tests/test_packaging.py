@@ -71,7 +71,7 @@ def test_the_wheel_is_for_every_python_and_this_platform(wheel):
 @pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_pages(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    files = {str(file.relative_to(ROOT)) for file in ROOT.glob("corosrv/web/*/static/**/*") if file.is_file()}
+    files = {str(file.relative_to(ROOT)) for file in ROOT.glob("corosrv/web/static/**/*") if file.is_file()}
 
     assert len(files) > 20
     assert files - names == set()

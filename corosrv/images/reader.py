@@ -18,12 +18,11 @@ from dataclasses import replace
 from corosrv.base.errors import InvalidImage, NotOffered, TooManyImages
 from corosrv.base.processor import Turns
 from corosrv.base.waits import ThreadLock, call_in_thread
-from corosrv.contracts.jobs import Image, ModelCard
+from corosrv.contracts.jobs import Image
 from corosrv.contracts.settings import ImageSettings
 from corosrv.contracts.settings.server import PIXEL_BYTES
 from corosrv.images.decoders import DecoderPool
-from corosrv.images.decoding import ImageFormat, check_dimensions, check_pillow, recognise
-from corosrv.images.dimensions import read_dimensions
+from corosrv.images.decoding import ImageFormat, check_dimensions, check_pillow, read_dimensions, recognise
 from corosrv.images.fetching import ImageFetcher
 from corosrv.images.intake import ImageDetail, ImageIntake
 
@@ -207,12 +206,12 @@ class ImageReader:
         """Ends the processes that decode."""
         self._decoders.close()
 
-    def intake(self, card: ModelCard, keeps_files: bool = False) -> ImageIntake | None:
-        """Makes the reader of one request's images for this model; None where the model takes none.
+    def intake(self, keeps_files: bool = False) -> ImageIntake:
+        """Makes the reader of one request's images.
 
         `keeps_files`: images have their files with them, to be stored.
         """
-        return RequestImages(self, keeps_files) if CAPABILITY in card.capabilities else None
+        return RequestImages(self, keeps_files)
 
     def lend(self, n_bytes: int) -> MemoryLease:
         """Counts memory of images. Where none is left, images kept for later requests give theirs.

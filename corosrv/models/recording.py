@@ -23,7 +23,6 @@ from corosrv.base.errors import ModelFailed
 
 log = logging.getLogger("corosrv.engine")
 
-LEAST_BYTES = 1 << 20  # of a file; the native core's kLeastSize
 _MAGIC = b"corosrv record\n\0"
 _VERSION = 1
 _FIXED = struct.Struct("<16sIII")  # magic, version, state, bytes of the head

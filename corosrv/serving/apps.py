@@ -27,7 +27,7 @@ from corosrv.web.management.worker_routes import MakeJoinedWorker
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.policy import DispatchSettings
 from corosrv.workers.dispatch.stats import DispatchCollector
-from corosrv.workers.manager.joined import Joining
+from corosrv.workers.manager.joined import JoinedProcess, Joining
 from corosrv.workers.manager.manager import Manager, ManagerSettings
 from corosrv.workers.manager.plan import Claim
 from corosrv.workers.manager.pool_memory import PoolMemory
@@ -35,8 +35,7 @@ from corosrv.workers.objects import ObjectCollector, ObjectStore
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
-from corosrv.workers.worker.parent.asks import CallServices, submit_to
-from corosrv.workers.worker.parent.joined_process import JoinedProcess
+from corosrv.workers.worker.parent.call_services import CallServices, submit_to
 
 _OF_WORKERS: dict[str, tuple[str, Callable[[AppProcess], float]]] = {
     "in_flight": ("Slots that run a call", lambda worker: worker.in_flight),

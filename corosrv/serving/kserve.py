@@ -12,14 +12,12 @@ from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown, Startin
 from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.infer import InferWorker
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.dialects.kserve import api_docs, object_routes, routes, schema
-from corosrv.dialects.kserve.endpoint import EndpointLimits
-from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcCollector, GrpcConfig
+from corosrv.dialects.kserve import api_docs, routes, schema
+from corosrv.dialects.kserve.grpc.front import GrpcCollector, GrpcConfig, GrpcFront
 from corosrv.serving.part import Part, ServerContext
 from corosrv.web.inference_gateway import GatewayRules
 from corosrv.workers.objects import ObjectStore
-from corosrv.workers.worker.parent.asks import CallServices, submit_to
+from corosrv.workers.worker.parent.call_services import CallServices, submit_to
 
 _STATES = {
     WorkerState.STARTING: State.STARTING,
@@ -43,7 +41,6 @@ class KservePart(Part):
         self._takes_keys = self._settings.idempotency_bytes > 0
         self._calls = calls
         self._objects = objects
-        self._ending: gevent.Greenlet | None = None
         self.grpc = self._grpc()
 
     def _grpc(self) -> GrpcFront | None:
@@ -95,10 +92,6 @@ class KservePart(Part):
         else:
             self.hurry()
 
-    @property
-    def is_ending(self) -> bool:
-        return self._ending is not None and not self._ending.ready()
-
     def hurry(self) -> None:
         self.close()
 
@@ -120,14 +113,13 @@ class KservePart(Part):
         return schema.error_body(error)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
-        context, server = self._context, self._settings
-        max_body_bytes = context.settings.kserve.v2_max_body_bytes
+        context = self._context
         blueprints = [
             routes.blueprint(
                 self._calls,
                 context.bodies,
-                context.http_stats,
-                EndpointLimits(max_body_bytes, server.sse_ping_interval, server.write_timeout_s),
+                context.settings.kserve.v2_max_body_bytes,
+                context.streams,
                 check_ready=context.check,
                 objects=self._objects,
                 takes_keys=self._takes_keys,
@@ -135,5 +127,5 @@ class KservePart(Part):
             )
         ]
         if self._objects is not None:
-            blueprints.append(object_routes.blueprint(self._objects, context.bodies))
+            blueprints.append(routes.objects_blueprint(self._objects, context.bodies))
         return tuple(blueprints)

@@ -19,7 +19,7 @@ from corosrv.contracts.jobs import State
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, ServerSettings, Settings
 from corosrv.dialects.anthropic import routes as anthropic
-from corosrv.dialects.generation.exchange import Limits, RequestFlow
+from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.generation.forks import ForkTable
 from corosrv.dialects.kserve.language import LanguageModels
 from corosrv.dialects.llamacpp import loading
@@ -261,13 +261,9 @@ class ModelPart(Part):
         settings, context = self._settings, self._context
         return RequestFlow(
             worker=self.pool,
-            limits=Limits(
-                bodies=context.bodies,
-                max_body_bytes=settings.max_body_bytes,
-                ping_interval=settings.sse_ping_interval,
-                write_timeout=settings.write_timeout_s,
-            ),
-            stats=context.http_stats,
+            bodies=context.bodies,
+            max_body_bytes=settings.max_body_bytes,
+            streams=context.streams,
             answers=context.answers,
             groups=context.groups,
             images=self._images,

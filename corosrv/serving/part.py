@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import flask
+import gevent
 from flask import Blueprint
 from gevent import monkey
 from prometheus_client.registry import Collector
@@ -19,15 +20,16 @@ from corosrv.contracts.jobs.infer import InferJob, InferWorker
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import Settings
 from corosrv.web.accounts import Accounts
-from corosrv.web.groups.table import GroupTable
+from corosrv.web.groups import GroupTable
 from corosrv.web.http.access_log import Tracer
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.siblings import OtherAnswer, Siblings
+from corosrv.web.http.sse import StreamLimits
 from corosrv.web.kept.keyed_answers import KeyedAnswers
 
 if TYPE_CHECKING:  # a server without handlers needs none of it
-    from corosrv.workers.worker.parent.asks import CallAnswers, Delegate
+    from corosrv.workers.worker.parent.call_services import CallAnswers, Delegate
 
 Format = Literal["openai", "anthropic", "llamacpp", "ollama", "upstream", "v2", "predictions"]
 
@@ -36,6 +38,7 @@ class Part(ABC):
     """One kind of work that a server takes, with its endpoints. A part overrides what it has."""
 
     formats: Iterable[Format] = ()  # that it speaks, as peers name them; see corosrv.gateway.delegation.announcement
+    _ending: gevent.Greenlet | None = None  # after stop(), where the end takes its time
 
     def model_names(self) -> Iterable[str]:
         """Returns the names of the models that it serves in generating dialects."""
@@ -66,7 +69,7 @@ class Part(ABC):
     @property
     def is_ending(self) -> bool:
         """True after stop() while something still runs that is no request."""
-        return False
+        return self._ending is not None and not self._ending.ready()
 
     def hurry(self) -> None:
         """Ends what still runs. Returns at once."""
@@ -129,6 +132,12 @@ class ServerContext:
     count_clients: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
     tracer: Tracer | None = None  # where requests are traced
     siblings: Siblings | None = None  # the other worker processes, where there are some
+
+    @property
+    def streams(self) -> StreamLimits:
+        """The limits of the server's streams."""
+        server = self.settings.server
+        return StreamLimits(self.http_stats, server.sse_ping_interval, server.write_timeout_s)
 
     def ask_other_workers(self, request: flask.Request, body: bytes = b"", path: str = "") -> list[OtherAnswer]:
         """Sends a request to every other worker process as well; returns their answers. See Siblings.ask_others."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from corosrv.base.errors import NotFound, Starting
 from corosrv.contracts.jobs.infer import HandlerCard, InferJob, InferReader, InferWorker, ModelStanding, Target
 from corosrv.serving.part import ServerContext
-from corosrv.web.docs.home import Served
+from corosrv.web.docs import Served
 
 if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
     from corosrv.serving.apps import AppPart

@@ -39,7 +39,6 @@ class PeerPart(Part):
         self._drain_s = server.drain_s
         self._failure = ""
         self._is_stopping = False
-        self._ending: gevent.Greenlet | None = None
         self._token = settings.peer_token
         self._stats = DelegationStats()
         named = tuple(map(parse_peer, settings.urls))
@@ -131,10 +130,6 @@ class PeerPart(Part):
             while self._stats.in_flight:
                 gevent.sleep(0.1)
         self.hurry()
-
-    @property
-    def is_ending(self) -> bool:
-        return self._ending is not None and not self._ending.ready()
 
     def hurry(self) -> None:
         for peer in self._asker.peers.values():

@@ -42,7 +42,6 @@ class PredictorPart(Part):
 
     def __init__(self, context: ServerContext, predictor: PredictionSettings) -> None:
         self._context = context
-        self._ending: gevent.Greenlet | None = None
         self.on_unloadable: Callable[[str], None] = lambda reason: None  # if the predictor's code cannot be loaded
         self.worker = PredictorWorker(_maker(predictor), is_wanted=predictor.restart_worker)
         server = context.settings.server
@@ -90,10 +89,6 @@ class PredictorPart(Part):
         log.info("stopping: running predictions get %g s to finish", self.service.settings.drain_timeout)
         self._ending = gevent.spawn(self.service.shutdown)
 
-    @property
-    def is_ending(self) -> bool:
-        return self._ending is not None and not self._ending.ready()
-
     def hurry(self) -> None:
         """Fails what still runs, and ends. Returns at once."""
         if self._ending is None:
@@ -123,13 +118,11 @@ class PredictorPart(Part):
         return (
             routes.blueprint(
                 self.service,
-                context.http_stats,
                 lambda: context.on_shutdown(),
                 context.bodies,
+                context.streams,
                 has_document=self.is_alone,
                 answers=context.answers,
-                ping_interval=context.settings.server.sse_ping_interval,
-                write_timeout=context.settings.server.write_timeout_s,
             ),
         )
 

@@ -29,12 +29,10 @@ from corosrv.serving.live import LiveRecorder
 from corosrv.serving.part import ServerContext
 from corosrv.serving.parts import make_parts
 from corosrv.serving.request_hooks import RequestHooks
-from corosrv.web import live
+from corosrv.web import docs, groups, live, page
 from corosrv.web.accounts import Accounts, UsageCollector, UsageList, add_usage
-from corosrv.web.docs import home as docs
-from corosrv.web.docs.home import Home
-from corosrv.web.groups import routes as group_routes
-from corosrv.web.groups.table import GroupTable
+from corosrv.web.docs import Home
+from corosrv.web.groups import GroupTable
 from corosrv.web.http import access, access_log, body_reader, health, metrics, openapi
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.heap import BodyBudget
@@ -49,7 +47,6 @@ from corosrv.web.key_account import KeyAccount
 from corosrv.web.live import LiveFeed
 from corosrv.web.management import routes as management_routes
 from corosrv.web.management.listener import ManagementListener, ManagementSettings
-from corosrv.web.page import routes as page_routes
 
 if TYPE_CHECKING:  # each is imported where it is made: a server needs few of them
     from corosrv.serving.batches import Batches
@@ -364,13 +361,13 @@ class Server:
             yield parts.upstreams.ollama()
         if parts.models is not None or parts.upstreams is not None:
             elsewhere = None if self.cluster is None else self.cluster.groups.abort_elsewhere
-            yield group_routes.blueprint(context.groups, elsewhere)
+            yield groups.blueprint(context.groups, elsewhere)
             yield stream_routes.blueprint(self._streams)
             yield self._batch_routes()
         for part in context.parts:
             yield from part.blueprints()
         if self.settings.page:
-            yield page_routes.blueprint(context.is_mounted)
+            yield page.blueprint(context.is_mounted)
         # Behind the parts: `/` is a predictor's index, as Cog's server has it.
         has_models = parts.models is not None or parts.upstreams is not None
         home = Home(parts.served, lambda: context.state.value, self.settings.needs_key, has_models)

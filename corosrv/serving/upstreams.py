@@ -32,7 +32,8 @@ from corosrv.models.pool import ModelPool
 from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.http.access import Entrance
 from corosrv.web.management import upstream_routes
-from corosrv.web.management.listener import TokenGuard, read_token
+from corosrv.web.management.client import read_token
+from corosrv.web.management.listener import TokenGuard
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.estimates import Distribution
 from corosrv.workers.dispatch.stats import DispatchCollector

@@ -52,6 +52,7 @@ class Accounts:
             caller = digest(key.encode("utf-8", "surrogateescape")).hex()
             entry = KeyEntry(name=f"key-{len(self._plain) + 1}", hash=caller)
             self._plain.setdefault(caller, KeyAccount(entry, self._clocks))
+        self.are_needed = bool(path or self._plain)  # requests need a key
         self._by_caller = dict(self._plain)
         self._signature: object = None
         self._reading: gevent.Greenlet | None = None
@@ -67,11 +68,6 @@ class Accounts:
         self._limits = limits
         for account in self._by_caller.values():
             account.share(limits)
-
-    @property
-    def are_needed(self) -> bool:
-        """Tells whether requests need a key."""
-        return bool(self._path or self._plain)
 
     def find(self, key: bytes) -> tuple[str, KeyAccount | None]:
         """Returns a name for the caller, made from its key, and its account; None for an unknown key.

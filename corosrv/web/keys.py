@@ -13,6 +13,7 @@ class KeyRing:
 
     def __init__(self, digests: Iterable[bytes]) -> None:
         self._digests = frozenset(digests)
+        self.are_needed = bool(self._digests)
 
     @classmethod
     def of_keys(cls, keys: Iterable[str]) -> KeyRing:
@@ -21,10 +22,6 @@ class KeyRing:
     @property
     def digests(self) -> tuple[bytes, ...]:
         return tuple(self._digests)
-
-    @property
-    def are_needed(self) -> bool:
-        return bool(self._digests)
 
     def caller(self, key: bytes) -> str | None:
         """Returns a name for the caller, made from the key; None for an unknown key."""

@@ -338,6 +338,7 @@ class LiveQuery(msgspec.Struct):
 def blueprint(feed: LiveFeed, stats: HttpStats, is_offered: bool, write_timeout: float) -> Blueprint:
     """Makes the route. `write_timeout`: seconds that a client may take nothing of any answer."""
     routes = Blueprint("live", __name__)
+    limits = sse.StreamLimits(stats, -1, min(PATIENCE, write_timeout))
 
     @routes.get("/v1/live")
     @operation(
@@ -362,8 +363,7 @@ def blueprint(feed: LiveFeed, stats: HttpStats, is_offered: bool, write_timeout:
             return _uncached(Response(mimetype="text/event-stream"))
         if own_hub() is None:
             raise NotOffered("a live stream needs a server that waits through gevent: ask for frames=1")
-        timeout = min(PATIENCE, write_timeout)
-        events = sse.EventStream(http_request.environ, feed.watch(), _RETRY, _FrameEvents(), -1, timeout, stats)
+        events = sse.EventStream(http_request.environ, feed.watch(), _RETRY, _FrameEvents(), limits)
         return sse.response(events)
 
     return routes

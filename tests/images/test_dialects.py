@@ -40,7 +40,7 @@ TEXT = {"type": "text", "text": "What is it?"}
 
 
 def images(takes: bool = True):
-    return ImageReader(ImageSettings(), DECODERS).intake(CARD) if takes else None
+    return ImageReader(ImageSettings(), DECODERS).intake() if takes else None
 
 
 def messages(call: Any) -> tuple[dict[str, Any], ...]:
@@ -330,7 +330,7 @@ def test_stored_files_are_decoded_again_each_once():
     shelf.put(entry)
     limits = ImageReader(ImageSettings(image_total_pixels=400), DECODERS)
 
-    (turn, _) = read_images(shelf.get(entry.response.id).turns, limits.intake(CARD), "previous_response_id")
+    (turn, _) = read_images(shelf.get(entry.response.id).turns, limits.intake(), "previous_response_id")
 
     assert turn["content"] == (large, "a", large)
 

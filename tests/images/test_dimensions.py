@@ -6,8 +6,7 @@ import pytest
 from PIL import Image
 
 from corosrv.base.errors import InvalidImage
-from corosrv.images.decoding import recognise
-from corosrv.images.dimensions import read_dimensions
+from corosrv.images.decoding import read_dimensions, recognise
 from tests.images.pictures import encoded, plain
 
 SIZES = ((1, 1), (300, 7), (7, 300), (256, 255))

@@ -20,7 +20,7 @@ from corosrv.contracts.settings import ImageSettings
 from corosrv.images import fetching
 from corosrv.images.fetching import ImageFetcher
 from corosrv.images.reader import ImageReader
-from tests.images.pictures import CARD, plain
+from tests.images.pictures import plain
 from tests.support.certificates import self_signed
 
 PNG = plain("PNG")
@@ -378,7 +378,7 @@ def test_an_answer_that_is_none_is_told_without_details(answering, answer: bytes
 def test_a_body_that_is_compressed_is_not_inflated(answering):
     body = gzip.compress(bytes(1_000_000))
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
-    images = ImageReader(ImageSettings(image_hosts="127.0.0.1")).intake(CARD)
+    images = ImageReader(ImageSettings(image_hosts="127.0.0.1")).intake()
 
     with pytest.raises(InvalidImage, match="a compressed file is not read here"):
         images.from_url(answering(iter([head.encode() + body])), "image")

@@ -13,7 +13,7 @@ from corosrv.dialects.openai.responses.store import ResponseStore, Stored
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.reader import ImageMemory, ImageReader
 from tests.images.decoders import DECODERS
-from tests.images.pictures import CARD, data_url, plain
+from tests.images.pictures import data_url, plain
 from tests.support.answers import empty_response
 
 LIMITS: dict[str, Any] = {"image_total_pixels": 1000, "image_bytes": 1000, "image_memory_bytes": 7000}
@@ -34,7 +34,7 @@ def no_collections():
 
 
 def read(images: ImageReader, url: str = URL):
-    intake = images.intake(CARD)
+    intake = images.intake()
     assert intake is not None
     return intake.from_url(url, "image")
 
@@ -84,7 +84,7 @@ def test_the_images_of_all_requests_count_together(images: ImageReader):
 
 
 def test_a_file_that_is_kept_counts_with_its_pixels_until_nobody_has_it(images: ImageReader):
-    image = images.intake(CARD, keeps_files=True).from_url(URL, "image")
+    image = images.intake(keeps_files=True).from_url(URL, "image")
 
     assert image.file == plain("PNG", (30, 30))
     assert images.memory.n_bytes == len(image.pixels) + len(image.file)
@@ -93,7 +93,7 @@ def test_a_file_that_is_kept_counts_with_its_pixels_until_nobody_has_it(images: 
 
 
 def test_a_file_that_is_larger_than_its_pixels_is_not_kept(images: ImageReader):
-    image = images.intake(CARD, keeps_files=True).from_url(data_url(plain("PNG", (3, 3))), "image")
+    image = images.intake(keeps_files=True).from_url(data_url(plain("PNG", (3, 3))), "image")
 
     assert (image.width, image.file) == (3, b"")
 

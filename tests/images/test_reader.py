@@ -6,20 +6,19 @@ from typing import Any
 import pytest
 
 from corosrv.base.errors import InvalidImage, NotOffered, NotSupported
-from corosrv.contracts.jobs import ModelCard
 from corosrv.contracts.settings import ImageSettings
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.decoding import check_pillow
 from corosrv.images.intake import ImageIntake
 from corosrv.images.reader import ImageReader
 from tests.images.decoders import DECODERS
-from tests.images.pictures import CARD, RED, base64, data_url, plain, png
+from tests.images.pictures import RED, base64, data_url, plain, png
 from tests.support.children import children
 from tests.support.waiting import wait_until
 
 
 def intake(**settings: Any) -> ImageIntake:
-    made = ImageReader(ImageSettings(**settings), DECODERS).intake(CARD)
+    made = ImageReader(ImageSettings(**settings), DECODERS).intake()
     assert made is not None
     return made
 
@@ -30,10 +29,6 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("an image was decoded")
 
     monkeypatch.setattr(DecoderPool, "decode", refuse)
-
-
-def test_a_model_without_the_capability_has_no_intake():
-    assert ImageReader(ImageSettings()).intake(ModelCard("m", 0)) is None
 
 
 def test_an_image_is_read_from_a_data_url_and_from_base64():
@@ -120,7 +115,7 @@ def test_each_request_has_limits_of_its_own():
     shared, url = ImageReader(ImageSettings(image_count=1), DECODERS), data_url(plain())
 
     for _ in range(3):
-        assert shared.intake(CARD).from_url(url, "image").width == 6
+        assert shared.intake().from_url(url, "image").width == 6
 
 
 @pytest.mark.parametrize("url", ["https://a.example/x.png", "http://127.0.0.1/x.png", "file:///etc/passwd"])
@@ -133,9 +128,9 @@ def test_a_refused_image_gives_its_permit_back():
     shared = ImageReader(ImageSettings(), DECODERS)
     for _ in range(5):
         with pytest.raises(InvalidImage, match="truncated"):
-            shared.intake(CARD).from_url(data_url(plain("PNG", (40, 40))[:50]), "image")
+            shared.intake().from_url(data_url(plain("PNG", (40, 40))[:50]), "image")
 
-    assert shared.intake(CARD).from_url(data_url(plain()), "image").width == 6
+    assert shared.intake().from_url(data_url(plain()), "image").width == 6
 
 
 def test_a_reader_with_no_decoders_given_starts_its_own_and_ends_them():
@@ -145,7 +140,7 @@ def test_a_reader_with_no_decoders_given_starts_its_own_and_ends_them():
     reader.start()
     wait_until(lambda: children("corosrv.images.decoder") != before)  # its command line is there a moment later
     started = children("corosrv.images.decoder") - before
-    assert reader.intake(CARD).from_url(data_url(plain()), "image").width == 6
+    assert reader.intake().from_url(data_url(plain()), "image").width == 6
     assert children("corosrv.images.decoder") - before == started
     reader.close()
 

@@ -10,7 +10,7 @@ from corosrv.contracts.settings import ImageSettings
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.reader import ImageReader, RecentImages, file_key
 from tests.images.decoders import DECODERS
-from tests.images.pictures import CARD, data_url, plain
+from tests.images.pictures import data_url, plain
 
 LIMITS: dict[str, Any] = {"image_total_pixels": 1000, "image_bytes": 1000, "image_memory_bytes": 24_000}
 FILE = plain("PNG", (30, 30))  # 2700 bytes of pixels, where 3000 are kept
@@ -24,7 +24,7 @@ class CallersReader(ImageReader):
         super().__init__(ImageSettings(**LIMITS | settings), DECODERS, lambda: self.caller)
 
     def read(self, data: bytes = FILE, keeps_files: bool = False) -> Image:
-        intake = self.intake(CARD, keeps_files)
+        intake = self.intake(keeps_files)
         assert intake is not None
         return intake.from_url(data_url(data), "image")
 

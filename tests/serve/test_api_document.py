@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from corosrv.dialects.anthropic import answers as message_types
-from corosrv.dialects.generation.answer_types import NativeCompletion
+from corosrv.dialects.generation.native import NativeCompletion
 from corosrv.dialects.llamacpp import answers as native_types
 from corosrv.dialects.llamacpp import loading
 from corosrv.dialects.openai import answer_types

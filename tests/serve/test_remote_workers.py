@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.web.management.remote import RemoteClient
+from corosrv.web.management.client import RemoteClient
 from corosrv.web.management.worker_routes import JOIN, REMOTE_PROTOCOL
 from tests.serve.joined_worker import PATIENCE, JoinedWorker, joined_worker
 from tests.serve.server import REPOSITORY, Process, Server, Servers, servers

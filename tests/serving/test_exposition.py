@@ -15,7 +15,7 @@ from werkzeug.http import parse_accept_header
 from corosrv.contracts.jobs import ModelCard, Terms
 from corosrv.contracts.jobs.worker import BOUNDS
 from corosrv.contracts.metrics import Exemplar, Exemplars, JobExemplars
-from corosrv.dialects.generation.job_log import submit
+from corosrv.dialects.generation.job_usage import submit
 from corosrv.serving import exposition
 from corosrv.serving.exposition import OPEN_METRICS, PLAIN
 from corosrv.serving.tracing import SpanMaker

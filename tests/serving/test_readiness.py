@@ -11,7 +11,7 @@ from corosrv.contracts import settings
 from corosrv.contracts.jobs import State
 from corosrv.serving.part import Part, ServerContext
 from corosrv.web.accounts import Accounts
-from corosrv.web.groups.table import GroupTable
+from corosrv.web.groups import GroupTable
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.kept.keyed_answers import KeyedAnswers

@@ -79,7 +79,7 @@ BUGS = {
         "if False:",
     ),
     "a trial is never forgotten": Bug(
-        "pool", "corosrv.fleet.upstreams.breaker",
+        "pool", "corosrv.fleet.upstreams.failures",
         "        if is_trial and self._state is BreakerState.TRYING:",
         "        if False:",
         seed=6,

@@ -47,7 +47,7 @@ from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.messages import Lanes, Log
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.wire.thread_channel import ThreadChannel
-from corosrv.workers.worker.child.apps.app_child import HEARTBEAT
+from corosrv.workers.worker.child.app_child import HEARTBEAT
 
 TIMEOUT = 20  # seconds that anything may take
 

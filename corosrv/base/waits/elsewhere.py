@@ -23,9 +23,8 @@ from gevent._hub_local import get_hub_if_exists
 ThreadLock: Callable[[], Any] = gevent.monkey.get_original("_thread", "allocate_lock")
 
 
-def own_hub() -> Any | None:
-    """Returns the hub of the calling thread, or None where it has none, and so may block. Makes none."""
-    return get_hub_if_exists()
+# Returns the hub of the calling thread, or None where it has none, and so may block. Makes none.
+own_hub: Callable[[], Any | None] = get_hub_if_exists
 
 
 def spawn(name: str, function: Callable[..., object], *arguments: object) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.load.plan import BenchPlan, Dialogue, LatencyLimits, Mix, Point, read_dialogues, read_trace
+from corosrv.client.bench.plan import BenchPlan, Dialogue, LatencyLimits, Mix, Point, read_dialogues, read_trace
 
 RATE_OF_ARRIVALS = 1.0  # long prompts a second, unless --rate is given
 SPARE_DESCRIPTORS = 100
@@ -126,11 +126,10 @@ def bench(
 
     Ends with status 1 when a request failed, but for --goodput, and with 2 when a figure is worse than --against says.
     """
-    from corosrv.client.bench.compare import Comparison, find_model
-    from corosrv.client.bench.load.processes import Progress
-    from corosrv.client.bench.load.target import parse
-    from corosrv.client.bench.report import history
-    from corosrv.client.bench.report.document import Report, look
+    from corosrv.client.bench import history
+    from corosrv.client.bench.compare import Comparison, Progress, find_model
+    from corosrv.client.bench.report import Report, look
+    from corosrv.client.bench.target import parse
 
     plan = plan_of(options)
     if against not in (None, history.LAST) and not Path(against).exists():  # known before a load of minutes
@@ -249,8 +248,8 @@ def command_line() -> str:
 def _write(
     report: Any, json_file: Path | None, html_file: Path | None, svg_folder: Path | None, is_saved: bool
 ) -> None:
-    from corosrv.client.bench.report import history, page, plots
-    from corosrv.client.bench.report.document import write
+    from corosrv.client.bench import history, page, plots
+    from corosrv.client.bench.report import write
 
     try:
         if json_file is not None:
@@ -269,8 +268,8 @@ def _write(
 
 
 def _show(report: Any) -> None:
-    from corosrv.client.bench.report import words
-    from corosrv.client.bench.report import words as table
+    from corosrv.client.bench import words
+    from corosrv.client.bench import words as table
 
     click.echo(words.machine(report.machine))
     if doubt := words.doubts(report.machine):

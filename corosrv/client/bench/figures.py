@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from corosrv.client.bench.load.plan import LatencyLimits
-from corosrv.client.bench.load.target import RequestOutcome
+from corosrv.client.bench.plan import LatencyLimits
+from corosrv.client.bench.target import RequestOutcome
 
 # The shares of a distribution's curve: even steps, and finer ones for the slowest samples.
 CURVE = (*(i / 100 for i in range(100)), 0.995, 0.999, 1.0)

@@ -19,7 +19,6 @@ from corosrv.contracts.settings.loading import (
     child_environment,
     load,
     load_hub,
-    load_predictor,
     unknown_variables,
     with_nearest,
 )
@@ -59,7 +58,6 @@ __all__ = [
     "is_plain_url",
     "load",
     "load_hub",
-    "load_predictor",
     "parse_biases",
     "parse_samplers",
     "parse_sampling",

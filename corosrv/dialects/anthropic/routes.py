@@ -13,7 +13,7 @@ from corosrv.dialects.anthropic.answers import MessagesError, TokenCount
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.images.intake import images_in
-from corosrv.web.groups.routes import GenerateHeaders
+from corosrv.web.groups import GenerateHeaders
 from corosrv.web.http import reply
 from corosrv.web.http.openapi import GENERATES, operation
 
@@ -75,7 +75,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     def call(decoder: msgspec.json.Decoder[Body]) -> Call:
         body = flow.receive(decoder)
         card = flow.worker.card(body.model)
-        return parse.call(body, card, g.corosrv_request_id, flow.images.intake(card))
+        return parse.call(body, card, g.corosrv_request_id, flow.intake(card))
 
     @routes.after_request
     def name(response: Response) -> Response:

@@ -12,7 +12,7 @@ from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import Chunk, TokenInfo
 from corosrv.dialects.chat.parts import AnswerText, CallArguments, CallBegin, End, Part
 from corosrv.dialects.chat.prepare import Parser
-from corosrv.dialects.generation.answer_types import Tally
+from corosrv.dialects.generation.job_usage import Tally
 
 
 class BlockKind(Enum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Protocol, cast
 
 import msgspec
@@ -17,7 +18,7 @@ from corosrv.dialects.chat.conversation import CallMode, Conversation, Tool, che
 from corosrv.dialects.chat.parts import AnswerText, End, Part, Reasoning
 from corosrv.dialects.chat.tool_schema import element_types, string_members
 from corosrv.dialects.generation.fields import schema_limits
-from corosrv.formats.callformats.description import CallFormat, ElementTree, markers_for
+from corosrv.formats.callformats.description import AnswerFormat, CallFormat, ElementTree, markers_for
 from corosrv.formats.structured.gbnf import Rules, either, grammar, sequence
 
 
@@ -180,16 +181,7 @@ class _ChatPlan(msgspec.Struct, frozen=True):
 
     @property
     def syntax(self) -> Syntax:
-        card, answer = self.card, self.card.answer_format
-        splits_thoughts = self.may_think and card.splits_reasoning
-        edges = answer.edges
-        if not card.splits_reasoning:  # the tags of thoughts stay in the text with them
-            edges = tuple(edge for edge in edges if edge not in (answer.thought_tags or ()))
-        syntax = Syntax(
-            thought_tags=answer.thought_tags if splits_thoughts else None,
-            begins_in_thoughts=splits_thoughts and answer.opens_thoughts,
-            edges=edges,
-        )
+        syntax = _syntax_of_text(self.card.answer_format, self.card.splits_reasoning, self.may_think)
         if not self.tools:
             return syntax
         return msgspec.structs.replace(
@@ -363,6 +355,21 @@ class _ChatPlan(msgspec.Struct, frozen=True):
             param = self._schema_param
             raise Refused(f"{param}: the schemas together are too large: ask for fewer or simpler values", param)
         return text
+
+
+# All answers of a model have one of a few: each is made once.
+@lru_cache(maxsize=64)
+def _syntax_of_text(answer: AnswerFormat, splits_thoughts: bool, may_think: bool) -> Syntax:
+    """Returns the syntax of an answer that cannot call tools. `splits_thoughts`: they are no part of its text."""
+    edges = answer.edges
+    if not splits_thoughts:  # the tags of thoughts stay in the text with them
+        edges = tuple(edge for edge in edges if edge not in (answer.thought_tags or ()))
+    has_thoughts = splits_thoughts and may_think
+    return Syntax(
+        thought_tags=answer.thought_tags if has_thoughts else None,
+        begins_in_thoughts=has_thoughts and answer.opens_thoughts,
+        edges=edges,
+    )
 
 
 _PLAIN = Syntax()

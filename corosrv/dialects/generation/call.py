@@ -15,9 +15,9 @@ import msgspec
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs import Chunk, Job, ModelCard, TokenInfo
-from corosrv.dialects.generation.answer_types import PromptProgress, Tally
 from corosrv.dialects.generation.fields import GenerationFields
 from corosrv.dialects.generation.forks import ForkableAnswer
+from corosrv.dialects.generation.job_usage import PromptProgress, Tally
 from corosrv.dialects.generation.native import NativeForm
 
 

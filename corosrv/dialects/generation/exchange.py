@@ -26,15 +26,16 @@ from corosrv.base.errors import (
 from corosrv.contracts.jobs import AnyJob, Chunk, Finish, ModelCard, Reader, Worker
 from corosrv.dialects.generation.call import Answer, Call
 from corosrv.dialects.generation.forks import ForkableAnswer, ForkFields, ForkTable
-from corosrv.dialects.generation.job_log import JobRecord, submit
-from corosrv.images.reader import ImageReader
-from corosrv.web.groups.routes import GROUP_FIELD, join_group
-from corosrv.web.groups.table import GroupMember, GroupTable
+from corosrv.dialects.generation.job_usage import JobRecord, submit
+from corosrv.images.intake import ImageIntake
+from corosrv.images.reader import CAPABILITY, ImageReader
+from corosrv.web.groups import GROUP_FIELD, GroupMember, GroupTable, join_group
 from corosrv.web.http import body_reader, sse
 from corosrv.web.http.body_reader import BodyReader
+from corosrv.web.http.client import collect
 from corosrv.web.http.lean_flask import caller, current
-from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import json_response
+from corosrv.web.http.sse import StreamLimits
 from corosrv.web.http.terms import IgnoredFields, request_terms
 from corosrv.web.kept.keyed_answers import KeyedAnswers
 
@@ -135,22 +136,13 @@ class JobEvents:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of reading requests and answering them; see the settings of the same names."""
-
-    bodies: BodyReader
-    max_body_bytes: int
-    ping_interval: float
-    write_timeout: float
-
-
-@dataclass(frozen=True, slots=True)
 class RequestFlow:
     """Takes the requests of every dialect and answers them; its worker does the work."""
 
     worker: Worker
-    limits: Limits
-    stats: HttpStats
+    bodies: BodyReader
+    max_body_bytes: int
+    streams: StreamLimits
     answers: KeyedAnswers
     groups: GroupTable
     images: ImageReader
@@ -161,7 +153,7 @@ class RequestFlow:
 
     def once(self, view: View) -> View:
         """Wraps a view so that it answers a request once, however often it is repeated with its Idempotency-Key."""
-        return self.answers.once(self.limits.max_body_bytes)(view)
+        return self.answers.once(self.max_body_bytes)(view)
 
     def receive(self, decoder: msgspec.json.Decoder[T], most: int | None = None) -> T:
         """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault.
@@ -170,11 +162,15 @@ class RequestFlow:
         know are ignored, and told by a header of the answer.
         """
         incoming = current(request)
-        limit = self.limits.max_body_bytes if most is None else min(most, self.limits.max_body_bytes)
-        text = self.limits.bodies.read(incoming, limit)
+        limit = self.max_body_bytes if most is None else min(most, self.max_body_bytes)
+        text = self.bodies.read(incoming, limit)
         decoded = body_reader.decode(incoming, text, decoder)
         self.ignored.note(text, decoder.type)
         return decoded
+
+    def intake(self, card: ModelCard, keeps_files: bool = False) -> ImageIntake | None:
+        """Makes the reader of one request's images for this model; None where the model takes none."""
+        return self.images.intake(keeps_files) if CAPABILITY in card.capabilities else None
 
     def count(self, call: Call) -> int:
         """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""
@@ -199,7 +195,7 @@ class RequestFlow:
         try:
             if member is not None:
                 member.bind(reader.cancel)
-            return sse.collect(current(request), reader, find_failure, record.add)
+            return collect(current(request), reader, find_failure, record.add)
         finally:
             record.end()
 
@@ -234,9 +230,7 @@ class RequestFlow:
             reader,
             call.answer.first(),
             JobEvents(call.answer, record, member, find_failure),
-            self.limits.ping_interval,
-            self.limits.write_timeout,
-            self.stats,
+            self.streams,
             sse.BLANK if call.is_lines else sse.PING,
         )
         stream.wait_for_start(HEAD_SECONDS, functools.partial(_check_start, find_failure))
@@ -245,7 +239,7 @@ class RequestFlow:
     def _submit(
         self, job: AnyJob, forkable: ForkableAnswer | None, card: ModelCard | None
     ) -> tuple[Reader[Chunk], JobRecord]:
-        """Submits a job, and keeps its answer where it may be forked. Waits and raises as job_log.submit does."""
+        """Submits a job, and keeps its answer where it may be forked. Waits and raises as job_usage.submit does."""
         if forkable is not None:
             self.forks.keep(forkable, caller())
         return submit(self.worker, job, self.logs_json, forkable, card)

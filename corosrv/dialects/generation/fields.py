@@ -90,6 +90,7 @@ def _is_same(value: Any, neutral_value: Any) -> bool:
 MAX_STOPS = 64
 MAX_BIASES = 1024
 MAX_BREAKERS = 64
+MAX_THOUGHT_MESSAGE = 1024  # characters
 
 ModelName = Annotated[str, Meta(max_length=1024)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -160,6 +161,19 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
+
+
+_ThoughtTokens = Annotated[int, Meta(ge=-1)]
+
+
+class ThoughtFields(GenerationFields, kw_only=True):
+    """Tokens that thoughts may have, as llama-server and vLLM name them; -1: as many as the server allows."""
+
+    reasoning_budget: _ThoughtTokens | None = None
+    reasoning_budget_tokens: _ThoughtTokens | None = None
+    thinking_budget_tokens: _ThoughtTokens | None = None
+    thinking_token_budget: _ThoughtTokens | None = None
+    reasoning_budget_message: Annotated[str, Meta(max_length=MAX_THOUGHT_MESSAGE)] | None = None
 
 
 # Fields that mean the same in GenerationFields and in Sampling.
@@ -311,3 +325,34 @@ def _bias(bias: float | bool) -> float:
     if bias is True or not -100 <= bias <= 100:
         raise Refused("logit_bias: a bias must be from -100 to 100, or false to ban the token", "logit_bias")
     return float(bias)
+
+
+_BUDGETS = ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
+_budgets_of = attrgetter(*_BUDGETS)
+_NO_BUDGETS = (None,) * len(_BUDGETS)
+
+
+def thought_tokens(fields: ThoughtFields) -> int | None:
+    """Returns how many tokens thoughts may have; None where the request leaves it to the server.
+
+    Raises Refused where two names say different things.
+    """
+    values = _budgets_of(fields)
+    if values == _NO_BUDGETS:
+        return None
+    budgets = {name: tokens for name, tokens in zip(_BUDGETS, values, strict=True) if tokens is not None}
+    if len(set(budgets.values())) > 1:
+        raise Refused(f"{' and '.join(budgets)} contradict each other: send one of them", next(iter(budgets)))
+    tokens: int = next(iter(budgets.values()))
+    return tokens if tokens >= 0 else None
+
+
+def thought_message(fields: ThoughtFields) -> str | None:
+    """Returns the last words of thoughts that have spent their budget; None where the request has none."""
+    message = fields.reasoning_budget_message
+    return None if message is None else check_text(message, "reasoning_budget_message")
+
+
+def budget_name(fields: ThoughtFields) -> str:
+    """Returns the name under which a request gives its budget."""
+    return next(name for name in _BUDGETS if getattr(fields, name) is not None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -29,8 +29,59 @@ from corosrv.contracts.jobs import (
     Vocabulary,
     token_biases,
 )
-from corosrv.dialects.generation.answer_types import LikelyToken, NativeCompletion, StopType, Tally, TokenLikelihood
+from corosrv.dialects.generation.job_usage import PromptProgress, Tally, Timings
 from corosrv.dialects.generation.prompts import MEDIA_MARKER
+
+StopType = Literal["none", "eos", "limit", "word", "abort"]
+
+
+class LikelyToken(msgspec.Struct):
+    """A token that could have come: `logprob`, or `prob` with `post_sampling_probs`."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float | msgspec.UnsetType = msgspec.UNSET
+    prob: float | msgspec.UnsetType = msgspec.UNSET
+
+
+class TokenLikelihood(msgspec.Struct):
+    """A token that came, and the likeliest in its place: as logarithms, or as `prob` with `post_sampling_probs`."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float | msgspec.UnsetType | None = msgspec.UNSET
+    top_logprobs: list[LikelyToken] | msgspec.UnsetType = msgspec.UNSET
+    prob: float | msgspec.UnsetType = msgspec.UNSET
+    top_probs: list[LikelyToken] | msgspec.UnsetType = msgspec.UNSET
+
+
+class NativeCompletion(msgspec.Struct):
+    """A prompt continued. An event of a stream has less of it, until the last, where `stop` is true.
+
+    With `response_fields` only the members that it names are there.
+    """
+
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    tokens: list[int] | msgspec.UnsetType = msgspec.UNSET
+    id_slot: int | msgspec.UnsetType = msgspec.UNSET
+    stop: bool | msgspec.UnsetType = msgspec.UNSET
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    tokens_predicted: int | msgspec.UnsetType = msgspec.UNSET
+    tokens_evaluated: int | msgspec.UnsetType = msgspec.UNSET
+    generation_settings: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    prompt: str | msgspec.UnsetType = msgspec.UNSET
+    has_new_line: bool | msgspec.UnsetType = msgspec.UNSET
+    truncated: bool | msgspec.UnsetType = msgspec.UNSET
+    stop_type: StopType | msgspec.UnsetType = msgspec.UNSET
+    stopping_word: str | msgspec.UnsetType = msgspec.UNSET
+    tokens_cached: int | msgspec.UnsetType = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
+    completion_probabilities: list[TokenLikelihood] | msgspec.UnsetType = msgspec.UNSET
+
 
 _RANDOM_SEED = 2**32 - 1
 # Members with the same name on both sides; the texts of a request are not among them.

@@ -40,7 +40,6 @@ from corosrv.web.http import sse
 from corosrv.web.http.body_reader import BodyReader, chosen_encoding, compress
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import caller, current
-from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import respond, whole_response
 from corosrv.web.http.terms import arrival, placed
 from corosrv.workers.objects import ObjectStore, content_of
@@ -113,26 +112,13 @@ _PING = b": wait\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointLimits:
-    """Holds the limits of reading requests and answering them.
-
-    `max_body_bytes`: of a body, and of what it inflates to. `ping_interval`: seconds of silence before a comment line
-    in a stream; `write_timeout`: seconds in which its client may accept nothing.
-    """
-
-    max_body_bytes: int = 64 << 20
-    ping_interval: float = 15.0
-    write_timeout: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
 class InferEndpoint:
     """Makes calls of a worker for clients over REST."""
 
     worker: InferWorker
     bodies: BodyReader
-    stats: HttpStats
-    limits: EndpointLimits
+    max_body_bytes: int  # of a body, and of what it inflates to
+    streams: sse.StreamLimits
     objects: ObjectStore | None = None
 
     def read(self, limit: int) -> bytes:
@@ -142,7 +128,7 @@ class InferEndpoint:
     def decode(self, decoder: msgspec.json.Decoder[Body]) -> DecodedRequest[Body]:
         """Reads and decodes the current request's body. Waits; raises Refused."""
         incoming = current(request)
-        body = self.bodies.read_inflated(incoming, self.limits.max_body_bytes)
+        body = self.bodies.read_inflated(incoming, self.max_body_bytes)
         return decode_request(body, incoming.environ.get(_environ_key(LENGTH_HEADER)), decoder, self._find_object)
 
     def _find_object(self, object_id: str) -> memoryview:
@@ -158,7 +144,7 @@ class InferEndpoint:
             reader = self.submit(target, decoded.request, decoded.front, is_stream=True)
             return self._stream(incoming.environ, reader, OutputEvents(reader.card))
         reader = self.submit(target, decoded.request, decoded.front)
-        encode = partial(_encode_last, reader.card, decoded, self.limits.max_body_bytes)
+        encode = partial(_encode_last, reader.card, decoded, self.max_body_bytes)
         return _respond(incoming, reader, encode)
 
     def generate(self, target: Target) -> Response:
@@ -185,17 +171,12 @@ class InferEndpoint:
         except BaseException:
             reader.close()
             raise
-        limits = self.limits
-        return sse.response(
-            sse.EventStream(
-                environ, reader, first, events, limits.ping_interval, limits.write_timeout, self.stats, ping=_PING
-            )
-        )
+        return sse.response(sse.EventStream(environ, reader, first, events, self.streams, ping=_PING))
 
     def _first_events(self, environ: dict[str, Any], reader: InferReader, events: sse.Encoder[InferItem]) -> bytes:
         watch = ClientWatch(sse.watched(environ), reader.cancel)
         try:
-            items = reader.take(self.limits.ping_interval)
+            items = reader.take(self.streams.ping_interval)
         except ReadTimeout:
             return _PING
         finally:
@@ -213,7 +194,7 @@ class InferEndpoint:
         """Submits the current request's call for text, all answers of which are taken where the model gives several."""
         card = self.worker.find(target)
         check_gives_text(card)
-        decoded = decode_generate(self.read(self.limits.max_body_bytes), card)
+        decoded = decode_generate(self.read(self.max_body_bytes), card)
         reader = self.submit(target, decoded.request, decoded.front, is_stream=is_stream or card.is_stream)
         return reader, GeneratedText(reader.card, decoded.id)
 

@@ -15,7 +15,7 @@ import msgspec
 from corosrv.base.errors import InvalidTensor, NotSupported, Refused
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferRequest, Target
 from corosrv.dialects.kserve import json_data
-from corosrv.dialects.kserve.long_data import cut_data
+from corosrv.dialects.kserve.json_data import cut_data
 from corosrv.dialects.kserve.parameters import OBJECT_REF, FrontParameters, object_id, split_parameters
 from corosrv.dialects.kserve.schema import CapabilityBody, InferBody, InputBody, OutputBody, OutputTensor
 from corosrv.formats import bodies

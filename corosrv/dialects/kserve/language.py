@@ -16,7 +16,7 @@ from corosrv.contracts.jobs import Chunk, Job, ModelCard, Reader, Text, Worker
 from corosrv.contracts.jobs.infer import HandlerCard, InferJob, InferReader, ModelStanding, ModelTarget, Target
 from corosrv.contracts.settings import ImageSettings
 from corosrv.dialects.generation.fields import GenerationFields, job
-from corosrv.dialects.generation.job_log import JobRecord, submit
+from corosrv.dialects.generation.job_usage import JobRecord, submit
 from corosrv.dialects.generation.prompts import with_images
 from corosrv.dialects.kserve.language_reader import OUTPUTS, LanguageReader
 from corosrv.formats.bodies import check_text, convert, decode_unscanned
@@ -203,11 +203,10 @@ class LanguageModels:
     def _with_images(self, request: TextRequest, model: ModelCard) -> Job:
         if not request.media:
             return request.job
-        images = self._images.intake(model)
-        if images is None:
+        if CAPABILITY not in model.capabilities:
             name = IMAGE_INPUT.name
             raise NotSupported(f"{name}: this model reads text only", name, "unsupported_content")
-        return request.read_images(images)
+        return request.read_images(self._images.intake())
 
     def _find(self, target: Target) -> tuple[HandlerCard, ModelCard]:
         if not isinstance(target, ModelTarget):

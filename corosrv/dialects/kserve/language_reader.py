@@ -10,7 +10,7 @@ from corosrv.contracts.jobs import Chunk, Finish, Reader, Sink
 from corosrv.contracts.jobs.infer import HandlerCard, InferEnd, InferItem, InferJob, InferOutputs, InferReader
 from corosrv.contracts.jobs.reader import take_first
 from corosrv.dialects.generation.exchange import failure_of
-from corosrv.dialects.generation.job_log import JobRecord
+from corosrv.dialects.generation.job_usage import JobRecord
 from corosrv.formats.tensors import Tensor, TensorSpec
 from corosrv.workers.dispatch.answers import AnswerKeeper, UnaryAnswer, choose
 

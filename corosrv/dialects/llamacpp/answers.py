@@ -1,6 +1,6 @@
 """Completions of llama-server, the way out: chunks to answers, and the types of all its answers.
 
-The type of a completion is in `corosrv.dialects.generation.answer_types`: other dialects show it in addition to theirs.
+The type of a completion is in `corosrv.dialects.generation.native`: other dialects show it in addition to theirs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import msgspec
 from corosrv.base.errors import CorosrvError
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import Chunk
-from corosrv.dialects.generation.answer_types import NativeCompletion
 from corosrv.dialects.generation.call import AnswerOptions, Telemetry, event, split_tokens
-from corosrv.dialects.generation.native import NativeTask
+from corosrv.dialects.generation.native import NativeCompletion, NativeTask
 from corosrv.dialects.openai import events
 
 

@@ -16,8 +16,7 @@ from corosrv.dialects.generation import prompts as infill
 from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.fields import Lora, ModelName
 from corosrv.dialects.generation.native import NativeForm
-from corosrv.dialects.generation.prompts import PromptField, is_several, prompts
-from corosrv.dialects.generation.thoughts import TaggedThoughtFields, with_budget
+from corosrv.dialects.generation.prompts import PromptField, TaggedThoughtFields, is_several, prompts, with_budget
 from corosrv.dialects.llamacpp.answers import NativeAnswer
 from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake

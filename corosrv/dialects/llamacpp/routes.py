@@ -14,9 +14,9 @@ from msgspec import Meta
 from corosrv.base.errors import NotOffered, NotSupported, Refused, Unavailable
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
-from corosrv.dialects.generation.answer_types import NativeCompletion
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.generation.fields import Lora
+from corosrv.dialects.generation.native import NativeCompletion
 from corosrv.dialects.llamacpp import answers, loading, parse, slots
 from corosrv.dialects.llamacpp.loading import Success, Switches
 from corosrv.dialects.openai import events
@@ -25,7 +25,7 @@ from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.chat.schema import ChatBody
 from corosrv.formats.bodies import check_text
 from corosrv.images.intake import PROMPTS, images_in
-from corosrv.web.groups.routes import GenerateHeaders
+from corosrv.web.groups import GenerateHeaders
 from corosrv.web.http.lean_flask import caller
 from corosrv.web.http.openapi import GENERATES, NEEDS_MODEL, READS, operation
 from corosrv.web.http.reply import json_response, long_json_response, register_errors
@@ -214,7 +214,7 @@ def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
     def complete() -> Response:
         body = flow.receive(parse.completion_decoder)
         card, vocabulary = _model(flow, body.model)
-        return flow.answer(parse.completion(body, card, vocabulary, flow.images.intake(card)))
+        return flow.answer(parse.completion(body, card, vocabulary, flow.intake(card)))
 
     @routes.post("/infill")
     @flow.once
@@ -242,7 +242,7 @@ def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
     def apply_template() -> Response:
         body = flow.receive(chat_schema.decoder)
         card, vocabulary = _model(flow, body.model)
-        job = chat_parse.call(body, card, lambda: vocabulary, flow.images.intake(card)).job
+        job = chat_parse.call(body, card, lambda: vocabulary, flow.intake(card)).job
         assert isinstance(job, Job)
         prompt = job.prompts[0]
         assert isinstance(prompt, Messages)

@@ -20,7 +20,7 @@ from corosrv.contracts.jobs import TokenInfo
 from corosrv.dialects.chat.answer import AnswerBlock, BlockAnswer, BlockKind
 from corosrv.dialects.chat.prepare import Parser
 from corosrv.dialects.generation import native
-from corosrv.dialects.generation.answer_types import TokenLikelihood
+from corosrv.dialects.generation.native import TokenLikelihood
 
 # No time is told by a blank, which stands before the next line: no client minds, and some would mind an empty line.
 NOTHING = b" "

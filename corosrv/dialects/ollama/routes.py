@@ -24,7 +24,7 @@ from corosrv.dialects.ollama.loading import KeepAlive, pull_lines
 from corosrv.dialects.ollama.parse import AskedModel
 from corosrv.images.intake import images_in
 from corosrv.models.pool import ModelPool
-from corosrv.web.groups.routes import GenerateHeaders
+from corosrv.web.groups import GenerateHeaders
 from corosrv.web.http import sse
 from corosrv.web.http.openapi import GENERATES, NEEDS_MODEL, READS, operation
 from corosrv.web.http.reply import json_response, register_errors
@@ -260,7 +260,7 @@ class OllamaRoutes:
         began = time.monotonic()
         card = flow.worker.card(name)
         stopwatch = Stopwatch(arrival(), time.monotonic() - began)
-        asked = AskedModel(card, partial(flow.worker.vocabulary, name), body.model_name, flow.images.intake(card))
+        asked = AskedModel(card, partial(flow.worker.vocabulary, name), body.model_name, flow.intake(card))
         return asked, stopwatch
 
     def _load(self, body: schema.OllamaChatBody | schema.OllamaGenerateBody, seconds: float | None) -> Response:

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from corosrv.dialects.generation.answer_types import NativeCompletion, PromptProgress, Timings, TokenLikelihood
+from corosrv.dialects.generation.job_usage import PromptProgress, Timings
+from corosrv.dialects.generation.native import NativeCompletion, TokenLikelihood
 
 Finish = Literal["stop", "length", "tool_calls", "abort"]
 

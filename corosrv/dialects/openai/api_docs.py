@@ -6,7 +6,7 @@ from corosrv.dialects.openai import answer_types
 from corosrv.dialects.openai.chat.schema import ChatBody
 from corosrv.dialects.openai.completions import CompletionBody
 from corosrv.images.intake import PROMPTS, images_in
-from corosrv.web.groups.routes import GenerateHeaders
+from corosrv.web.groups import GenerateHeaders
 from corosrv.web.http.openapi import GENERATES, operation
 
 _DONE = "[DONE]"

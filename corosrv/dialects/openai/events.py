@@ -14,8 +14,8 @@ import msgspec
 from corosrv.base.errors import CorosrvError, ErrorKind, PromptTooLong
 from corosrv.contracts.jobs import Chunk, Job, ModelCard, Vocabulary
 from corosrv.contracts.jobs.job import new_id
-from corosrv.dialects.generation.answer_types import Tally
 from corosrv.dialects.generation.call import AnswerOptions, Telemetry, event
+from corosrv.dialects.generation.job_usage import Tally
 from corosrv.dialects.generation.native import NativeForm, NativeTask
 from corosrv.dialects.openai.answer_types import (
     ChatChoice,

@@ -176,7 +176,7 @@ def blueprint(flow: RequestFlow, ask_other_workers: AskOthers = no_others) -> Bl
         model = body.model if forked is None else forked.card.id
         find_vocabulary = partial(flow.worker.vocabulary, model)
         card = flow.worker.card(model)
-        return chat_parse.call(body, card, find_vocabulary, flow.images.intake(card), forked)
+        return chat_parse.call(body, card, find_vocabulary, flow.intake(card), forked)
 
     @routes.post("/v1/chat/completions/input_tokens")
     @routes.post("/chat/completions/input_tokens", endpoint="count_short")
@@ -193,7 +193,7 @@ def blueprint(flow: RequestFlow, ask_other_workers: AskOthers = no_others) -> Bl
         model = body.model if forked is None else forked.card.id
         find_vocabulary = partial(flow.worker.vocabulary, model)
         card = flow.worker.card(model)
-        images = flow.images.intake(card)
+        images = flow.intake(card)
         embeds = EmbedsReader(flow.takes_embeds, partial(flow.worker.card, model), call_in_thread)
         return flow.answer(completions.call(body, card, find_vocabulary, images, embeds, forked))
 

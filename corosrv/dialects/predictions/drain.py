@@ -9,7 +9,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import gevent
 from gevent.event import Event
@@ -17,6 +17,9 @@ from gevent.event import Event
 from corosrv.dialects.predictions.prediction import Prediction
 from corosrv.dialects.predictions.run import Run
 from corosrv.dialects.predictions.webhooks import Webhooks
+
+if TYPE_CHECKING:
+    from corosrv.workers.worker.parent.predictor_process import PredictorWorker
 
 log = logging.getLogger("corosrv.predictions")
 
@@ -90,18 +93,10 @@ _LAST_WORDS = 1.0
 _LAST_TRY = 1.5
 
 
-class Stops(Protocol):
-    """The part of a worker that a drain uses."""
-
-    def stop(self, timeout: float) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 class Drain:
     """Knows the running predictions, and ends them once."""
 
-    def __init__(self, worker: Stops, webhooks: Webhooks) -> None:
+    def __init__(self, worker: PredictorWorker, webhooks: Webhooks) -> None:
         self._worker = worker
         self._webhooks = webhooks
         self._running: dict[Run, gevent.Greenlet] = {}

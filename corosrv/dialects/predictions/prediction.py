@@ -17,7 +17,6 @@ from corosrv.web.kept.event_log import Cursor, EventLog, EventPiece, LogReader
 
 LIVE = 1024  # events kept for those who read right now, where none are for those who come later
 MAX_READERS = 1024  # of one prediction
-PING_SECONDS = 15.0
 
 
 class Event:

@@ -22,17 +22,16 @@ from corosrv.contracts.metrics import Family, metric
 from corosrv.dialects.predictions import health as service_info
 from corosrv.dialects.predictions import parse
 from corosrv.dialects.predictions.health import PredictorHealth
-from corosrv.dialects.predictions.prediction import PING_SECONDS, Change, EventEncoder, EventReader, Prediction, Status
+from corosrv.dialects.predictions.prediction import Change, EventEncoder, EventReader, Prediction, Status
 from corosrv.dialects.predictions.service import CallOutcome, PredictionService
 from corosrv.web.http import body_reader, sse
 from corosrv.web.http.access import came_by_loopback
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.client import ClientWatch
-from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.openapi import without_key
 from corosrv.web.http.reply import encoded_response, json_response, register_errors
 from corosrv.web.kept.keyed_answers import KeyedAnswers, keep_if
-from corosrv.web.page.routes import page_for_people
+from corosrv.web.page import page_for_people
 
 _FAILED = (409, 503)  # these say so in a member of their own
 
@@ -49,16 +48,11 @@ _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 @dataclass(frozen=True, slots=True)
 class PredictionEndpoint:
-    """Answers create requests.
-
-    `ping_interval`: seconds of silence before a comment line; `write_timeout`: seconds a client may accept nothing.
-    """
+    """Answers create requests."""
 
     service: PredictionService
-    stats: HttpStats
     bodies: BodyReader
-    ping_interval: float
-    write_timeout: float
+    streams: sse.StreamLimits
 
     def answer(self, path_id: str | None) -> Response:
         """Answers a create request; `path_id` is the id in the path. Waits for the prediction unless the
@@ -109,17 +103,7 @@ class PredictionEndpoint:
         return prediction
 
     def _stream(self, reader: EventReader) -> Response:
-        answer = sse.response(
-            sse.EventStream(
-                request.environ,
-                reader,
-                b"",
-                EventEncoder(),
-                self.ping_interval,
-                self.write_timeout,
-                self.stats,
-            )
-        )
+        answer = sse.response(sse.EventStream(request.environ, reader, b"", EventEncoder(), self.streams))
         answer.headers["Content-Type"] = "text/event-stream"  # as it is, without a charset
         return answer
 
@@ -131,20 +115,18 @@ _SHAPING = ("Accept", "Prefer")  # headers that change the form of an answer
 
 def blueprint(
     service: PredictionService,
-    stats: HttpStats,
     shut_down: Callable[[], None],
     bodies: BodyReader,
+    streams: sse.StreamLimits,
     *,
     has_document: bool = True,
-    ping_interval: float = PING_SECONDS,
-    write_timeout: float = 30.0,
     answers: KeyedAnswers | None = None,
 ) -> Blueprint:
     """Cog's endpoints over a service. `shut_down` begins to stop the server, and returns at once. `has_document`: the
     predictor's OpenAPI document is here, and not within another one. `answers`: those kept under idempotency keys."""
     routes = Blueprint("predictions", __name__)
     once = (answers or KeyedAnswers(bodies)).once(service.settings.max_body, _SHAPING)
-    desk = PredictionEndpoint(service, stats, bodies, ping_interval, write_timeout)
+    desk = PredictionEndpoint(service, bodies, streams)
 
     @routes.get("/")
     @without_key

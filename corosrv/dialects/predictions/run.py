@@ -20,7 +20,7 @@ from gevent.pool import Pool
 from corosrv.contracts.jobs import Reader
 from corosrv.contracts.jobs.setup import Answer, Cancelled, Done, Failed, LogLine, Metric, Output, OutputChunk, Terminal
 from corosrv.contracts.jobs.terms import TracePart
-from corosrv.dialects.predictions.files import weight
+from corosrv.dialects.predictions.files import Files, weight
 from corosrv.dialects.predictions.prediction import Prediction, Status, utc_now
 from corosrv.web.http.reply import line
 
@@ -129,12 +129,6 @@ class AnswerReader(Reader[Answer], Protocol):
         """Bytes of all answers so far."""
 
 
-class Resolves(Protocol):
-    """The part of Files that a run uses."""
-
-    def resolve(self, message: Output, directory: str) -> Any: ...
-
-
 class Run:
     """Drives one prediction, from the worker's first answer to its end, in a greenlet of its own.
 
@@ -146,7 +140,7 @@ class Run:
         self,
         prediction: Prediction,
         reader: AnswerReader,
-        files: Resolves,
+        files: Files,
         directory: str,
         on_end: Callable[[Run, Status, str | None, Terminal | None], None],
         trace: TracePart | None = None,

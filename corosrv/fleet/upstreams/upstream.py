@@ -20,10 +20,12 @@ from gevent.event import Event
 from corosrv.base.errors import CallCancelled, CorosrvError, DeadlinePassed, QueueFull
 from corosrv.contracts.jobs.infer import HandlerCard, Headers
 from corosrv.fleet.upstreams.aborter import Aborter, AbortKind
-from corosrv.fleet.upstreams.breaker import MAX_FAULTS, Breaker, BreakerState
 from corosrv.fleet.upstreams.connections import UpstreamConnections
 from corosrv.fleet.upstreams.exchange import Exchange, ExchangeLimits
 from corosrv.fleet.upstreams.failures import (
+    MAX_FAULTS,
+    Breaker,
+    BreakerState,
     Complaints,
     ProbeRecord,
     UpstreamBusy,

@@ -214,9 +214,8 @@ class AnswerPassing:
         if is_keyed(self._request):
             keep_if(lambda: not events.has_error)
         first = events.encode(items)
-        stream = sse.EventStream(
-            self._request.environ, self._reader, first, events, _NO_PINGS, self._write_timeout, self._stats
-        )
+        limits = sse.StreamLimits(self._stats, _NO_PINGS, self._write_timeout)
+        stream = sse.EventStream(self._request.environ, self._reader, first, events, limits)
         return PassedAnswer(head.status, headers, stream)
 
 

@@ -35,8 +35,7 @@ from corosrv.gateway.forwarding.grouped import ChangedReader, GroupedReader
 from corosrv.gateway.forwarding.headers import request_headers
 from corosrv.gateway.forwarding.peek import BY_PATH, MAX_SESSION, ForwardedPath, Peeked, peek
 from corosrv.gateway.forwarding.streamed_body import as_stream
-from corosrv.web.groups.routes import GROUP, join_group
-from corosrv.web.groups.table import GroupMember, GroupTable
+from corosrv.web.groups import GROUP, GroupMember, GroupTable, join_group
 from corosrv.web.http.access import Entrance
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import AnyRequest, BareRequest, Visit, caller, current

@@ -14,7 +14,7 @@ from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, HandlerCard, In
 from corosrv.contracts.jobs.reader import Sink
 from corosrv.gateway.forwarding.event_join import ABORT, EventJoin, StreamedError
 from corosrv.gateway.forwarding.headers import media_type
-from corosrv.web.groups.table import GroupMember
+from corosrv.web.groups import GroupMember
 
 EVENT_STREAM = "text/event-stream"
 MAX_JOINED = 64 << 20  # bytes of events that are joined to one answer

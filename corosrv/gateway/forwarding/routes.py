@@ -23,7 +23,7 @@ from corosrv.fleet.upstreams.upstream import UpstreamState
 from corosrv.gateway.forwarding.forwarder import Forwarder
 from corosrv.gateway.forwarding.ollama import OllamaForwarding
 from corosrv.gateway.forwarding.peek import BY_PATH, FORWARDED, KEPT, MODELS, OF_ONE_SERVER, PROPS, ForwardedPath
-from corosrv.web.groups.routes import GenerateHeaders
+from corosrv.web.groups import GenerateHeaders
 from corosrv.web.http.lean_flask import current
 from corosrv.web.http.openapi import GENERATES, operation
 from corosrv.web.http.reply import json_response

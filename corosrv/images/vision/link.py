@@ -14,7 +14,7 @@ import msgspec
 from corosrv.base.errors import ChannelClosed, ProtocolError
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.contracts.settings import child_environment
-from corosrv.images.encoder.checking import describe_end
+from corosrv.images.encoder.check import describe_end
 from corosrv.images.transfer.messages import PROTOCOL_VERSION, Hello, ToEncoder, ToLanguage
 from corosrv.images.transfer.pool import SharedPool
 from corosrv.workers.wire.codec import StructCodec

@@ -1,4 +1,4 @@
-"""Notices at once that a client went away, without writing to it."""
+"""Notices at once that a client went away, without writing to it: also while an answer is collected for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
+from flask import Request
+
+from corosrv.base.errors import ClientGone, CorosrvError, Refused
 from corosrv.base.waits import own_hub
+from corosrv.contracts.jobs import Chunk, Reader
 
 _ESTABLISHED = 1  # tcp_info.tcpi_state in linux/tcp.h
 _INTERVAL = 1.0  # seconds between two looks at a connection that cannot be watched
+
+# Tokens, and the likely ones in their place, that an answer may hold that is not streamed.
+MOST_LISTED = 1_000_000
 
 
 class ClientWatch:
@@ -79,3 +86,46 @@ class ClientWatch:
         if watcher is not None:
             watcher.stop()
             watcher.close()
+
+
+def _n_listed(chunk: Chunk) -> int:
+    return sum(1 + len(info.top) for infos in (chunk.tokens, chunk.prompt_info) for info in infos)
+
+
+def collect(
+    request: Request,
+    reader: Reader[Chunk],
+    failure_of: Callable[[Chunk], CorosrvError | None] = lambda chunk: None,
+    on_chunks: Callable[[list[Chunk]], None] = lambda chunks: None,
+) -> list[Chunk]:
+    """Waits for all chunks of a job that is not streamed, and closes the reader. Tells `on_chunks` of each that comes.
+
+    Raises ClientGone when the client left meanwhile, at once what `failure_of` finds in a chunk, and Refused for an
+    answer that lists more tokens than there is memory for: hundreds of bytes for each.
+    """
+    watch = ClientWatch(request.environ, reader.cancel)
+    chunks: list[Chunk] = []
+    n_listed = 0
+    try:
+        with reader:
+            while not reader.is_finished:
+                arrived = reader.take()
+                on_chunks(arrived)
+                if watch.is_gone:  # whose job was cancelled, which is no failure of its own
+                    raise ClientGone("the client left before its answer was ready")
+                for chunk in arrived:
+                    if chunk.finish is not None and (failure := failure_of(chunk)) is not None:
+                        raise failure
+                    if chunk.tokens or chunk.prompt_info:
+                        n_listed += _n_listed(chunk)
+                chunks += arrived
+                if n_listed > MOST_LISTED:
+                    raise Refused(
+                        f"the answer would list over {MOST_LISTED} likely tokens: ask for fewer tokens, answers or "
+                        "likely tokens, or for a stream",
+                        "logprobs",
+                        "answer_too_large",
+                    )
+    finally:
+        watch.close()
+    return chunks

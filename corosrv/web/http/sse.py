@@ -1,7 +1,4 @@
-"""Server-sent events: makes those of a reader's items for as long as somebody reads them, and a copy where asked for.
-
-`collect` takes the items of an answer that is not streamed.
-"""
+"""Server-sent events: makes those of a reader's items for as long as somebody reads, and a copy where asked for."""
 
 from __future__ import annotations
 
@@ -9,12 +6,13 @@ import functools
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from flask import Request, Response
+from flask import Response
 
-from corosrv.base.errors import ClientGone, CorosrvError, ReadTimeout, Refused
-from corosrv.contracts.jobs import Chunk, Reader
+from corosrv.base.errors import CorosrvError, ReadTimeout
+from corosrv.contracts.jobs import Reader
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.message import DirectSender, direct_sender
 from corosrv.web.http.metrics import HttpStats
@@ -97,13 +95,19 @@ BLANK = b" "
 # those who stopped reading, while their jobs run on.
 UNSENT_BYTES = 16_384
 
-# Tokens, and the likely ones in their place, that an answer may hold that is not streamed.
-MOST_LISTED = 1_000_000
-
 
 def watched(environ: dict[str, Any]) -> dict[str, Any]:
     """Returns the environment whose client has the stream cancelled when it leaves: none of a stream that is logged."""
     return {} if LOGGED in environ else environ
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """The limits of a server's streams, and the counters of those that are open."""
+
+    stats: HttpStats
+    ping_interval: float = 15.0  # seconds of silence before a comment; 0 and less: none is sent
+    write_timeout: float = 30.0  # seconds in which a client may accept nothing
 
 
 class EventStream(Generic[Item]):
@@ -124,9 +128,7 @@ class EventStream(Generic[Item]):
         reader: Reader[Item],
         first: bytes,
         encoder: Encoder[Item],
-        ping_interval: float,
-        write_timeout: float,
-        stats: HttpStats,
+        limits: StreamLimits,
         ping: bytes = PING,
     ) -> None:
         self._ping = ping
@@ -134,15 +136,15 @@ class EventStream(Generic[Item]):
         self._first = first
         self._taken: list[Item] = []  # before the first piece was sent
         self._encoder = encoder
-        self._ping_interval = ping_interval if ping_interval > 0 else None
+        self._ping_interval = limits.ping_interval if limits.ping_interval > 0 else None
         self.has_failed = False  # it ended in an error
         self.on_close: Callable[[], None] | None = None  # called once, at its end
         is_logged, environ = LOGGED in environ, watched(environ)
         self._watch = ClientWatch(environ, reader.cancel)
         self._socket = environ.get("gunicorn.socket")
         self._timeout_before = None if self._socket is None else self._socket.gettimeout()
-        self._write_timeout = write_timeout
-        self._stats = None if is_logged else stats
+        self._write_timeout = limits.write_timeout
+        self._stats = None if is_logged else limits.stats
         self._is_closed = False
         self._sender: DirectSender | None = None
         if self._stats is not None:
@@ -298,46 +300,3 @@ def response(stream: EventStream[Any], media_type: str = EVENTS) -> Response:
     answer.headers["Cache-Control"] = "no-cache"
     answer.headers["X-Accel-Buffering"] = "no"
     return answer
-
-
-def _n_listed(chunk: Chunk) -> int:
-    return sum(1 + len(info.top) for infos in (chunk.tokens, chunk.prompt_info) for info in infos)
-
-
-def collect(
-    request: Request,
-    reader: Reader[Chunk],
-    failure_of: Callable[[Chunk], CorosrvError | None] = lambda chunk: None,
-    on_chunks: Callable[[list[Chunk]], None] = lambda chunks: None,
-) -> list[Chunk]:
-    """Waits for all chunks of a job that is not streamed, and closes the reader. Tells `on_chunks` of each that comes.
-
-    Raises ClientGone when the client left meanwhile, at once what `failure_of` finds in a chunk, and Refused for an
-    answer that lists more tokens than there is memory for: hundreds of bytes for each.
-    """
-    watch = ClientWatch(request.environ, reader.cancel)
-    chunks: list[Chunk] = []
-    n_listed = 0
-    try:
-        with reader:
-            while not reader.is_finished:
-                arrived = reader.take()
-                on_chunks(arrived)
-                if watch.is_gone:  # whose job was cancelled, which is no failure of its own
-                    raise ClientGone("the client left before its answer was ready")
-                for chunk in arrived:
-                    if chunk.finish is not None and (failure := failure_of(chunk)) is not None:
-                        raise failure
-                    if chunk.tokens or chunk.prompt_info:
-                        n_listed += _n_listed(chunk)
-                chunks += arrived
-                if n_listed > MOST_LISTED:
-                    raise Refused(
-                        f"the answer would list over {MOST_LISTED} likely tokens: ask for fewer tokens, answers or "
-                        "likely tokens, or for a stream",
-                        "logprobs",
-                        "answer_too_large",
-                    )
-    finally:
-        watch.close()
-    return chunks

@@ -98,8 +98,7 @@ class ResumableStreams:
     def __init__(self, logs: AnswerLogs, write_timeout: float, stats: HttpStats) -> None:
         """`write_timeout`: seconds that a client may accept nothing."""
         self.logs = logs
-        self._write_timeout = write_timeout
-        self._stats = stats
+        self._limits = sse.StreamLimits(stats, -1, write_timeout)
 
     def find(self, name: LogName) -> AnswerLog | None:
         """Returns the log of the current request's caller that has this name."""
@@ -148,9 +147,7 @@ class ResumableStreams:
     def _stream(self, reader: StreamReader) -> sse.EventStream[Any]:
         # Without comments of its own: those that fill silence are in the log, so that bytes can be counted.
         environ = current(request).environ
-        return sse.EventStream(
-            environ, reader, b"", FollowedEvents(reader.answer), -1, self._write_timeout, self._stats
-        )
+        return sse.EventStream(environ, reader, b"", FollowedEvents(reader.answer), self._limits)
 
     def response(self, reader: StreamReader) -> Response:
         """Makes the answer of a client that comes back."""

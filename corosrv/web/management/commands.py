@@ -12,9 +12,8 @@ import click
 
 from corosrv.base.errors import ManagementError, Refused, SettingsError
 from corosrv.fleet.upstreams.spec import UpstreamSpec
-from corosrv.web.management.client import ManagementClient, find_server, path_of
+from corosrv.web.management.client import ManagementClient, Membership, RemoteClient, find_server, path_of, token_of
 from corosrv.web.management.joining import Joiner, JoinTarget
-from corosrv.web.management.remote import Membership, RemoteClient, token_of
 from corosrv.workers.manager.joined import Joining
 
 Row = Mapping[str, Any]

@@ -29,8 +29,7 @@ import gevent
 
 from corosrv.base.errors import ManagementError, Unavailable
 from corosrv.contracts.settings import child_environment
-from corosrv.web.management.client import ManagementClient, decode_answer, path_of, running_servers
-from corosrv.web.management.remote import RemoteClient
+from corosrv.web.management.client import ManagementClient, RemoteClient, decode_answer, path_of, running_servers
 from corosrv.web.management.worker_routes import JOIN, PROTOCOL, REMOTE_PROTOCOL
 from corosrv.workers.manager.joined import Joining
 from corosrv.workers.manager.plan import PlaceState

@@ -31,7 +31,7 @@ from corosrv.base.run_dir import default_path, open_run_dir
 from corosrv.contracts.jobs import State
 from corosrv.web.http.listener import Certificates
 from corosrv.web.http.worker_watch import certificate_fault
-from corosrv.web.management.client import new_socket_path
+from corosrv.web.management.client import new_socket_path, read_token
 from corosrv.web.management.routes import make_app
 from corosrv.web.management.upgrade import UpgradableHandler, check_own
 
@@ -109,17 +109,6 @@ def refuse(read: Callable[[], bytes], send: Callable[[bytes], object]) -> None:
     while not refusal.is_over and (data := read()):
         if answer := refusal.receive(data):
             send(answer)
-
-
-def read_token(path: str) -> str:
-    """Returns the token in a file. Raises SettingsError if there is none."""
-    try:
-        token = Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"COROSRV_MGMT_TOKEN_FILE: {path} cannot be read: {error}") from None
-    if not token:
-        raise SettingsError(f"COROSRV_MGMT_TOKEN_FILE: {path} is empty")
-    return token
 
 
 class TokenGuard:

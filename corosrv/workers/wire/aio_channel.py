@@ -9,8 +9,7 @@ from typing import Generic
 
 from corosrv.base.errors import ChannelClosed, WireError
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire.codec import Codec, In, Out
-from corosrv.workers.wire.frame import MAX_FRAME, ReceiveQueue, SendQueue, encode
+from corosrv.workers.wire.codec import MAX_FRAME, Codec, In, Out, ReceiveQueue, SendQueue, framed
 
 _READ_SIZE = 256 << 10  # bytes
 _MOST_UNSENT = 1 << 20  # bytes, above which wait_until_sent() waits
@@ -50,7 +49,7 @@ class AioChannel(Generic[Out, In]):
         ValueError for too many descriptors, and ChannelClosed when either side has closed.
         """
         descriptors.check_number(fds)
-        frame = memoryview(encode(self._codec.encode(message), MAX_FRAME))
+        frame = memoryview(framed(self._codec.encode(message), MAX_FRAME))
         if self.is_closed:
             raise ChannelClosed("the channel is closed")
         n_written = 0 if self._unsent else self._write(frame, fds)

@@ -12,8 +12,7 @@ from gevent.hub import get_hub
 
 from corosrv.base.errors import BadFrame, ChannelClosed
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire.codec import Codec, In, Out
-from corosrv.workers.wire.frame import MAX_FRAME, ReceiveQueue, SendQueue, encode
+from corosrv.workers.wire.codec import MAX_FRAME, Codec, In, Out, ReceiveQueue, SendQueue, framed
 
 _READ_SIZE = 256 << 10  # bytes
 _READ, _WRITE = 1, 2  # what a watcher of gevent watches for
@@ -60,7 +59,7 @@ class GeventChannel(Generic[Out, In]):
         has closed.
         """
         descriptors.check_number(fds)
-        frame = memoryview(encode(self._codec.encode(message), self._limit))
+        frame = memoryview(framed(self._codec.encode(message), self._limit))
         if self.is_closed:
             raise ChannelClosed("the channel is closed")
         n_written = 0 if self._unsent else self._write(frame, fds)

@@ -13,8 +13,7 @@ from typing import Generic
 
 from corosrv.base.errors import ChannelClosed
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire.codec import Codec, In, Out
-from corosrv.workers.wire.frame import MAX_FRAME, ReceiveQueue, encode
+from corosrv.workers.wire.codec import MAX_FRAME, Codec, In, Out, ReceiveQueue, framed
 
 _READ_SIZE = 256 << 10  # bytes
 
@@ -50,7 +49,7 @@ class ThreadChannel(Generic[Out, In]):
         what the codec raises, and ChannelClosed when either side has closed.
         """
         descriptors.check_number(fds)
-        frame = encode(self._codec.encode(message), MAX_FRAME)
+        frame = framed(self._codec.encode(message), MAX_FRAME)
         with self._sending:
             if self._is_broken:
                 raise ChannelClosed("the channel is closed")

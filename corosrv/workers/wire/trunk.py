@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from corosrv.base.errors import BadFrame
 from corosrv.workers.wire import descriptors
+from corosrv.workers.wire.codec import MAX_FRAME
 from corosrv.workers.wire.descriptors import MAX_FDS
-from corosrv.workers.wire.frame import MAX_FRAME
 
 CONTROL = 0  # the lane that is open from the beginning
 MAX_PIECE = 64 << 10  # bytes

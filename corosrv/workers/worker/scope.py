@@ -140,7 +140,7 @@ class Scope:
 
 NOWHERE = Scope({}, Metrics(None))
 
-# Tasks inherit it by themselves, threads by corosrv.workers.worker.printing.capture.
+# Tasks inherit it by themselves, threads by corosrv.workers.worker.capture.
 scope: ContextVar[Scope] = ContextVar("corosrv_scope", default=NOWHERE)
 
 

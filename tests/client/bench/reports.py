@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 
 from corosrv.client.bench import figures as figures
-from corosrv.client.bench.load.target import Failure, FailureKind, RequestOutcome
-from corosrv.client.bench.report.document import PointFigures, Report, Section, ServerFigures, look
+from corosrv.client.bench.report import PointFigures, Report, Section, ServerFigures, look
+from corosrv.client.bench.target import Failure, FailureKind, RequestOutcome
 
 
 def outcomes(n: int, speed: float) -> list[RequestOutcome]:

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from corosrv import cli
 from corosrv.client.bench.command import bench, plan_of
-from corosrv.client.bench.load.plan import BenchPlan, Mix, Point
+from corosrv.client.bench.plan import BenchPlan, Mix, Point
 
 
 def run(*arguments: str) -> Result:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from benchmarks import formats, limit, summary
 from benchmarks.limit import Limit
 from benchmarks.servers import Setup, shown
-from corosrv.client.bench.report.document import Section, look
+from corosrv.client.bench.report import Section, look
 from tests.client.bench.reports import section, server
 
 REPOSITORY = Path(__file__).parent.parent.parent.parent

@@ -10,17 +10,17 @@ import pytest
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings
-from corosrv.contracts.settings import PARTS, effective, sources
-from corosrv.contracts.settings.effective import DEFAULT, DERIVED, FITTED, EffectiveSetting, SettingGroup
+from corosrv.contracts.settings import PARTS, loading, sources
+from corosrv.contracts.settings.loading import DEFAULT, DERIVED, FITTED, EffectiveSetting, SettingGroup
 
 MODEL = {"COROSRV_MODEL": "synthetic:"}
-WRITERS = {"toml": effective.to_toml, "json": effective.to_json}
+WRITERS = {"toml": loading.to_toml, "json": loading.to_json}
 PEERS = {"COROSRV_PEERS": "http://a:8080", "COROSRV_PEER_TOKEN": "long-enough"}
 
 
 def groups_of(environ: dict[str, str], file: Path | None = None, **overrides: Any) -> list[SettingGroup]:
     raw = sources.read(overrides, environ, file, PARTS)
-    return effective.effective_groups(raw, settings.assemble(raw))
+    return loading.effective_groups(raw, settings.assemble(raw))
 
 
 def by_name(groups: list[SettingGroup]) -> dict[str, EffectiveSetting]:
@@ -70,18 +70,18 @@ def test_each_model_of_a_list_has_a_group_of_its_own_settings():
     raw = sources.read({}, environ, None, PARTS)
     chosen = settings.assemble(raw)
 
-    (group,) = effective.own_groups(raw, chosen)
-    fitted = effective.own_groups(raw, chosen, lambda model: replace(model, ctx=64))
+    (group,) = loading.own_groups(raw, chosen)
+    fitted = loading.own_groups(raw, chosen, lambda model: replace(model, ctx=64))
 
     assert group.title == "model a"
     assert [(own.name, own.value, own.source) for own in group.settings] == [("slots", 4, "its entry in COROSRV_MODEL")]
     assert [group.title for group in fitted] == ["model a", "model b"]
     assert [(own.name, own.value, own.source) for own in fitted[1].settings] == [("ctx", 64, FITTED)]
-    assert by_name(effective.effective_groups(raw, chosen))["slots"].value == 2
+    assert by_name(loading.effective_groups(raw, chosen))["slots"].value == 2
 
 
 def test_without_defaults_groups_of_nothing_else_are_gone():
-    kept = effective.without_defaults(groups_of(MODEL | {"COROSRV_TEMP": "0.8"}))
+    kept = loading.without_defaults(groups_of(MODEL | {"COROSRV_TEMP": "0.8"}))
 
     assert [(group.title, [setting.name for setting in group.settings]) for group in kept] == [
         ("model", ["model"]),
@@ -90,7 +90,7 @@ def test_without_defaults_groups_of_nothing_else_are_gone():
 
 
 def test_a_text_has_what_is_set_before_the_defaults():
-    lines = effective.to_text(groups_of(MODEL | {"COROSRV_DRAIN_S": "3"})).splitlines()
+    lines = loading.to_text(groups_of(MODEL | {"COROSRV_DRAIN_S": "3"})).splitlines()
 
     rows = lines[lines.index("server") + 1 :]
     assert rows[0].split() == ["drain_s", "3.0", "environment", "COROSRV_DRAIN_S"]
@@ -107,7 +107,7 @@ SECRETS = {
 }
 
 
-@pytest.mark.parametrize("write", [effective.to_text, effective.to_toml, effective.to_json])
+@pytest.mark.parametrize("write", [loading.to_text, loading.to_toml, loading.to_json])
 def test_no_form_has_a_secret(write):
     groups = groups_of(MODEL | {"COROSRV_PREDICTOR": "p.py:P"} | SECRETS)
 
@@ -137,7 +137,7 @@ def test_no_form_has_a_secret(write):
 def test_a_file_that_was_written_means_the_same(tmp_path: Path, environ: dict[str, str], form: str, is_all: bool):
     groups = groups_of(environ)
     file = tmp_path / f"corosrv.{form}"
-    file.write_text(WRITERS[form](groups if is_all else effective.without_defaults(groups)), "utf-8")
+    file.write_text(WRITERS[form](groups if is_all else loading.without_defaults(groups)), "utf-8")
 
     assert settings.load(environ={}, file=file) == settings.load(environ=environ)
 
@@ -146,16 +146,16 @@ def test_a_comment_of_a_file_ends_with_its_line(tmp_path: Path):
     first = tmp_path / "first\nslots = 5.toml"
     first.write_text("queue = 7\n")
     second = tmp_path / "second.toml"
-    second.write_text(effective.to_toml(groups_of(MODEL, first)))
+    second.write_text(loading.to_toml(groups_of(MODEL, first)))
 
     assert settings.load(environ={}, file=second).models[0].slots == 0
 
 
-@pytest.mark.parametrize("write", [effective.to_toml, effective.to_json])
+@pytest.mark.parametrize("write", [loading.to_toml, loading.to_json])
 def test_bytes_that_no_file_can_have_are_refused_by_their_variable(write):
     with pytest.raises(SettingsError, match="COROSRV_TAGS holds bytes that are no UTF-8"):
         write(groups_of(MODEL | {"COROSRV_TAGS": "a\udcff"}))
 
 
 def test_a_text_shows_no_control_characters():
-    assert effective.to_text(groups_of(MODEL | {"COROSRV_TAGS": "a\udcff\x1b[2J\x9b"})).replace("\n", "").isprintable()
+    assert loading.to_text(groups_of(MODEL | {"COROSRV_TAGS": "a\udcff\x1b[2J\x9b"})).replace("\n", "").isprintable()

@@ -16,14 +16,14 @@ NAMED = {"COROSRV_PREDICTOR": "predict.py:Predictor"}
 
 
 def load(environ: dict[str, str] | None = None, **overrides: Any) -> PredictionSettings:
-    loaded = settings.load_predictor(overrides, NAMED | (environ or {}))
+    loaded = settings.load(overrides, NAMED | (environ or {})).predictor
     assert loaded is not None
     return loaded
 
 
 def test_without_a_predictor_there_are_none():
-    assert settings.load_predictor({}, {"COG_MAX_CONCURRENCY": "3"}) is None
-    assert settings.load_predictor({"predictor": ""}, {}) is None
+    assert settings.load({}, {"COG_MAX_CONCURRENCY": "3"}).predictor is None
+    assert settings.load({"predictor": ""}, {}).predictor is None
 
 
 def test_a_predictor_alone_brings_no_model_along():
@@ -92,12 +92,11 @@ def test_one_file_has_settings_of_all_parts(tmp_path: Path):
     file = tmp_path / "corosrv.toml"
     file.write_text('model = "synthetic:"\npredictor = "predict.py:Predictor"\nrestart_worker = true\nslots = 2\n')
 
-    predictor = settings.load_predictor({}, {}, file)
+    loaded = settings.load({}, {}, file)
 
-    assert predictor is not None
-    assert settings.load({}, {}, file).predictor == predictor
-    assert (predictor.restart_worker, predictor.predictor_slots) == (True, None)
-    assert settings.load({}, {}, file).models[0].slots == 2
+    assert loaded.predictor is not None
+    assert (loaded.predictor.restart_worker, loaded.predictor.predictor_slots) == (True, None)
+    assert loaded.models[0].slots == 2
 
 
 def test_a_file_with_unknown_settings_is_refused(tmp_path: Path):
@@ -105,7 +104,7 @@ def test_a_file_with_unknown_settings_is_refused(tmp_path: Path):
     file.write_text('predictor = "p"\nretart_worker = true\n')
 
     with pytest.raises(SettingsError, match="retart_worker"):
-        settings.load_predictor({}, {}, file)
+        settings.load({}, {}, file)
 
 
 def test_misspelt_variables_are_found_and_right_ones_are_not():

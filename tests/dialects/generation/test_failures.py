@@ -5,7 +5,7 @@ import pytest
 from corosrv.base.errors import CorosrvError, JobFailed, JobOverdue, JobPutOff, JobRefused, JobWaitedTooLong
 from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.dialects.generation.exchange import JobEvents, failure_of, until_failure
-from corosrv.dialects.generation.job_log import JobRecord
+from corosrv.dialects.generation.job_usage import JobRecord
 
 HELLO = Chunk(0, "Hello", 1)
 END = Chunk(0, "", 0, Finish.STOP)

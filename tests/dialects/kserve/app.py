@@ -11,20 +11,25 @@ from werkzeug.exceptions import HTTPException
 from corosrv.app import _words
 from corosrv.base.errors import HttpError
 from corosrv.dialects.kserve import routes, schema
-from corosrv.dialects.kserve.endpoint import EndpointLimits
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import LeanFlask
 from corosrv.web.http.metrics import HttpStats
+from corosrv.web.http.sse import StreamLimits
 from tests.dialects.kserve.generator_worker import GeneratorWorker
 
 MAX_BODY = 1 << 20
 
 
-def make_app(worker: GeneratorWorker, check_ready: Callable[[], None] = lambda: None, **options: Any) -> Flask:
+def make_app(
+    worker: GeneratorWorker,
+    check_ready: Callable[[], None] = lambda: None,
+    max_body_bytes: int = MAX_BODY,
+    **options: Any,
+) -> Flask:
     app = LeanFlask("kserve")
     bodies = BodyReader()
-    limits = EndpointLimits(**{"max_body_bytes": MAX_BODY, **options})
-    app.register_blueprint(routes.blueprint(worker, bodies, HttpStats(), limits, check_ready=check_ready))
+    streams = StreamLimits(HttpStats(), **options)
+    app.register_blueprint(routes.blueprint(worker, bodies, max_body_bytes, streams, check_ready=check_ready))
 
     def http_error(error: HTTPException) -> Response:
         assert schema.has_path(request.path)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from corosrv.base.errors import InvalidJson, Refused
 from corosrv.base.processor import Turns
-from corosrv.dialects.kserve import json_data, long_data
+from corosrv.dialects.kserve import json_data
 from corosrv.dialects.kserve.infer_request import INFER_DECODER, decode_request
-from corosrv.dialects.kserve.long_data import MAX_REST, cut_data
+from corosrv.dialects.kserve.json_data import MAX_REST, cut_data
 from corosrv.formats.bodies import decode_unscanned
 from tests.dialects.kserve.bodies import nested
 
@@ -25,7 +25,7 @@ LEAVES = TEXTS | st.integers() | st.booleans() | st.none()
 ARRAYS = st.lists(st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=6), max_leaves=60), max_size=12)
 
 
-def join(data: long_data.LongData) -> list[Any]:
+def join(data: json_data.LongData) -> list[Any]:
     """Puts the pieces of an array together again."""
     whole: list[Any] = []
     n_open = 0
@@ -45,8 +45,8 @@ def _append(whole: list[Any], piece: list[Any], n_open: int) -> None:
 @pytest.fixture(params=[3, 17, 100])
 def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """The size of what is looked at together, so small that pieces end everywhere."""
-    monkeypatch.setattr(long_data, "WINDOW", request.param)
-    monkeypatch.setattr(long_data, "_FIRST_WINDOW", request.param)
+    monkeypatch.setattr(json_data, "WINDOW", request.param)
+    monkeypatch.setattr(json_data, "_FIRST_WINDOW", request.param)
     return request.param
 
 
@@ -57,16 +57,16 @@ def test_the_pieces_together_are_the_array(separators, array):
     text = json.dumps(array, ensure_ascii=False, separators=separators).encode()
     for size in (3, 17, 100):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(long_data, "WINDOW", size)
-            patch.setattr(long_data, "_FIRST_WINDOW", size)
-            data, end = long_data.LongDataScanner(b"12" + text + b"]]", 2).scan(Turns())
+            patch.setattr(json_data, "WINDOW", size)
+            patch.setattr(json_data, "_FIRST_WINDOW", size)
+            data, end = json_data.LongDataScanner(b"12" + text + b"]]", 2).scan(Turns())
 
         assert end == 2 + len(text)
         assert join(data) == array
 
 
 def test_arrays_are_decoded_in_more_than_one_piece(window):
-    data, _ = long_data.LongDataScanner(json.dumps(list(range(1000))).encode(), 0).scan(Turns())
+    data, _ = json_data.LongDataScanner(json.dumps(list(range(1000))).encode(), 0).scan(Turns())
 
     assert len(data.pieces) > 10
     assert max(piece.end - piece.begin for piece in data.pieces) < 2 * window + 20
@@ -169,7 +169,7 @@ def test_data_that_are_nested_too_deep_are_refused_before_they_are_decoded():
     data = b"[1," * 40_000 + b"1" + b"]" * 40_000
 
     with pytest.raises(Refused, match="nested deeper than 64 levels"):
-        long_data.LongDataScanner(data, 0).scan(Turns())
+        json_data.LongDataScanner(data, 0).scan(Turns())
 
 
 @pytest.mark.parametrize("separator", [b"", b" ", b":", b"]["])
@@ -177,7 +177,7 @@ def test_strings_without_a_comma_between_them_are_refused_in_the_first_window(se
     data = b"[" * 60 + separator.join([b'"a"'] * 300_000)
 
     with pytest.raises(InvalidJson, match="no comma between them"):
-        long_data.LongDataScanner(data, 0).scan(Turns())
+        json_data.LongDataScanner(data, 0).scan(Turns())
 
 
 def test_data_beyond_the_shape_are_not_decoded_to_their_end(monkeypatch: pytest.MonkeyPatch):
@@ -188,8 +188,8 @@ def test_data_beyond_the_shape_are_not_decoded_to_their_end(monkeypatch: pytest.
         n_pieces += 1
         return decode_unscanned(text, decoder)
 
-    monkeypatch.setattr(long_data, "decode_unscanned", count)
-    array, _ = long_data.LongDataScanner(json.dumps([1] * 500_000).encode(), 0).scan(Turns())
+    monkeypatch.setattr(json_data, "decode_unscanned", count)
+    array, _ = json_data.LongDataScanner(json.dumps([1] * 500_000).encode(), 0).scan(Turns())
 
     with pytest.raises(Refused, match="more elements than the 2 of the shape"):
         json_data.tensor("a", "INT32", [2], array)

@@ -11,7 +11,7 @@ from corosrv.contracts.jobs.infer import HandlerCard, ModelStanding
 from corosrv.dialects.kserve import api_docs
 from corosrv.dialects.kserve.schema import KserveError
 from corosrv.formats.tensors import DATATYPES, TensorSpec
-from corosrv.web.docs import home as docs
+from corosrv.web import docs
 from tests.dialects.kserve.app import make_app
 from tests.dialects.kserve.generator_worker import GeneratorWorker
 

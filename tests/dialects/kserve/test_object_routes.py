@@ -10,7 +10,7 @@ import pytest
 from flask import Flask, g
 from flask.testing import FlaskClient
 
-from corosrv.dialects.kserve import object_routes
+from corosrv.dialects.kserve import routes
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.workers.objects import MIN_FILE, ObjectStore
 
@@ -25,7 +25,7 @@ def store() -> Iterator[ObjectStore]:
 @pytest.fixture
 def client(store: ObjectStore) -> FlaskClient:
     app = Flask(__name__)
-    app.register_blueprint(object_routes.blueprint(store, BodyReader()))
+    app.register_blueprint(routes.objects_blueprint(store, BodyReader()))
 
     @app.before_request
     def name_caller() -> None:

@@ -17,6 +17,7 @@ from corosrv.dialects.predictions import routes
 from corosrv.dialects.predictions.service import PredictionService
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
+from corosrv.web.http.sse import StreamLimits
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.support.file_server import FileServer, content
 from tests.support.file_server import serving as serving_files
@@ -32,7 +33,7 @@ def client() -> Iterator[FlaskClient]:
     worker = PredictorProcess(WorkerConfig(predictor=f"{PREDICTOR}:Runner"))
     service = PredictionService(worker, PredictionSettings())
     app = Flask("tests")
-    app.register_blueprint(routes.blueprint(service, HttpStats(), lambda: None, BodyReader()))
+    app.register_blueprint(routes.blueprint(service, lambda: None, BodyReader(), StreamLimits(HttpStats())))
     worker.start()
     try:
         wait_for(worker, WorkerState.READY)

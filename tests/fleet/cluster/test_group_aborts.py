@@ -14,7 +14,7 @@ from corosrv.fleet.cluster import group_aborts
 from corosrv.fleet.cluster.connection import N_CONNECTIONS, RedisClient
 from corosrv.fleet.cluster.group_aborts import GroupAbortCount, GroupAborts
 from corosrv.fleet.cluster.namespace import KeyNames
-from corosrv.web.groups.table import GroupTable
+from corosrv.web.groups import GroupTable
 from tests.support.patched import run_patched
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until

@@ -24,7 +24,7 @@ import gevent
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest, InferEnd, InferReader
 from corosrv.contracts.jobs.terms import Terms
-from corosrv.fleet.upstreams import breaker, exchange, failures, forwarded_call
+from corosrv.fleet.upstreams import exchange, failures, forwarded_call
 from corosrv.fleet.upstreams.aborter import AbortKind
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
@@ -103,7 +103,7 @@ class Commands:
     pool: UpstreamPool
 
     def __init__(self) -> None:
-        breaker.FIRST_PAUSE = 0.3
+        failures.FIRST_PAUSE = 0.3
         forwarded_call.LINGER = 1.5  # as a busy machine is slow
         self.calls: dict[str, Call] = {}
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from corosrv.fleet.upstreams.breaker import (
+from corosrv.fleet.upstreams.failures import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     MAX_FAULTS,

@@ -11,7 +11,7 @@ import msgspec.msgpack
 from gevent.event import Event
 from gevent.queue import Queue
 
-from corosrv.images.encoder.checking import describe_end
+from corosrv.images.encoder.check import describe_end
 from corosrv.images.transfer.messages import (
     PROTOCOL_VERSION,
     Geometry,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from corosrv.base.errors import LoadError
-from corosrv.images.encoder.checking import ProjectorReport, check_projector
+from corosrv.images.encoder.check import ProjectorReport, check_projector
 from corosrv.images.transfer.messages import MROPE, NON_CAUSAL
 from tests.support import gguf, projector
 from tests.support.architectures import write_mamba

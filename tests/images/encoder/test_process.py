@@ -30,7 +30,7 @@ from corosrv.images.transfer.messages import (
     TransferMeta,
 )
 from corosrv.images.transfer.pool import BlockHeader
-from corosrv.images.vision.options import encoder_command
+from corosrv.images.vision.engine import encoder_command
 from tests.images.encoder.pool import EPOCH, HandDriver, HandPool, TokenDriver, geometry, unsealed_copy
 from tests.support import gguf, projector
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.images.encoder.checking import describe_end
+from corosrv.images.encoder.check import describe_end
 
 
 @pytest.mark.parametrize(

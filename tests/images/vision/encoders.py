@@ -11,8 +11,8 @@ from gevent.event import Event
 from corosrv.contracts.jobs import Image, Terms
 from corosrv.images.transfer.stats import TransferLimits
 from corosrv.images.vision.encoder import EncoderOptions, ImageEncoder, encode_images
+from corosrv.images.vision.engine import SUPPORTS
 from corosrv.images.vision.link import EncoderCommand
-from corosrv.images.vision.options import SUPPORTS
 from corosrv.images.vision.task import EncodedImage
 from tests.support import projector
 

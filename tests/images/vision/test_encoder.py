@@ -21,7 +21,7 @@ from corosrv.contracts.jobs import Rows, Terms
 from corosrv.contracts.settings import ModelSettings
 from corosrv.images.vision import encoder as module
 from corosrv.images.vision.encoder import ImageEncoder, encode_images
-from corosrv.images.vision.options import encoder_options
+from corosrv.images.vision.engine import encoder_options
 from tests.images.vision.encoders import N_EMBD, WAIT, NobodyLeaves, encode, image, measure, options
 from tests.support import faulty_images, gguf, projector
 from tests.support.faulty_images import BUSY, FATAL, SLOW

@@ -18,13 +18,13 @@ import os, socket, sys, time
 import msgspec
 from corosrv.images.transfer.pool import pool_geometry
 from corosrv.images.transfer.messages import PROTOCOL_VERSION, BlocksFilled, Hello
-from corosrv.workers.wire.frame import encode
+from corosrv.workers.wire.codec import framed
 from corosrv.workers.wire.messages import Fatal
 
 channel = socket.socket(fileno=int(sys.argv[sys.argv.index("--control") + 1]))
 geometry = pool_geometry(2, 16, 4)
 for message in [{messages}]:
-    channel.sendall(encode(msgspec.msgpack.encode(message)))
+    channel.sendall(framed(msgspec.msgpack.encode(message)))
 {end}
 time.sleep(60)
 """

@@ -6,7 +6,7 @@ import pytest
 
 from corosrv.base import errors
 from corosrv.contracts.settings import ModelSettings
-from corosrv.images.vision.options import encoder_share
+from corosrv.images.vision.engine import encoder_share
 from corosrv.images.vision.turns import EncoderTurns
 from corosrv.models.engine.libllama import physical_cores
 from tests.support.descriptors import n_descriptors

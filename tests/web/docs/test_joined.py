@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 
 from corosrv.base.errors import Starting
 from corosrv.dialects.openai.answer_types import ErrorAnswer
-from corosrv.web.docs.home import document
+from corosrv.web.docs import document
 
 BESIDE: dict[str, Any] = {
     "openapi": "3.0.2",

@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 
 from corosrv.app import Server
 from corosrv.contracts import settings
-from corosrv.web.docs.home import TAGS
+from corosrv.web.docs import TAGS
 from corosrv.web.http import openapi
 
 NO_API = (

@@ -3,7 +3,7 @@
 import pytest
 
 from corosrv.base.errors import Refused
-from corosrv.web.groups.routes import MAX_NAME, group_of
+from corosrv.web.groups import MAX_NAME, group_of
 
 
 @pytest.mark.parametrize(

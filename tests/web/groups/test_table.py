@@ -3,7 +3,7 @@
 import pytest
 
 from corosrv.base.errors import TooManyMembers
-from corosrv.web.groups.table import GroupTable
+from corosrv.web.groups import GroupTable
 
 
 @pytest.fixture

@@ -1,16 +1,25 @@
-"""Noticing that a client went away: closed, reset, and with a request still in its pipe."""
+"""Noticing that a client went away: closed, reset, and with a request still in its pipe. Collecting its answer."""
 
 import socket
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import gevent
 import gevent.event
 import gevent.socket
 import pytest
+from flask import Request
+from werkzeug.test import EnvironBuilder
 
-from corosrv.web.http.client import ClientWatch
+from corosrv.base.errors import ClientGone, CorosrvError, JobFailed, Refused
+from corosrv.contracts.jobs import Candidate, Chunk, Finish, TokenInfo
+from corosrv.dialects.generation.exchange import failure_of
+from corosrv.web.http.client import ClientWatch, collect
 from tests.support.engines import TIMEOUT
+from tests.support.readers import HandDrivenReader
+
+END = Chunk(0, "", 1, Finish.STOP)
 
 Pair = tuple[gevent.socket.socket, socket.socket]
 
@@ -130,3 +139,64 @@ def test_the_watch_may_be_closed_by_what_it_calls(pair):
     client.close()
 
     assert called.wait(TIMEOUT)
+
+
+@pytest.fixture
+def reader() -> HandDrivenReader:
+    return HandDrivenReader()
+
+
+def request(**environ: Any) -> Request:
+    return Request(EnvironBuilder().get_environ() | environ)
+
+
+def test_a_collected_answer_has_every_chunk_and_closes_the_reader(reader):
+    reader.give(Chunk(0, "a", 1))
+    reader.give(Chunk(0, "b", 1), END)
+
+    chunks = collect(request(), reader)
+
+    assert "".join(chunk.text for chunk in chunks) == "ab"
+    assert reader.n_closed == 1
+
+
+def test_a_collected_answer_ends_when_its_client_leaves(reader, pair):
+    server, client = pair
+    collecting = gevent.spawn(collect, request(**{"gunicorn.socket": server}), reader)
+    gevent.idle()
+
+    client.close()
+
+    with pytest.raises(ClientGone):
+        collecting.get(timeout=TIMEOUT)
+    assert reader.is_cancelled
+    assert reader.n_closed == 1
+
+
+def test_a_failed_read_closes_the_reader(reader):
+    reader.fail(CorosrvError("it broke"))
+
+    with pytest.raises(CorosrvError, match="it broke"):
+        collect(request(), reader)
+
+    assert reader.n_closed == 1
+
+
+def test_a_failed_task_ends_a_collected_answer_at_once():
+    reader = HandDrivenReader(n_tasks=2)
+    reader.give(Chunk(0, "it broke", 0, Finish.ERROR))
+
+    with pytest.raises(JobFailed, match="it broke"):
+        collect(request(), reader, failure_of)
+
+    assert reader.n_closed == 1
+
+
+def test_an_answer_that_lists_more_than_there_is_memory_for_ends(reader):
+    likely = TokenInfo(1, b"a", -0.5, (Candidate(1, b"a", -0.5),) * 999)
+    for _ in range(11):
+        reader.give(Chunk(0, "a" * 100, 100, tokens=(likely,) * 100))
+
+    with pytest.raises(Refused, match="over 1000000 likely tokens"):
+        collect(request(), reader)
+    assert reader.n_closed == 1

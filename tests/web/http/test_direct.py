@@ -13,7 +13,7 @@ from gunicorn.http.unreader import IterUnreader
 from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.web.http.message import DirectSender, HttpResponse, direct_sender
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.http.sse import EventStream
+from corosrv.web.http.sse import EventStream, StreamLimits
 from tests.support.engines import TIMEOUT
 from tests.support.readers import HandDrivenReader
 
@@ -111,7 +111,7 @@ def test_a_stream_takes_a_send_for_each_of_its_pieces_and_none_for_its_head_and_
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps what was sent at once apart
     server, client = (gevent.socket.socket(fileno=end.detach()) for end in ends)
     reader, answer = HandDrivenReader(), begun(server)
-    stream = EventStream({}, reader, b"first", Texts(), -1.0, 5.0, HttpStats())
+    stream = EventStream({}, reader, b"first", Texts(), StreamLimits(HttpStats(), -1.0, 5.0))
     stream.begin(answer.start_response)
     with server, client:
         sending = gevent.spawn(stream.send_all, answer.write)

@@ -1,4 +1,4 @@
-"""Streams and collected answers over a reader that is driven by hand."""
+"""Streams over a reader that is driven by hand."""
 
 import socket
 from collections.abc import Iterator
@@ -7,15 +7,12 @@ from typing import Any
 import gevent
 import gevent.socket
 import pytest
-from flask import Request
-from werkzeug.test import EnvironBuilder
 
-from corosrv.base.errors import ClientGone, CorosrvError, JobFailed, Refused
-from corosrv.contracts.jobs import Candidate, Chunk, Finish, TokenInfo
-from corosrv.dialects.generation.exchange import failure_of
+from corosrv.base.errors import CorosrvError, JobFailed
+from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.web.http import sse
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.http.sse import PING, EventStream
+from corosrv.web.http.sse import PING, EventStream, StreamLimits
 from tests.support.engines import TIMEOUT
 from tests.support.readers import HandDrivenReader
 
@@ -54,7 +51,7 @@ class Encoder:
 def stream(
     reader: HandDrivenReader, stats: HttpStats, ping_interval: float = NEVER, environ: dict[str, Any] | None = None
 ) -> EventStream:
-    return EventStream(environ or {}, reader, b"first", Encoder(), ping_interval, 5.0, stats)
+    return EventStream(environ or {}, reader, b"first", Encoder(), StreamLimits(stats, ping_interval, 5.0))
 
 
 def open_streams(stats: HttpStats) -> float | None:
@@ -172,62 +169,6 @@ def test_no_one_may_keep_or_change_a_stream_on_its_way(reader, stats):
 
 
 # Answers that are not streamed.
-
-
-def request(**environ: Any) -> Request:
-    return Request(EnvironBuilder().get_environ() | environ)
-
-
-def test_a_collected_answer_has_every_chunk_and_closes_the_reader(reader):
-    reader.give(Chunk(0, "a", 1))
-    reader.give(Chunk(0, "b", 1), END)
-
-    chunks = sse.collect(request(), reader)
-
-    assert "".join(chunk.text for chunk in chunks) == "ab"
-    assert reader.n_closed == 1
-
-
-def test_a_collected_answer_ends_when_its_client_leaves(reader, pair):
-    server, client = pair
-    collecting = gevent.spawn(sse.collect, request(**{"gunicorn.socket": server}), reader)
-    gevent.idle()
-
-    client.close()
-
-    with pytest.raises(ClientGone):
-        collecting.get(timeout=TIMEOUT)
-    assert reader.is_cancelled
-    assert reader.n_closed == 1
-
-
-def test_a_failed_read_closes_the_reader(reader):
-    reader.fail(CorosrvError("it broke"))
-
-    with pytest.raises(CorosrvError, match="it broke"):
-        sse.collect(request(), reader)
-
-    assert reader.n_closed == 1
-
-
-def test_a_failed_task_ends_a_collected_answer_at_once():
-    reader = HandDrivenReader(n_tasks=2)
-    reader.give(Chunk(0, "it broke", 0, Finish.ERROR))
-
-    with pytest.raises(JobFailed, match="it broke"):
-        sse.collect(request(), reader, failure_of)
-
-    assert reader.n_closed == 1
-
-
-def test_an_answer_that_lists_more_than_there_is_memory_for_ends(reader):
-    likely = TokenInfo(1, b"a", -0.5, (Candidate(1, b"a", -0.5),) * 999)
-    for _ in range(11):
-        reader.give(Chunk(0, "a" * 100, 100, tokens=(likely,) * 100))
-
-    with pytest.raises(Refused, match="over 1000000 likely tokens"):
-        sse.collect(request(), reader)
-    assert reader.n_closed == 1
 
 
 def test_many_streams_that_fail_at_once_are_few_lines_of_log(stats, caplog):

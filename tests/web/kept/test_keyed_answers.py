@@ -60,7 +60,9 @@ def app() -> App:
 
 
 def streamed(reader: HandDrivenReader, encoder: Any = None) -> Response:
-    return sse.response(sse.EventStream({}, reader, b"first", encoder or Encoder(), -1, 5.0, HttpStats()))
+    return sse.response(
+        sse.EventStream({}, reader, b"first", encoder or Encoder(), sse.StreamLimits(HttpStats(), -1, 5.0))
+    )
 
 
 def test_the_view_reads_the_body_that_was_read_for_the_digest(app: App):

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-PICTURE = Path(__file__).parents[3] / "corosrv" / "web" / "page" / "static" / "live.mjs"
+PICTURE = Path(__file__).parents[3] / "corosrv" / "web" / "static" / "page" / "live.mjs"
 PAGE = b"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>live</title><link rel="icon" href="data:,">
 <main id="picture"></main><script type="module" src="harness.mjs"></script></html>"""

@@ -17,8 +17,8 @@ from corosrv.contracts.jobs import State
 from corosrv.fleet.upstreams.policies import upstream_id
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.web.management import upstream_routes
+from corosrv.web.management.client import Membership, RemoteClient
 from corosrv.web.management.listener import ManagementListener, ManagementSettings
-from corosrv.web.management.remote import Membership, RemoteClient
 from tests.web.management.serving import in_thread, short_folder
 
 URL = "http://127.0.0.1:1"

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from corosrv.base.errors import ManagementError
 from corosrv.cli import main
-from corosrv.web.management.remote import RemoteClient
+from corosrv.web.management.client import RemoteClient
 from tests.support.waiting import wait_until
 from tests.web.management.serving import Management, in_thread, listening
 from tests.workers.manager.scripted import pool_card

@@ -13,8 +13,8 @@ from typing import Any
 from flask import Blueprint, Flask, Response, jsonify, request
 from werkzeug.serving import make_server
 
-from corosrv.web.docs.home import Home
-from corosrv.web.page import routes
+from corosrv.web import page as routes
+from corosrv.web.docs import Home
 
 BREAK = object()  # an answer that breaks off here
 

@@ -17,10 +17,10 @@ from flask.testing import FlaskClient
 
 from corosrv.app import Server
 from corosrv.contracts import settings
-from corosrv.web.page import routes
+from corosrv.web import page as routes
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-FILES = Path(routes.__file__).parent / "static"
+FILES = Path(routes.__file__).parent / "static" / "page"
 MOST_BYTES = 250_000  # of all files, compressed
 
 

@@ -14,8 +14,7 @@ from corosrv.base.errors import ChannelClosed, FrameTooLarge, ProtocolError
 from corosrv.contracts.jobs.setup import LogLine
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.aio_channel import AioChannel
-from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.wire.frame import Frames, encode
+from corosrv.workers.wire.codec import Frames, StructCodec, framed
 from tests.support.descriptors import n_descriptors
 
 TIMEOUT = 10.0  # seconds
@@ -60,7 +59,7 @@ def run(scenario: Callable[[Ends], Awaitable[Any]]) -> None:
 def test_messages_cross_in_both_directions() -> None:
     async def scenario(ends: Ends) -> None:
         ends.channel.send(LogLine("a", "b"))
-        ends.raw.sendall(encode(CODEC.encode(LogLine("c", "d"))) * 2)
+        ends.raw.sendall(framed(CODEC.encode(LogLine("c", "d"))) * 2)
 
         assert CODEC.decode((await ends.read(1))[0]) == LogLine("a", "b")
         assert await ends.received.get() == (LogLine("c", "d"), ())
@@ -89,7 +88,7 @@ def test_sending_never_waits_keeps_the_order_and_all_of_it_arrives() -> None:
 def test_descriptors_come_with_their_messages() -> None:
     async def scenario(ends: Ends) -> None:
         fd = descriptors.make([b"content"])
-        frame = encode(CODEC.encode(LogLine("a", "b")))
+        frame = framed(CODEC.encode(LogLine("a", "b")))
         ends.raw.sendall(frame)
         descriptors.send(ends.raw, frame, [fd])
         ends.raw.sendall(frame)
@@ -120,7 +119,7 @@ def test_descriptors_of_unsent_messages_go_later_or_are_closed() -> None:
     assert n_descriptors("memfd:") == before
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", encode(b"no json"), encode(b'{"type":"log_line"}')])
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", framed(b"no json"), framed(b'{"type":"log_line"}')])
 def test_what_is_no_message_ends_the_channel_once(data: bytes) -> None:
     async def scenario(ends: Ends) -> None:
         ends.raw.sendall(data * 2)
@@ -140,7 +139,7 @@ def test_a_message_that_its_handler_does_not_allow_ends_the_channel() -> None:
         ours, theirs = socket.socketpair()
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         channel: AioChannel[LogLine, LogLine] = AioChannel(ours, CODEC, refuse, ended.set_result)
-        theirs.sendall(encode(CODEC.encode(LogLine("a", "b"))) * 2)
+        theirs.sendall(framed(CODEC.encode(LogLine("a", "b"))) * 2)
 
         assert await ended == "not now"
         assert channel.is_closed
@@ -188,9 +187,9 @@ def test_a_message_over_the_limit_is_not_sent_and_the_next_one_is() -> None:
 def test_an_unknown_message_is_skipped_and_its_descriptors_closed() -> None:
     async def scenario(ends: Ends) -> None:
         fd = descriptors.make([b"x"])
-        descriptors.send(ends.raw, encode(b'{"type":"new"}'), [fd])
+        descriptors.send(ends.raw, framed(b'{"type":"new"}'), [fd])
         os.close(fd)
-        ends.raw.sendall(encode(CODEC.encode(LogLine("c", "d"))))
+        ends.raw.sendall(framed(CODEC.encode(LogLine("c", "d"))))
 
         assert (await ends.received.get())[0] == LogLine("c", "d")
 

@@ -15,15 +15,14 @@ import pytest
 from corosrv.base.errors import BadFrame, ChannelClosed, FrameTooLarge
 from corosrv.contracts.jobs import setup
 from corosrv.workers.wire import messages
-from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.wire.frame import Frames, encode
+from corosrv.workers.wire.codec import Frames, StructCodec, framed
 from corosrv.workers.wire.gevent_channel import GeventChannel
 from corosrv.workers.wire.thread_channel import ThreadChannel
 from tests.support.descriptors import n_descriptors
 
 TIMEOUT = 10.0  # seconds
 
-DONE = encode(b'{"type":"done","id":"x","predict_time":0}')
+DONE = framed(b'{"type":"done","id":"x","predict_time":0}')
 
 Server = GeventChannel[Any, messages.SlotToServer]
 Worker = ThreadChannel[Any, messages.SlotToWorker]
@@ -156,7 +155,7 @@ def test_a_message_over_the_limit_is_not_sent_and_the_next_one_is(pair: tuple[Se
 def test_an_unknown_message_is_skipped(raw: tuple[Server, socket.socket]) -> None:
     server, end = raw
 
-    end.sendall(encode(b'{"type":"weather"}') + DONE)
+    end.sendall(framed(b'{"type":"weather"}') + DONE)
 
     assert server.receive() == setup.Done("x", 0)
 

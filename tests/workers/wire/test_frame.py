@@ -3,12 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corosrv.base.errors import BadFrame, FrameTooLarge
-from corosrv.workers.wire.frame import Frames, encode
+from corosrv.workers.wire.codec import Frames, framed
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300)), st.lists(st.integers(1, 40)))
 def test_messages_come_out_as_they_went_in_however_they_are_cut(messages: list[bytes], sizes: list[int]) -> None:
-    stream = b"".join(map(encode, messages))
+    stream = b"".join(map(framed, messages))
     frames = Frames()
     arrived = []
 
@@ -22,7 +22,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(messages: list[b
 
 @pytest.mark.parametrize("n_bytes", range(1, 7))
 def test_a_frame_that_has_begun_is_partial_until_it_ends(n_bytes: int) -> None:
-    frame = encode(b"abc")
+    frame = framed(b"abc")
     frames = Frames()
 
     assert frames.feed(frame[:n_bytes]) == []
@@ -37,7 +37,7 @@ def test_a_length_over_the_limit_is_refused_before_anything_of_it_arrives() -> N
 
 
 def test_a_frame_of_the_limit_is_taken() -> None:
-    assert Frames(limit=8).feed(encode(b"12345678", limit=8)) == [b"12345678"]
+    assert Frames(limit=8).feed(framed(b"12345678", limit=8)) == [b"12345678"]
 
 
 def test_an_empty_frame_is_refused() -> None:
@@ -47,6 +47,6 @@ def test_an_empty_frame_is_refused() -> None:
 
 def test_nothing_is_encoded_that_the_other_side_would_refuse() -> None:
     with pytest.raises(FrameTooLarge, match="of 9 bytes"):
-        encode(b"123456789", limit=8)
+        framed(b"123456789", limit=8)
     with pytest.raises(BadFrame):
-        encode(b"")
+        framed(b"")

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from corosrv.base.errors import BadFrame
-from corosrv.workers.wire.frame import ReceiveQueue, encode
+from corosrv.workers.wire.codec import ReceiveQueue, framed
 from tests.support.descriptors import n_descriptors
 
 
@@ -17,7 +17,7 @@ def open_fd() -> int:
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 100])
 def test_messages_come_whole_and_in_order_whatever_pieces_they_arrive_in(size: int) -> None:
-    queue, data = ReceiveQueue(), encode(b"first") + encode(b"second")
+    queue, data = ReceiveQueue(), framed(b"first") + framed(b"second")
 
     for start in range(0, len(data), size):
         queue.feed(data[start : start + size], [])
@@ -27,9 +27,9 @@ def test_messages_come_whole_and_in_order_whatever_pieces_they_arrive_in(size: i
 
 def test_descriptors_belong_to_the_message_that_they_came_with() -> None:
     queue = ReceiveQueue()
-    queue.feed(encode(b"first"), [])
-    queue.feed(encode(b"second")[:3], [7])
-    queue.feed(encode(b"second")[3:], [])
+    queue.feed(framed(b"first"), [])
+    queue.feed(framed(b"second")[:3], [7])
+    queue.feed(framed(b"second")[3:], [])
 
     assert [queue.take(), queue.take()] == [(b"first", ()), (b"second", (7,))]
 
@@ -46,9 +46,9 @@ def test_a_bad_frame_leaves_no_descriptor_of_its_read_open() -> None:
 
 def test_a_stream_may_end_between_frames_and_not_within_one() -> None:
     queue = ReceiveQueue()
-    queue.feed(encode(b"first"), [])
+    queue.feed(framed(b"first"), [])
     queue.end()
-    queue.feed(encode(b"second")[:-1], [])
+    queue.feed(framed(b"second")[:-1], [])
 
     with pytest.raises(BadFrame, match="within a frame"):
         queue.end()
@@ -57,7 +57,7 @@ def test_a_stream_may_end_between_frames_and_not_within_one() -> None:
 @pytest.mark.own_process
 def test_nothing_is_left_of_a_queue_that_is_closed() -> None:
     queue, before = ReceiveQueue(), n_descriptors()
-    queue.feed(encode(b"first"), [open_fd()])
+    queue.feed(framed(b"first"), [open_fd()])
 
     queue.close()
 

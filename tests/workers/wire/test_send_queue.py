@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from corosrv.workers.wire.frame import SendQueue
+from corosrv.workers.wire.codec import SendQueue
 from tests.support.descriptors import n_descriptors
 
 

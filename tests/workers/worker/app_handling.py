@@ -17,7 +17,7 @@ from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.host import CallListener, HandedCall, HandedItem, RunningCall
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
-from corosrv.workers.worker.parent.asks import CallServices
+from corosrv.workers.worker.parent.call_services import CallServices
 from tests.workers.worker.app_children.scripted import COMMAND
 
 TIMEOUT = 30.0  # seconds that anything may take

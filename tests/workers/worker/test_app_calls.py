@@ -23,7 +23,7 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.host import HandedCall
 from corosrv.workers.worker.parent.app_process import AppProcess
-from corosrv.workers.worker.parent.asks import LONG_COPY, CallServices
+from corosrv.workers.worker.parent.call_services import LONG_COPY, CallServices
 from tests.support.descriptors import n_descriptors
 from tests.support.function_worker import FunctionCall, FunctionWorker
 from tests.support.waiting import wait_until

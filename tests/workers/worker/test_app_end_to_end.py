@@ -19,7 +19,7 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
-from corosrv.workers.worker.parent.asks import CallServices
+from corosrv.workers.worker.parent.call_services import CallServices
 from tests.support.function_worker import FunctionCall, FunctionWorker
 from tests.support.waiting import wait_until
 from tests.workers.worker.app_handling import TIMEOUT, Recorder, counters, hand, item, ready, started, wait_for

@@ -30,7 +30,8 @@ from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOu
 from corosrv.workers.wire.descriptors import MIN_ATTACHED
 from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.tensors import TensorPacking, unpack
-from corosrv.workers.worker.parent.asks import Asks, CallAnswers, CallServices, no_delegate, submit_to
+from corosrv.workers.worker.parent.asks import Asks
+from corosrv.workers.worker.parent.call_services import CallAnswers, CallServices, no_delegate, submit_to
 from tests.support.descriptors import n_descriptors
 from tests.support.function_worker import FunctionCall, FunctionWorker
 from tests.support.waiting import wait_until

@@ -65,7 +65,7 @@ def test_c_code_belongs_to_the_prediction(child: ChildProcess) -> None:
 def test_c_code_prints_whole_lines(environ: dict[str, str]) -> None:
     source = """
 import ctypes, os, socket
-from corosrv.workers.worker.printing.capture import _line_buffered_c_output
+from corosrv.workers.worker.capture import _line_buffered_c_output
 there, here = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps writes apart
 os.dup2(here.fileno(), 1)
 flush = _line_buffered_c_output()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from corosrv.workers.worker.printing import printed as module
-from corosrv.workers.worker.printing.printed import MAX_LINE, MAX_PIECE, NOTICE, Lines
+from corosrv.workers.worker import printed as module
+from corosrv.workers.worker.printed import MAX_LINE, MAX_PIECE, NOTICE, Lines
 from tests.support.processor_time import least_seconds
 
 

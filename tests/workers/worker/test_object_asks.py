@@ -13,8 +13,8 @@ from corosrv.contracts.jobs.terms import Terms
 from corosrv.workers.objects import ObjectStore
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.calls import ObjectAnswer, ObjectAsk, ObjectCreate, ObjectDelete, ObjectGet, ObjectLookup
-from corosrv.workers.worker.parent.asks import CallServices
-from corosrv.workers.worker.parent.call_asks import CallAsks, ObjectAsks
+from corosrv.workers.worker.parent.asks import CallAsks, ObjectAsks
+from corosrv.workers.worker.parent.call_services import CallServices
 from tests.support.descriptors import n_descriptors
 
 LARGE = os.urandom(descriptors.MIN_ATTACHED)

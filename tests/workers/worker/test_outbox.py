@@ -13,8 +13,7 @@ import pytest
 from corosrv.base.errors import FrameTooLarge
 from corosrv.contracts.jobs.setup import LogLine
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.wire.frame import MAX_FRAME, Frames
+from corosrv.workers.wire.codec import MAX_FRAME, Frames, StructCodec
 from corosrv.workers.wire.messages import Predict, SlotToServer, SlotToWorker
 from corosrv.workers.worker.child.control import LOG_BACKLOG, Drops, Ferry, Outbox
 from tests.support.descriptors import n_descriptors

@@ -7,7 +7,7 @@ import _socket
 import gevent
 import pytest
 
-from corosrv.workers.worker.parent.joined_process import PeerProcess
+from corosrv.workers.manager.joined import PeerProcess
 from tests.workers.worker.predicting import TIMEOUT
 
 pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.workers.worker.child.apps.app_child import HEARTBEAT
+from corosrv.workers.worker.child.app_child import HEARTBEAT
 from corosrv.workers.worker.parent.app_watch import Watchdog
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
 

@@ -11,8 +11,8 @@ from corosrv.contracts.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.dialects.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
 from corosrv.dialects.chat.prepare import Parser
 from corosrv.dialects.generation import native
-from corosrv.dialects.generation.answer_types import Tally
 from corosrv.dialects.generation.call import AnswerOptions, split_tokens
+from corosrv.dialects.generation.job_usage import Tally
 from corosrv.dialects.openai import events
 from corosrv.dialects.openai.answer_types import (
     AnswerMessage,

@@ -28,7 +28,6 @@ from corosrv.dialects.chat.prepare import RepeatParser, asks_to_think, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.forks import ForkableAnswer, ForkPoint, make_forkable
-from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
 from corosrv.dialects.openai.chat import schema
 from corosrv.dialects.openai.chat.answers import ChatAnswer
 from corosrv.dialects.openai.events import native_form
@@ -262,8 +261,8 @@ def conversation(
         answer_format=form,
         echo=bool(body.echo),
         thinks=False if body.reasoning_effort == "none" else None,
-        thought_tokens=thought_tokens(body),
-        thought_message=thought_message(body),
+        thought_tokens=fields.thought_tokens(body),
+        thought_message=fields.thought_message(body),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from corosrv.dialects.generation.answer_types import PromptProgress, Timings
+from corosrv.dialects.generation.job_usage import PromptProgress, Timings
 from corosrv.dialects.openai.responses import schema
 
 ItemStatus = Literal["in_progress", "completed", "incomplete", "failed"]

@@ -16,7 +16,7 @@ from corosrv.dialects.openai.responses.answer_types import (
 )
 from corosrv.dialects.openai.responses.items import InputItems, InputQuery, ItemQuery, ItemsQuery
 from corosrv.images.intake import images_in
-from corosrv.web.groups.routes import GenerateHeaders
+from corosrv.web.groups import GenerateHeaders
 from corosrv.web.http.openapi import GENERATES, READS, operation
 
 _TAG = "Responses"

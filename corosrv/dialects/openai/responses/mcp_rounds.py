@@ -21,7 +21,7 @@ from corosrv.dialects.chat.conversation import CallMode, CallPolicy, arguments
 from corosrv.dialects.chat.prepare import Parser
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import FailureOf, RequestFlow, failure_of, failures_in_group, until_failure
-from corosrv.dialects.generation.job_log import submit
+from corosrv.dialects.generation.job_usage import submit
 from corosrv.dialects.openai.responses.mcp_answers import McpAnswer, McpWork, text_of
 from corosrv.dialects.openai.responses.mcp_client import McpAsk, McpFault, McpLoop, McpSession
 from corosrv.dialects.openai.responses.mcp_items import (
@@ -34,8 +34,7 @@ from corosrv.dialects.openai.responses.mcp_items import (
     functions,
     server_failed,
 )
-from corosrv.web.groups.routes import join_group
-from corosrv.web.groups.table import GroupMember
+from corosrv.web.groups import GroupMember, join_group
 from corosrv.web.http import sse
 from corosrv.web.http.client import ClientWatch
 from corosrv.web.http.lean_flask import current
@@ -341,10 +340,6 @@ def _finish(run: McpRun) -> None:
 
 
 def _stream(flow: RequestFlow, mcp_answer: McpAnswer, run: McpRun, member: GroupMember | None) -> Response:
-    limits = flow.limits
-    events = _Events(mcp_answer, member)
-    stream = sse.EventStream(
-        request.environ, run, mcp_answer.first(), events, limits.ping_interval, limits.write_timeout, flow.stats
-    )
+    stream = sse.EventStream(request.environ, run, mcp_answer.first(), _Events(mcp_answer, member), flow.streams)
     stream.wait_for_start(_HEAD_S, lambda pieces: None)
     return sse.response(stream)

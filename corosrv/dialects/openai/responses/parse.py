@@ -26,7 +26,6 @@ from corosrv.dialects.chat.conversation import (
 from corosrv.dialects.chat.prepare import Parser, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
-from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
 from corosrv.dialects.openai.responses import items, schema
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
 from corosrv.dialects.openai.responses.items import FunctionTools, read_tools
@@ -176,8 +175,8 @@ def _conversation(
         answer_format=form,
         places=_PLACES,
         thinks=False if effort == "none" else None,
-        thought_tokens=thought_tokens(body),
-        thought_message=thought_message(body),
+        thought_tokens=fields.thought_tokens(body),
+        thought_message=fields.thought_message(body),
     )
 
 

@@ -233,7 +233,7 @@ def blueprint(
         body = flow.receive(schema.decoder)
         card = flow.worker.card(body.model)
         find_vocabulary = partial(flow.worker.vocabulary, body.model)
-        images = flow.images.intake(card, keeps_files=body.store is not False)
+        images = flow.intake(card, keeps_files=body.store is not False)
         return parse.call(body, card, shelf(), find_vocabulary, images, access)
 
     def shelf() -> Shelf:

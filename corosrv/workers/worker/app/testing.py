@@ -33,7 +33,7 @@ from corosrv.workers.worker.app.context import AsyncContext, Context, OutgoingCa
 from corosrv.workers.worker.app.messages import EndSignal, ModelInferRequest, ModelInferResponse
 from corosrv.workers.worker.app.objects import AsyncObjects, MakeObjectAsk, ObjectReply, Objects
 from corosrv.workers.worker.app.pools import BaseWorker, BoundHandler, Pool
-from corosrv.workers.worker.parent.call_asks import ObjectAsks
+from corosrv.workers.worker.parent.asks import ObjectAsks
 
 
 class LocalHandlers:

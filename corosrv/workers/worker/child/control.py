@@ -18,8 +18,7 @@ from typing import Generic, NoReturn
 
 from corosrv.base.errors import BadFrame
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire.codec import Codec, In, Out
-from corosrv.workers.wire.frame import SendQueue, encode
+from corosrv.workers.wire.codec import Codec, In, Out, SendQueue, framed
 from corosrv.workers.wire.messages import DroppedLogs, Fatal, ProcessMessage
 from corosrv.workers.wire.thread_channel import ThreadChannel
 
@@ -89,7 +88,7 @@ class Outbox(Generic[Out]):
         The descriptors `fds` go with a single message, and stay the caller's. Raises FrameTooLarge, what the codec
         raises, and OSError where the process can open no descriptors for those that have to wait.
         """
-        frame = b"".join(encode(self._codec.encode(message)) for message in messages)
+        frame = b"".join(framed(self._codec.encode(message)) for message in messages)
         with self._lock:
             if not self._is_closed:
                 self._queue.add(memoryview(frame), fds)

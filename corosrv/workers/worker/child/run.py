@@ -23,13 +23,13 @@ from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, FileOutput, Lo
 from corosrv.workers.wire.codec import Codec, In, Out
 from corosrv.workers.wire.messages import Predict, SlotToServer
 from corosrv.workers.wire.thread_channel import ThreadChannel
+from corosrv.workers.worker.capture import Capture
 from corosrv.workers.worker.child.cancel import Cancels, Interrupts
 from corosrv.workers.worker.child.control import Drops, Ferry, Outbox
 from corosrv.workers.worker.child.lifeline import Fork
 from corosrv.workers.worker.child.runtime import Predictor, describe, trace
 from corosrv.workers.worker.predictor import CancelationException
-from corosrv.workers.worker.printing.capture import Capture
-from corosrv.workers.worker.printing.printed import Printed, place
+from corosrv.workers.worker.printed import Printed, place
 from corosrv.workers.worker.scope import Metrics, Scope, scope
 from corosrv.workers.worker.values import outputs
 from corosrv.workers.worker.values.inputs import Inputs

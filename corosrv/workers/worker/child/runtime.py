@@ -22,12 +22,12 @@ from typing import Any, Generic, NoReturn
 from corosrv.base.errors import CorosrvError, LoadError
 from corosrv.workers.wire.codec import Codec, In, Out
 from corosrv.workers.wire.messages import Log, ProcessMessage
+from corosrv.workers.worker import capture
+from corosrv.workers.worker.capture import Capture
 from corosrv.workers.worker.child import lifeline
 from corosrv.workers.worker.child.control import Control, Ferry
 from corosrv.workers.worker.child.lifeline import Fork
-from corosrv.workers.worker.printing import capture
-from corosrv.workers.worker.printing.capture import Capture
-from corosrv.workers.worker.printing.printed import Printed
+from corosrv.workers.worker.printed import Printed
 from corosrv.workers.worker.scope import NOWHERE, scope
 from corosrv.workers.worker.signatures import shapes
 from corosrv.workers.worker.signatures import signature as signatures

@@ -27,8 +27,8 @@ from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit
 from corosrv.workers.wire.calls import CallEnd, CallFailure, CallOutputs, LaneFromAppWorker, RunCall, WireRequest
 from corosrv.workers.wire.faults import HANDLER_FAILED, error_of_failure
 from corosrv.workers.wire.tensors import TensorPacking, unpack
-from corosrv.workers.worker.parent.asks import CallServices
-from corosrv.workers.worker.parent.call_asks import CallAsks, Lane
+from corosrv.workers.worker.parent.asks import CallAsks, Lane
+from corosrv.workers.worker.parent.call_services import CallServices
 
 log = logging.getLogger("corosrv.worker")
 

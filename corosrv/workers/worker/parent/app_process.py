@@ -22,7 +22,7 @@ from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.worker.parent.app_call import AppCall
 from corosrv.workers.worker.parent.app_watch import AppWatch, LineBudget, OutputLog
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig, fault_of_load, fault_of_registration, lane_groups
-from corosrv.workers.worker.parent.asks import CallServices
+from corosrv.workers.worker.parent.call_services import CallServices
 from corosrv.workers.worker.parent.slots import AppSlot, AppSlots, Handover
 from corosrv.workers.worker.parent.worker_process import WorkerProcess
 

@@ -1,138 +1,55 @@
-"""Runs the calls that other processes make through the dispatcher: handlers, and the gRPC front."""
+"""Answers what other processes ask of the server over their lanes: calls that go through the dispatcher, and objects.
+
+Handlers ask (`CallAsks`), and the gRPC process, which asks for calls alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any, NoReturn, Protocol
-
-import gevent
-import msgspec
-from gevent.event import Event
-from gevent.hub import get_hub
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from corosrv.base.errors import (
     ChannelClosed,
     CorosrvError,
-    FrameTooLarge,
-    HandlerFailed,
     NotOffered,
     ProtocolError,
     QueueFull,
 )
-from corosrv.base.waits.elsewhere import call_in_thread
 from corosrv.contracts.jobs.infer import (
     CapabilityTarget,
-    HandlerCard,
-    InferEnd,
-    InferItem,
     InferJob,
-    InferOutputs,
-    InferReader,
     InferRequest,
-    InferWorker,
     ModelTarget,
     Target,
 )
-from corosrv.contracts.jobs.terms import Account, Terms, TracePart
-from corosrv.formats.tensors import Parameter, Tensor, check_inputs
-from corosrv.workers.dispatch.answers import HandlerReader
-from corosrv.workers.objects import ObjectStore, content_of
+from corosrv.contracts.jobs.terms import Terms, TracePart
+from corosrv.formats.tensors import Tensor
+from corosrv.workers.objects import ObjectContent, ObjectStore, content_of
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, ObjectInput
+from corosrv.workers.wire.calls import (
+    Ask,
+    AskCancel,
+    AskEnd,
+    AskTaken,
+    LaneFromAppWorker,
+    LaneToAppWorker,
+    ObjectAnswer,
+    ObjectAsk,
+    ObjectCreate,
+    ObjectDelete,
+    ObjectInput,
+    ObjectLookup,
+)
 from corosrv.workers.wire.faults import Fault
-from corosrv.workers.wire.tensors import TensorPacking, make_tensors, map_attached
-
-log = logging.getLogger("corosrv.worker")
+from corosrv.workers.wire.gevent_channel import GeventChannel
+from corosrv.workers.wire.tensors import make_tensors, map_attached
+from corosrv.workers.worker.parent.call_services import CallServices, FollowedAsk, SendAnswer, end_of
 
 MAX_ASKS = 256  # that one call of a handler may have running at once
-LONG_COPY = 4 << 20  # bytes whose copying would hold the hub for a millisecond or more
-
-Submit = Callable[[InferJob], InferReader]
-
-
-class CallAccount(Account, Protocol):
-    """The account of an API key, with which calls are made."""
-
-    def admit(self, method: str) -> None:
-        """Counts a request by its method. May wait. Raises LimitReached."""
-
-    def terms(self, terms: Terms) -> Terms:
-        """Returns the terms with what the key adds."""
-
-
-class CallAccounts(Protocol):
-    """The accounts of the API keys that are let in."""
-
-    def enter(self, caller: str) -> CallAccount | None:
-        """Returns the account of a caller, who may use from now on in this greenlet what it may use; None where no key
-        is needed. May wait. Raises Unauthorized."""
-
-
-class CallAnswers(Protocol):
-    """The answers to one call, the last of which is an InferEnd; whoever gives them."""
-
-    @property
-    def card(self) -> HandlerCard:
-        """The handler that answers; known at the latest with the first answer."""
-
-    @property
-    def is_replayed(self) -> bool:
-        """True if these are the answers of an earlier call with the same idempotency key."""
-
-    def __iter__(self) -> Iterator[InferItem]: ...
-
-    def cancel(self) -> None: ...
-
-    def close(self) -> None:
-        """Cancels what has not ended. Twice is harmless."""
-
-
-# Of a call, and the error that it ended in here before it had an answer; None where that error stands. Never waits.
-Delegate = Callable[[InferJob, CorosrvError], CallAnswers | None]
-BeginCall = Callable[[Mapping[str, str], bool], TracePart]  # of headers, and whether the call is a stream
-SendAnswer = Callable[[AskOutputs | AskEnd, Sequence[int]], None]  # raises what GeventChannel.send raises
-
-
-def submit_to(worker: InferWorker) -> Submit:
-    """Returns a function that submits a job to the worker, after checking its inputs against the declarations."""
-
-    def submit(job: InferJob) -> InferReader:
-        card = worker.find(job.target)
-        check_inputs(card.inputs, job.request.inputs)
-        return worker.submit(replace(job, card=card))
-
-    return submit
-
-
-def no_delegate(job: InferJob, error: CorosrvError) -> CallAnswers | None:
-    """Leaves a call with its error, where the server has no peers."""
-    return None
-
-
-def _refuse_job(job: InferJob) -> InferReader:
-    raise NotOffered("this server runs no calls for handlers")
-
-
-@dataclass(frozen=True)
-class CallServices:
-    """Holds what a server does for calls that handlers or gRPC's clients make.
-
-    `submit`: runs a call; see submit_to. `objects`: the store of objects; None if there is none. `delegate`: gives a
-    call that could not run here to a peer. `begin_call`: begins the trace of each call, where clients make them and are
-    traced. `accounts`: of clients, where keys may do different things; whoever asks is trusted to name the client.
-    """
-
-    submit: Submit = _refuse_job
-    objects: ObjectStore | None = None
-    delegate: Delegate = no_delegate
-    begin_call: BeginCall | None = None
-    accounts: CallAccounts | None = None
 
 
 class Asks:
@@ -161,7 +78,7 @@ class Asks:
         self._terms = terms or Terms()
         self._limit = limit
         self._is_trusted = is_trusted
-        self._running: dict[int, _FollowedAsk] = {}
+        self._running: dict[int, FollowedAsk] = {}
 
     @property
     def n_running(self) -> int:
@@ -202,7 +119,7 @@ class Asks:
         begin_call = self._services.begin_call
         trace = None if begin_call is None else begin_call(ask.headers, ask.stream)
         make_job = functools.partial(_job, ask, content, self._terms_of(ask, trace), self._is_trusted, self._services)
-        running = self._running[ask.number] = _FollowedAsk(
+        running = self._running[ask.number] = FollowedAsk(
             ask.number, make_job, self._services, self._send, self._forget
         )
         running.trace = trace
@@ -233,7 +150,7 @@ class Asks:
             **changes,
         )
 
-    def _forget(self, ask: _FollowedAsk, end: AskEnd) -> None:
+    def _forget(self, ask: FollowedAsk, end: AskEnd) -> None:
         if self._running.get(ask.number) is ask:
             del self._running[ask.number]
             if ask.trace is not None:
@@ -243,178 +160,6 @@ class Asks:
     def _tell(self, end: AskEnd) -> None:
         with contextlib.suppress(ChannelClosed):  # whoever owns the lane hears of it, and closes
             self._send(end, ())
-
-
-class _FollowedAsk:
-    """Follows one ask from its call's submission to its end: a greenlet that passes the reader's items on.
-
-    A short one has none while it waits: most calls have one answer, which the hub itself can send.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        make_job: Callable[[], InferJob],
-        services: CallServices,
-        send: SendAnswer,
-        on_end: Callable[[_FollowedAsk, AskEnd], None],
-    ) -> None:
-        self.number = number
-        self.trace: TracePart | None = None  # of its own
-        self._make_job = make_job
-        self._services = services
-        self._send = send
-        self._on_end = on_end
-        self._reader: CallAnswers | None = None  # those of a peer, once it has the call
-        self._has_begun = False  # an answer has come
-        self._greenlet: gevent.Greenlet | None = None
-        self._is_killed = False
-        self._is_cancelled = False
-        self._n_untaken = 0  # outputs that the asking side has not passed on yet
-        self._has_room: Event | None = None  # while it waits for that
-
-    def start(self, *, is_short: bool) -> None:
-        """Starts it. `is_short`: to make its job waits for nothing, and one answer is wanted."""
-        if not is_short:
-            self._spawn(lambda: self._answer(self._make_job()))
-            return
-        try:
-            job = self._make_job()
-            answers = self._submit(job)
-        except Exception as error:
-            self._spawn(functools.partial(_raise, error))
-            return
-        if not isinstance(answers, CorosrvError):
-            self._reader = answers
-        if not isinstance(answers, HandlerReader) or not answers.on_news(
-            lambda: get_hub().loop.run_callback(self._take, job, answers)
-        ):
-            self._spawn(lambda: self._go_on(job, answers))
-
-    def _take(self, job: InferJob, reader: HandlerReader) -> None:
-        """Sends the answer of a short ask in the hub, unless that could wait."""
-        if self._is_killed:
-            return
-        items = reader.take_nowait()
-        match items:
-            case [InferOutputs(outputs), InferEnd(None)] if sum(tensor.n_bytes for tensor in outputs) < LONG_COPY:
-                self._run(lambda: self._go_on(job, reader, items))
-            case _:
-                self._spawn(lambda: self._go_on(job, reader, items))
-
-    def _spawn(self, answer: Callable[[], CorosrvError | None]) -> None:
-        self._greenlet = gevent.spawn(self._run, answer)
-
-    def cancel(self) -> None:
-        self._is_cancelled = True
-        if self._reader is not None:
-            self._reader.cancel()
-        self._wake()
-
-    def kill(self) -> None:
-        """Ends it without an AskEnd; its reader is closed, which cancels."""
-        self._is_killed = True
-        if self._greenlet is not None:
-            self._greenlet.kill(block=False)
-        if self._reader is not None:  # which a greenlet that has not begun would leave open
-            self._reader.close()
-
-    def take(self, count: int) -> None:
-        self._n_untaken -= count
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._has_room is not None:
-            self._has_room.set()
-
-    def _run(self, answer: Callable[[], CorosrvError | None]) -> None:
-        """Ends the ask as `answer` returns. Waits as it does."""
-        error: CorosrvError | None
-        try:
-            error = answer()
-        except FrameTooLarge:
-            error = HandlerFailed("the parameters of the answer are too large")
-        except CorosrvError as failure:
-            error = failure
-        except Exception:
-            log.exception("an ask could not be answered")
-            error = HandlerFailed("the call failed; the server's log says why")
-        reader = self._reader
-        is_replayed = reader is not None and reader.is_replayed
-        self._on_end(self, end_of(self.number, None if reader is None else reader.card, error, is_replayed))
-
-    def _answer(self, job: InferJob) -> CorosrvError | None:
-        """Sends what this server answers, or a peer where the call had no answer here; returns how it ended. Waits."""
-        return self._go_on(job, self._submit(job))
-
-    def _submit(self, job: InferJob) -> CallAnswers | CorosrvError:
-        """Submits the job; returns its answers, or why there are none."""
-        try:
-            return self._services.submit(job)
-        except FrameTooLarge:
-            raise
-        except CorosrvError as error:
-            return error
-
-    def _go_on(
-        self, job: InferJob, answers: CallAnswers | CorosrvError, items: Sequence[InferItem] = ()
-    ) -> CorosrvError | None:
-        """Goes on behind the submission; `items`: the first of the answers."""
-        error: CorosrvError | None
-        try:
-            error = answers if isinstance(answers, CorosrvError) else self._follow(job, answers, items)
-        except FrameTooLarge:
-            raise
-        except CorosrvError as failure:
-            error = failure
-        if error is None or self._has_begun or self._is_cancelled:
-            return error
-        delegated = self._services.delegate(job, error)
-        return error if delegated is None else self._follow(job, delegated)
-
-    def _follow(self, job: InferJob, answers: CallAnswers, items: Sequence[InferItem] = ()) -> CorosrvError | None:
-        """Sends all answers; returns how the call ended. Waits."""
-        with contextlib.closing(answers) as reader:
-            self._reader = reader
-            if self._is_cancelled:
-                reader.cancel()
-            for item in chain(items, reader):
-                if isinstance(item, InferEnd):
-                    return item.error
-                self._has_begun = True
-                self._wait_for_room()
-                if not self._is_cancelled:
-                    is_of_capability = isinstance(job.target, CapabilityTarget)
-                    more = _capability_parameter(reader.card) if is_of_capability else {}
-                    self._send_outputs(item, reader.card, more)
-        return HandlerFailed("the call ended without an answer")
-
-    def _wait_for_room(self) -> None:
-        while self._n_untaken >= ASK_WINDOW and not self._is_cancelled:
-            self._has_room = Event()
-            self._has_room.wait()
-            self._has_room = None
-
-    def _send_outputs(self, item: InferOutputs, card: HandlerCard, parameters: Mapping[str, Parameter]) -> None:
-        with TensorPacking() as packing:
-            outputs = packing.pack(item.outputs)
-            is_final = item.is_final or not card.is_stream
-            message = AskOutputs(
-                self.number, outputs, {**item.parameters, **parameters}, is_final, card.name, card.version
-            )
-            fds = call_in_thread(packing.fds) if packing.n_attached >= LONG_COPY else packing.fds()
-            self._n_untaken += 1
-            self._send(message, fds)
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
-def end_of(number: int, card: HandlerCard | None, error: CorosrvError | None, is_replayed: bool = False) -> AskEnd:
-    """Makes the last message of an ask."""
-    model, version = ("", "") if card is None else (card.name, card.version)
-    return AskEnd(number, model, version, None if error is None else Fault.from_error(error), is_replayed)
 
 
 def _job(ask: Ask, content: memoryview, terms: Terms, are_checked: bool, services: CallServices) -> InferJob:
@@ -444,12 +189,121 @@ def _with_objects(
     return tuple(joined)
 
 
-def _capability_parameter(card: HandlerCard) -> dict[str, Parameter]:
-    """Tells an asker of a capability which one was matched."""
-    return {} if card.capability is None else {"capability": msgspec.json.encode(card.capability).decode()}
-
-
 def _target_of(ask: Ask) -> Target:
     if ask.capability is not None:
         return CapabilityTarget(ask.capability, ask.prefer, ask.is_fuzzy)
     return ModelTarget(ask.model, ask.version)
+
+
+SendObjects = Callable[[ObjectAnswer, Sequence[int]], None]  # raises what GeventChannel.send raises
+
+
+class ObjectAsks:
+    """Answers the messages about objects of one lane. `caller`: whose objects its call may see. Nothing waits.
+
+    A large content is not copied: the memory file that the handler made is the one that others get. What a call has
+    read stays in the store until close(), as its worker keeps it mapped: evicting it would make no room.
+    """
+
+    def __init__(self, store: ObjectStore, send: SendObjects, caller: str = "") -> None:
+        self._store = store
+        self._send = send
+        self._caller = caller
+        self._pins = contextlib.ExitStack()
+        self._pinned_ids: set[str] = set()
+
+    def on_message(self, message: ObjectAsk, fds: Sequence[int] = ()) -> None:
+        """Handles a message and sends its answer; owns the descriptors that came with it.
+
+        Raises ProtocolError for a content that is not as announced.
+        """
+        content = _content(message, fds)
+        answer_fds: tuple[int, ...] = ()
+        try:
+            answer, answer_fds = self._answer(message, content)
+        except CorosrvError as error:
+            answer = ObjectAnswer(message.number, fault=Fault.from_error(error))
+        with contextlib.suppress(ChannelClosed):  # whoever owns the lane hears of it
+            self._send(answer, answer_fds)
+
+    def _answer(self, message: ObjectAsk, content: ObjectContent) -> tuple[ObjectAnswer, tuple[int, ...]]:
+        now = time.monotonic()
+        match message:
+            case ObjectCreate():
+                ref = self._store.create(
+                    content,
+                    message.sha256,
+                    now,
+                    caller=self._caller,
+                    key=message.key,
+                    ttl_s=message.ttl_s,
+                    content_type=message.content_type,
+                )
+                return ObjectAnswer(message.number, ref), ()
+            case ObjectLookup():
+                return ObjectAnswer(message.number, self._store.lookup(message.key, now, self._caller)), ()
+            case ObjectDelete():
+                self._store.delete(message.id, now, self._caller)
+                return ObjectAnswer(message.number), ()
+            case _:
+                stored = self._store.get(message.id, now, self._caller)
+                if message.id not in self._pinned_ids:
+                    self._pinned_ids.add(message.id)
+                    self._pins.enter_context(self._store.pinned(message.id, now, self._caller))
+                fd = stored.content.fd
+                if fd is None:
+                    return ObjectAnswer(message.number, stored.ref, bytes(stored.content.view())), ()
+                return ObjectAnswer(message.number, stored.ref, n_attached=stored.ref.size), (fd,)
+
+    def close(self) -> None:
+        """Releases the objects that the call has read. Twice is harmless."""
+        self._pins.close()
+
+
+def _content(message: ObjectAsk, fds: Sequence[int]) -> ObjectContent:
+    """Takes the content that came with a message; closes descriptors that it must not have."""
+    n_expected = 1 if isinstance(message, ObjectCreate) and message.n_attached >= 0 else 0
+    if len(fds) != n_expected:
+        descriptors.close_all(fds)
+        raise ProtocolError(f"{len(fds)} descriptors came with a message about objects, where {n_expected} belong")
+    if not isinstance(message, ObjectCreate):
+        return ObjectContent()
+    if message.n_attached < 0:
+        return ObjectContent.copy([message.data])
+    try:
+        descriptors.check(fds[0], message.n_attached)
+    except ProtocolError:
+        descriptors.close_all(fds)
+        raise
+    return ObjectContent(fd=fds[0], size=message.n_attached)
+
+
+Lane = GeventChannel[LaneToAppWorker, LaneFromAppWorker]
+
+
+class CallAsks:
+    """Answers the asks of one call over its lane. Belongs to the hub's thread; nothing waits."""
+
+    def __init__(self, services: CallServices, lane: Lane, terms: Terms) -> None:
+        """`terms`: those of the call, which hold for what it asks."""
+        self._calls = Asks(services, lane.send, terms)
+        self._objects = None if services.objects is None else ObjectAsks(services.objects, lane.send, terms.caller)
+        self._lane = lane
+
+    def on_message(self, message: Ask | AskCancel | AskTaken | ObjectAsk, fds: Sequence[int]) -> None:
+        """Handles a message and closes its descriptors. Raises ProtocolError for an invalid one."""
+        if isinstance(message, (Ask, AskCancel, AskTaken)):
+            self._calls.on_message(message, fds)
+        elif self._objects is not None:
+            self._objects.on_message(message, fds)
+        else:
+            descriptors.close_all(fds)
+            fault = Fault.from_error(NotOffered("this server stores no objects"))
+            with contextlib.suppress(ChannelClosed):
+                self._lane.send(ObjectAnswer(message.number, fault=fault))
+
+    def close(self) -> None:
+        """Cancels the calls that were asked for, and lets objects go; nothing is sent any more."""
+        self._calls.close()
+        if self._objects is not None:
+            self._objects.close()

@@ -31,7 +31,7 @@ from corosrv.workers.wire.calls import LaneFromAppWorker, LaneToAppWorker
 from corosrv.workers.wire.gevent_channel import GeventChannel
 from corosrv.workers.wire.tensors import TensorPacking
 from corosrv.workers.worker.parent.app_call import AppCall, CallOwner
-from corosrv.workers.worker.parent.asks import LONG_COPY
+from corosrv.workers.worker.parent.call_services import LONG_COPY
 
 log = logging.getLogger("corosrv.worker")
 

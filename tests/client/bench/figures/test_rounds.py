@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corosrv.client.bench.figures import figures, gaps
-from corosrv.client.bench.load.target import Failure, FailureKind, RequestOutcome
+from corosrv.client.bench.target import Failure, FailureKind, RequestOutcome
 
 
 def outcome(began: float, *arrivals: float, ended: float | None = None, **more: Any) -> RequestOutcome:

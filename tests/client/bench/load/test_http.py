@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.client.bench.load.transcript import MAX_CHUNK, MAX_HEAD, HttpAnswer, Malformed
+from corosrv.client.bench.transcript import MAX_CHUNK, MAX_HEAD, HttpAnswer, Malformed
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 CHUNKED = (

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from corosrv.client.bench.load import plan as mixes
-from corosrv.client.bench.load.plan import BenchPlan, Mix, Point
+from corosrv.client.bench import plan as mixes
+from corosrv.client.bench.plan import BenchPlan, Mix, Point
 from corosrv.contracts.jobs import Text
 from corosrv.models.engine import Engine
 from tests.support.engines import opened, packaged_model

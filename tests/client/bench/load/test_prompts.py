@@ -7,8 +7,8 @@ import json
 import pytest
 
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.load import plan as mixes
-from corosrv.client.bench.load.plan import BenchPlan, Dialogue, Mix, Point, TracedRequest, read_dialogues, read_trace
+from corosrv.client.bench import plan as mixes
+from corosrv.client.bench.plan import BenchPlan, Dialogue, Mix, Point, TracedRequest, read_dialogues, read_trace
 
 MESSAGES = [
     {"role": "system", "content": "be brief"},

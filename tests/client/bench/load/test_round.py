@@ -8,9 +8,9 @@ from time import monotonic
 
 import pytest
 
-from corosrv.client.bench.load.plan import BenchPlan, LatencyLimits, Mix, Point
-from corosrv.client.bench.load.round import Counts, Load, Work
-from corosrv.client.bench.load.target import Failure, FailureKind, RequestOutcome, parse
+from corosrv.client.bench.plan import BenchPlan, LatencyLimits, Mix, Point
+from corosrv.client.bench.round import Counts, Load, Work
+from corosrv.client.bench.target import Failure, FailureKind, RequestOutcome, parse
 from tests.client.bench.handmade import HandMade
 from tests.client.bench.streams import error
 

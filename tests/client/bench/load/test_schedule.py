@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from corosrv.client.bench.load.plan import in_turn, poisson, share
+from corosrv.client.bench.plan import in_turn, poisson, share
 
 
 def test_arrivals_come_at_the_rate_and_know_nothing_of_each_other():

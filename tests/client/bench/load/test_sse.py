@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corosrv.client.bench.load.transcript import Scanner
+from corosrv.client.bench.transcript import Scanner
 
 STREAM = (
     b"data: one\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.load.target import parse
+from corosrv.client.bench.target import parse
 
 
 @pytest.mark.parametrize(

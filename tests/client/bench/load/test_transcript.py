@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.client.bench.load.target import FailureKind, RequestOutcome
-from corosrv.client.bench.load.transcript import Transcript
+from corosrv.client.bench.target import FailureKind, RequestOutcome
+from corosrv.client.bench.transcript import Transcript
 from tests.client.bench.streams import DONE, HEAD, delta, error, event, usage, whole
 
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from corosrv.base.errors import BenchError
-from corosrv.client.bench.load.processes import Progress, line
-from corosrv.client.bench.load.round import Counts
-from corosrv.client.bench.report import page, words
-from corosrv.client.bench.report.document import look, read, write
+from corosrv.client.bench import page, words
+from corosrv.client.bench.compare import Progress, line
+from corosrv.client.bench.report import look, read, write
+from corosrv.client.bench.round import Counts
 from tests.client.bench.reports import failing, pair, report, section, server
 
 

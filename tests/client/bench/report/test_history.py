@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from corosrv.client.bench.report import history
-from corosrv.client.bench.report.document import Report
+from corosrv.client.bench import history
+from corosrv.client.bench.report import Report
 from tests.client.bench.reports import report, section, server
 
 

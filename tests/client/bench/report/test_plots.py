@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from corosrv.client.bench.report.plots import Drawing, LinearScale, LogScale, TailScale, plots, section_plots
+from corosrv.client.bench.plots import Drawing, LinearScale, LogScale, TailScale, plots, section_plots
 from tests.client.bench.reports import failing, pair, report, section, server
 
 SVG = "{http://www.w3.org/2000/svg}"

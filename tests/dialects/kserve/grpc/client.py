@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import gevent
 import grpc
 
-from corosrv.dialects.kserve.grpc import contents, protocol
+from corosrv.dialects.kserve.grpc import conversions, protocol
 from corosrv.formats.tensors import Tensor
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def typed_request(model: str, *tensors: Tensor, **options: Any) -> Any:
     request = infer_request(model, **options)
     for tensor in tensors:
         input_tensor = request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        contents.add_typed(input_tensor.contents, tensor)
+        conversions.add_typed(input_tensor.contents, tensor)
     return request
 
 

@@ -12,11 +12,10 @@ from gevent.event import Event
 
 from corosrv.base.errors import CallRefused, HandlerFailed, QueueFull, Unavailable, WorkerLost
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from corosrv.formats.tensors import Tensor, TensorSpec
 from corosrv.workers.objects import ObjectStore
-from corosrv.workers.worker.parent.asks import CallServices, submit_to
+from corosrv.workers.worker.parent.call_services import CallServices, submit_to
 from tests.support.function_worker import FunctionCall, FunctionWorker
 
 START = 60.0  # seconds

@@ -11,8 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import Stub, infer_request, status, talk
 from tests.dialects.kserve.grpc.conftest import make_worker, serving

@@ -13,8 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from corosrv.dialects.kserve.grpc import health
-from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from tests.dialects.kserve.grpc.client import TIMEOUT, Stub, in_thread, infer_request, status, talk
 from tests.dialects.kserve.grpc.conftest import make_worker, serving
 from tests.dialects.kserve.grpc.test_budget import forget_peak, rss

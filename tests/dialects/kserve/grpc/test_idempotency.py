@@ -9,8 +9,7 @@ import grpc
 import pytest
 
 from corosrv.base.errors import HandlerFailed
-from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.host import CallListener, HandedCall, Permit

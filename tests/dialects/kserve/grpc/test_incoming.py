@@ -16,10 +16,9 @@ import pytest
 from corosrv.base.errors import MessageTooLarge, Refused
 from corosrv.dialects.kserve.grpc import incoming, protocol, service
 from corosrv.dialects.kserve.grpc.budget import MessageBudget
-from corosrv.dialects.kserve.grpc.calls import LONG_MESSAGE, convert
-from corosrv.dialects.kserve.grpc.front import GrpcFront
+from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from corosrv.dialects.kserve.grpc.incoming import is_compressed, most_bytes, parse
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc.service import LONG_MESSAGE, convert
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import Stub, infer_request, talk
 from tests.dialects.kserve.grpc.conftest import serving

@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from corosrv.base.errors import AnswerTooLarge
-from corosrv.dialects.kserve.grpc import contents, conversions, protocol
+from corosrv.dialects.kserve.grpc import conversions, protocol
 from corosrv.dialects.kserve.grpc.asking import Outputs
-from corosrv.dialects.kserve.grpc.calls import encode
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc.front import GrpcConfig
+from corosrv.dialects.kserve.grpc.service import encode
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire.calls import AskOutputs
 from tests.dialects.kserve.grpc.client import Stub, infer_request, status, talk, typed_request
@@ -68,10 +68,10 @@ def test_long_typed_contents_are_converted_in_pieces_and_exact(datatype: str) ->
     tensor = Tensor("a", datatype, [200_000], data=[value] * 200_000)
     message = protocol.ModelInferRequest().inputs.add(name="a", datatype=datatype, shape=[200_000])
 
-    contents.add_typed(message.contents, tensor)
+    conversions.add_typed(message.contents, tensor)
 
-    assert contents.raw_from_typed(message) == tensor.raw
-    assert contents.least_typed_size(tensor) <= message.contents.ByteSize()
+    assert conversions.raw_from_typed(message) == tensor.raw
+    assert conversions.least_typed_size(tensor) <= message.contents.ByteSize()
 
 
 def test_other_threads_run_while_millions_of_elements_become_typed() -> None:
@@ -86,7 +86,7 @@ def test_other_threads_run_while_millions_of_elements_become_typed() -> None:
 
     other = threading.Thread(target=count_turns)
     other.start()
-    contents.add_typed(message.contents, tensor)
+    conversions.add_typed(message.contents, tensor)
     is_over.set()
     other.join()
 

@@ -12,8 +12,7 @@ import gevent
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcCollector
+from corosrv.dialects.kserve.grpc.front import GrpcCollector, GrpcFront
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import Stub, infer_request, status, talk
 from tests.dialects.kserve.grpc.conftest import make_worker, serving

@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.objects import ObjectContent, ObjectStore
 from tests.dialects.kserve.grpc.client import Stub, infer_request, status, talk, typed_request, value_of

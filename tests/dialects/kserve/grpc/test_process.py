@@ -21,13 +21,13 @@ import pytest
 
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.jobs.setup import WorkerState
-from corosrv.dialects.kserve.grpc import protocol, server_side
-from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc import front as grpc_front
+from corosrv.dialects.kserve.grpc import protocol
+from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.wire.calls import Ask, WireRequest, WireTensor
-from corosrv.workers.wire.frame import encode
-from corosrv.workers.worker.parent.asks import CallServices
+from corosrv.workers.wire.codec import framed
+from corosrv.workers.worker.parent.call_services import CallServices
 from tests.dialects.kserve.grpc.client import Stub, in_thread, infer_request, status, talk
 from tests.dialects.kserve.grpc.conftest import await_state, make_worker, serving
 from tests.support.descriptors import n_descriptors
@@ -197,8 +197,8 @@ def test_metadata_outside_utf_8_writes_no_traceback(
 
 def test_a_process_that_hangs_is_replaced(own_worker: FunctionWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(own_worker) as front:
-        monkeypatch.setattr(server_side, "HEARTBEAT", 0.02)
-        monkeypatch.setattr(server_side, "MISSED_BEATS", 200)  # of which the process sends one in a hundred
+        monkeypatch.setattr(grpc_front, "HEARTBEAT", 0.02)
+        monkeypatch.setattr(grpc_front, "MISSED_BEATS", 200)  # of which the process sends one in a hundred
         pid = front.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -214,10 +214,10 @@ import socket, sys
 import msgspec
 from corosrv.dialects.kserve.grpc.messages import GrpcServing
 from corosrv.workers.wire import descriptors
-from corosrv.workers.wire.frame import encode
+from corosrv.workers.wire.codec import framed
 control = socket.socket(fileno=int(sys.argv[2]))
 data, (lane_fd,) = descriptors.receive(control, 65536)
-control.sendall(encode(msgspec.msgpack.encode(GrpcServing(1))))
+control.sendall(framed(msgspec.msgpack.encode(GrpcServing(1))))
 lane = socket.socket(fileno=lane_fd)
 lane.sendall({nonsense!r})
 while control.recv(1):
@@ -229,9 +229,9 @@ while control.recv(1):
     "nonsense",
     [
         b"\xff\xff\xff\xff",
-        encode(b"no message"),
-        encode(msgspec.msgpack.encode(Ask(1, WireRequest([WireTensor("x", "UINT8", [9], n_attached=9)]), "echo"))),
-        encode(msgspec.msgpack.encode(Ask(1, WireRequest(), "hang"))) * 2,
+        framed(b"no message"),
+        framed(msgspec.msgpack.encode(Ask(1, WireRequest([WireTensor("x", "UINT8", [9], n_attached=9)]), "echo"))),
+        framed(msgspec.msgpack.encode(Ask(1, WireRequest(), "hang"))) * 2,
     ],
     ids=["a frame of no length", "a frame of no message", "a tensor that is not there", "a number in use"],
 )
@@ -277,7 +277,7 @@ def test_the_process_ends_with_its_server_also_if_it_hangs(does_hang: bool) -> N
 def test_the_process_loads_no_hub_and_no_web_framework() -> None:
     program = """
 import sys
-import corosrv.dialects.kserve.grpc.child
+import corosrv.dialects.kserve.grpc.__main__
 print({name.partition(".")[0] for name in sys.modules} & {"flask", "gevent", "gunicorn", "werkzeug", "llama_cpp"})
 """
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -10,8 +10,7 @@ import pytest
 
 import corosrv
 from corosrv.dialects.kserve.grpc import protocol
-from corosrv.dialects.kserve.grpc.front import GrpcFront
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
+from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from tests.dialects.kserve.grpc.client import Stub, infer_request, status, talk
 from tests.dialects.kserve.grpc.conftest import make_worker, serving
 from tests.support.function_worker import FunctionWorker

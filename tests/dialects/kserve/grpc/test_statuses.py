@@ -10,9 +10,8 @@ import pytest
 from corosrv.base import errors
 from corosrv.base.errors import CorosrvError
 from corosrv.dialects.kserve.grpc import guard, protocol
-from corosrv.dialects.kserve.grpc.front import GrpcFront
+from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from corosrv.dialects.kserve.grpc.messages import MAX_CALLS
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
 from tests.dialects.kserve.grpc.client import Stub, infer_request, status, talk
 from tests.dialects.kserve.grpc.conftest import serving
 from tests.support.function_worker import FunctionWorker

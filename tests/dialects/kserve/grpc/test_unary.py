@@ -11,9 +11,8 @@ import pytest
 
 from corosrv.contracts.jobs.infer import CapabilityTarget, ModelTarget
 from corosrv.dialects.kserve.grpc import protocol
-from corosrv.dialects.kserve.grpc.front import GrpcFront
+from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
 from corosrv.dialects.kserve.grpc.guard import peer_address
-from corosrv.dialects.kserve.grpc.server_side import GrpcConfig
 from corosrv.formats.tensors import Tensor
 from corosrv.web.inference_gateway import FAIRNESS_ID, OBJECTIVE, GatewayRules
 from tests.dialects.kserve.grpc.client import Stub, infer_request, status, talk, typed_request, value_of

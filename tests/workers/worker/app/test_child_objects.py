@@ -20,7 +20,7 @@ from corosrv.workers.wire.calls import (
     ObjectLookup,
 )
 from corosrv.workers.wire.tensors import TensorPacking, unpack
-from corosrv.workers.worker.parent.call_asks import ObjectAsks
+from corosrv.workers.worker.parent.asks import ObjectAsks
 from tests.support.app_child import AppChildProcess, number
 
 BOTH = ["objects", "objects_async"]

@@ -1,1 +1,0 @@
-"""Puts a load on a server: prompts, schedule, processes, and the outcome of each request."""

@@ -1,1 +1,0 @@
-"""Figures as a report: values in JSON, a table, plots and a page."""

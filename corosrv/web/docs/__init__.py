@@ -1,1 +1,0 @@
-"""The API's document and the page that shows it, which needs nothing from the network."""

@@ -1,1 +1,0 @@
-"""Groups of requests: several answers to one prompt, which stay together and are aborted together."""

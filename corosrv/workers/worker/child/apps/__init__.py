@@ -1,1 +1,0 @@
-"""The worker process of an application: runs its handlers for the server."""

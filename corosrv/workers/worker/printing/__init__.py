@@ -1,1 +1,0 @@
-"""Captures what is printed in the worker process, and finds the prediction that it belongs to."""
