@@ -96,16 +96,26 @@ class KeyQueue:
         self._n_central = 0  # calls that are here
         self._singles: FairQueue[QueuedCall] = FairQueue()
         self._gatherings: dict[Signature, _Gathering] = {}
+        self._pinned: dict[str, FairQueue[QueuedCall]] = {}  # calls that one host alone may run, by its id
         self._gaps = ArrivalGaps()
 
-    def __len__(self) -> int:
-        """Returns the number of calls here, without those of local queues."""
-        return self._n_central
-
     def __iter__(self) -> Iterator[QueuedCall]:
-        yield from self._singles
-        for gathering in self._gatherings.values():
-            yield from gathering
+        for queue in self._queues():
+            yield from queue
+
+    def _queues(self) -> Iterator[FairQueue[QueuedCall]]:
+        yield self._singles
+        yield from self._gatherings.values()
+        yield from self._pinned.values()
+
+    @property
+    def n_open(self) -> int:
+        """The number of calls here that any host may run."""
+        return self._n_central - sum(map(len, self._pinned.values()))
+
+    def pinned(self) -> dict[str, list[QueuedCall]]:
+        """Returns the calls that one host alone may run, by its id."""
+        return {host_id: [*queue] for host_id, queue in self._pinned.items()}
 
     @property
     def depth(self) -> int:
@@ -134,6 +144,8 @@ class KeyQueue:
             queue.note(call.place)
 
     def _queue_for(self, call: QueuedCall) -> FairQueue[QueuedCall]:
+        if call.job.only_host:
+            return self._pinned.setdefault(call.job.only_host, FairQueue())
         if call.is_single or self.entry.batch_limits is None:
             return self._singles
         if call.signature is None:
@@ -151,26 +163,29 @@ class KeyQueue:
         assert call.place is not None
         self._n_central -= 1
         queue.remove(call.place)
-        if queue is not self._singles and not queue:
+        if not queue and call.job.only_host:
+            del self._pinned[call.job.only_host]
+        elif not queue and isinstance(queue, _Gathering):
             assert call.signature is not None
             del self._gatherings[call.signature]
         call.queue = call.place = None
 
-    def head(self, now: float) -> QueuedCall | None:
-        """Returns the next call that can be handed over now; it stays."""
+    def head(self, now: float, host_id: str) -> QueuedCall | None:
+        """Returns the next call that can be handed over to a host now; it stays."""
         if not self._n_central:
             return None
         self.entry.ledger.settle(now)
         needed = self._needed
         best = self._singles.head(now, needed)
-        for gathering in self._gatherings.values():
-            if self._ready_at(gathering) <= now and (place := gathering.head(now, needed)) is not None:
+        queues = [gathering for gathering in self._gatherings.values() if self._ready_at(gathering) <= now]
+        for queue in (*queues, self._pinned.get(host_id)) if self._pinned else queues:
+            if queue is not None and (place := queue.head(now, needed)) is not None:
                 best = place if best is None else min(best, place, key=lambda place: place.rank)
         return None if best is None else best.item
 
     def lines(self) -> Iterator[CallQueue[QueuedCall]]:
-        """Yields the lines of all callers: of one caller, one with its single calls, and one for each kind of batch."""
-        for queue in (self._singles, *self._gatherings.values()):
+        """Yields the lines of all callers: of each one of single calls, and one for each kind of batch and host."""
+        for queue in self._queues():
             yield from queue.lines.values()
 
     @property
@@ -209,7 +224,7 @@ class KeyQueue:
         calls = [head]
         queue, limits = head.queue, self.entry.batch_limits
         self.remove(head)
-        while limits is not None and queue is not self._singles and queue and len(calls) < limits.max_size:
+        while limits is not None and isinstance(queue, _Gathering) and queue and len(calls) < limits.max_size:
             place = queue.head(now, self._needed)
             assert place is not None
             assert place.item is not None

@@ -262,7 +262,7 @@ class WaitingCalls:
         calls = []
         for key in group.entries:
             queue = self._queues.get(key)
-            if queue is not None and (call := queue.head(now)) is not None:
+            if queue is not None and (call := queue.head(now, group.host.id)) is not None:
                 calls.append(call)
         for host_id, local in self._locals.items():
             own = host_id == group.host.id

@@ -49,6 +49,7 @@ class ClientCall:
     card: HandlerCard
     deadline: float
     is_stream: bool
+    only_host: str
     reader: HandlerReader | None = None
     has_ended: bool = False
     n_starts: int = 0
@@ -153,15 +154,16 @@ class Simulation:
         number = next(self.numbers)
         is_stream = self.random.random() < 0.5
         seconds = self.random.choice([None, 0.05, 0.5, 5])
+        only_host = self.random.choice(["", "", "", "p/0", "p/1", "p/7"])
         call = ClientCall(
-            number, handler, float("inf") if seconds is None else self.front.clock.now + seconds, is_stream
+            number, handler, float("inf") if seconds is None else self.front.clock.now + seconds, is_stream, only_host
         )
         name = b"%d" % number
         self.by_number[name] = call
         try:
             call.reader = self.front.call(
                 handler.name, text("n" if self.random.random() < 0.8 else "m", name),
-                seconds=seconds, stream=is_stream, priority=self.random.randint(0, 9),
+                seconds=seconds, stream=is_stream, only_host=only_host, priority=self.random.randint(0, 9),
                 session=self.random.choice(["", "", "s1", "s2"]), waits=self.random.random() < 0.95,
                 **self.random.choice(CALLERS),
             )  # fmt: skip
@@ -213,6 +215,7 @@ class Simulation:
             client.n_starts += 1
             assert not client.has_ended, "a call that has ended reaches a handler"
             assert client.reader is None or not client.reader._has_ended
+            assert client.only_host in ("", host.id), "a call reaches another host than its only one"
             assert client.deadline > now, "an overdue call reaches a handler"
             assert client.n_starts <= (2 if client.card.is_idempotent else 1), "a call starts too often"
         assert not host.is_draining
@@ -245,7 +248,8 @@ class Simulation:
             gathers = call.entry.batch_limits is not None and queue.next_ready() > now
             sticks = call.local_host is not None and now < call.stealable_at
             avoids = call.local_host is not None and call.avoided is not None
-            assert gathers or sticks or avoids, "a call waits beside a free permit"
+            is_pinned = bool(call.job.only_host) and not call.offer.has_free
+            assert gathers or sticks or avoids or is_pinned, "a call waits beside a free permit"
 
     def read_all(self) -> None:
         for call in list(self.by_number.values()):
