@@ -52,6 +52,7 @@ class ServerProperties(msgspec.Struct):
     eos_token: str
     build_info: str
     is_sleeping: bool
+    status: dict[str, Any]
 
 
 class SlotDescription(msgspec.Struct):
