@@ -164,9 +164,9 @@ class ModelPool:
         if served.state is not ModelState.READY:
             with self._using(model):
                 pass
-        return self._named(served.card, model)
+        return self._card_named(served.card, model)
 
-    def known(self, model: str | None) -> ModelCard:
+    def known_card(self, model: str | None) -> ModelCard:
         """Returns the model's card, of one that was never loaded by what its file's head says; loads none.
 
         Waits while that is read for the first time; raises ModelNotFound or Unavailable.
@@ -175,9 +175,9 @@ class ModelPool:
         served = self._route(model)
         if served.texts is None and not served.n_loads:
             served.texts = call_in_thread(gguf.read_texts, served.settings.model)
-        return self._named(served.known, model)
+        return self._card_named(served.known_card, model)
 
-    def _named(self, card: ModelCard, name: str | None) -> ModelCard:
+    def _card_named(self, card: ModelCard, name: str | None) -> ModelCard:
         """Returns the card of what has this name: the model's own, or that of an adapter."""
         return _of_adapter(card, name) if name and name in self._adapters else card
 

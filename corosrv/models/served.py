@@ -185,7 +185,7 @@ class ServedModel:
         return cached[2]
 
     @property
-    def known(self) -> ModelCard:
+    def known_card(self) -> ModelCard:
         """The card, with the texts of its file if they were read, and with what it should get once it is loaded."""
         card = self.card
         if self.n_loads:

@@ -189,7 +189,7 @@ def text_of(body: parse.DetokenizeBody, vocabulary: Vocabulary) -> dict[str, Any
 class LlamaWorker(Worker, HasSlots, HasAdapters, Protocol):
     """A Worker that also tells what llama-server tells."""
 
-    def known(self, model: str | None) -> ModelCard:
+    def known_card(self, model: str | None) -> ModelCard:
         """Returns what is known of a model without loading it. May wait while its file is read; raises as `card`."""
 
 
@@ -213,9 +213,9 @@ def _model_name() -> str | None:
     return request.args.get("model") or None
 
 
-def _known(worker: LlamaWorker, name: str | None, loads: bool = False) -> ModelCard:
+def _known_card(worker: LlamaWorker, name: str | None, loads: bool = False) -> ModelCard:
     """Returns what is known of a model; waits for one that is being loaded, and with `loads` for any."""
-    card = worker.known(name)
+    card = worker.known_card(name)
     return worker.card(name) if loads or card.status in ("loading", "downloading") else card
 
 
@@ -267,7 +267,7 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
     @get_props_docs
     def get_props() -> Response:
         loads = request.args.get("autoload") in ("true", "1")
-        return json_response(loading.describe(_known(worker, _model_name(), loads), switches))
+        return json_response(loading.describe(_known_card(worker, _model_name(), loads), switches))
 
     @routes.post("/props")
     @set_props_docs
@@ -301,7 +301,7 @@ def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switch
         if not switches.slots:
             raise NotOffered("the list of slots is switched off (COROSRV_SLOTS_ENDPOINT=0)")
         name = _model_name()
-        card, states = _known(worker, name), worker.slots(name)
+        card, states = _known_card(worker, name), worker.slots(name)
         if request.args.get("fail_on_no_slot") and states and all(state.is_busy for state in states):
             raise Unavailable("every slot is busy")
         return json_response([slots.describe(state, card, caller()) for state in states])

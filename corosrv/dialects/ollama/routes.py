@@ -303,7 +303,7 @@ class OllamaRoutes:
     def show(self) -> Response:
         body = self._flow.receive(schema.show_decoder)
         found = self._catalog.find(body.model_name)
-        return json_response(self._catalog.show(self._pool.known(found.id)))
+        return json_response(self._catalog.show(self._pool.known_card(found.id)))
 
     def pull(self) -> Response:
         body = self._flow.receive(schema.pull_decoder)
