@@ -164,7 +164,7 @@ class ModelPool:
         if served.state is not ModelState.READY:
             with self._using(model):
                 pass
-        return self._card_named(served.card, model)
+        return _of_adapter(served.card, model) if model and model in self._adapters else served.card
 
     def known_card(self, model: str | None) -> ModelCard:
         """Returns the model's card, of one that was never loaded by what its file's head says; loads none.
@@ -175,11 +175,7 @@ class ModelPool:
         served = self._route(model)
         if served.texts is None and not served.n_loads:
             served.texts = call_in_thread(gguf.read_texts, served.settings.model)
-        return self._card_named(served.known_card, model)
-
-    def _card_named(self, card: ModelCard, name: str | None) -> ModelCard:
-        """Returns the card of what has this name: the model's own, or that of an adapter."""
-        return _of_adapter(card, name) if name and name in self._adapters else card
+        return _of_adapter(served.known_card, model) if model and model in self._adapters else served.known_card
 
     def vocabulary(self, model: str | None) -> Vocabulary:
         """Returns the model's vocabulary, which keeps it loaded for as long as it lives. Waits and raises as `card`."""
