@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import islice
 
 from corosrv.contracts.jobs.infer import BatchLimits, InferRequest
 from corosrv.contracts.jobs.terms import CLASSES
@@ -56,6 +57,7 @@ def ready_at(
 
 
 MAX_COMPARED = 256  # callers whose calls are counted to estimate how many are ahead
+FEW_COMPARED = 16  # where a refusal says when to try again
 
 
 class _Gathering(FairQueue[QueuedCall]):
@@ -188,6 +190,10 @@ class KeyQueue:
         for queue in self._queues():
             yield from queue.lines.values()
 
+    def lines_of(self, account: CallerAccount) -> list[CallQueue[QueuedCall]]:
+        """Returns the lines of one caller."""
+        return [line for queue in self._queues() if (line := queue.lines.get(account)) is not None]
+
     @property
     def _needed(self) -> float:
         """The seconds that a call should have left when it is started."""
@@ -206,9 +212,9 @@ class KeyQueue:
         self.traffic.times.begin_trial()
         return True
 
-    def wait(self, call: QueuedCall, n_more: int, now: float) -> float:
+    def wait(self, call: QueuedCall, n_more: int, now: float, n_compared: int = MAX_COMPARED) -> float:
         """Predicts the seconds until what is before a call, were it new, and `n_more`, have got their permits."""
-        return self._wait_for(self.count_ahead(call, now) + n_more, now)
+        return self._wait_for(self.count_ahead(call, now, n_compared) + n_more, now)
 
     def longest_wait(self, now: float) -> float:
         """Predicts the wait of a new call that everything goes before."""
@@ -259,26 +265,25 @@ class KeyQueue:
                 counts[band % CLASSES] += n_calls
         return dict(counts)
 
-    def count_ahead(self, call: QueuedCall, now: float) -> int:
+    def count_ahead(self, call: QueuedCall, now: float, n_compared: int = MAX_COMPARED) -> int:
         """Estimates how many calls a call comes after, were it new; of its caller, those of its own class as well.
 
         Of another caller they are those of better tiers, and as many of the same tier as start before that one has had
         as much as the call's caller will have had by then. A call that runs is taken to have half of its time left.
-        Where there are more than MAX_COMPARED others, so many stand for all.
+        Where there are more than `n_compared` others, so many stand for all.
         """
         self.entry.ledger.settle(now)
         own, tier = call.account, call.job.terms.tier
         seconds = self.traffic.service.value or 0.0
-        n_own, others = 0, []
-        for line in self.lines():
-            if line.account is own:
-                line.head(now)
-                n_own += line.count_ahead(band_of(tier, call.priority, 0))
-            else:
-                others.append(line)
+        own_lines = self.lines_of(own)
+        n_others = sum(len(queue.lines) for queue in self._queues()) - len(own_lines)
+        n_own = 0
+        for line in own_lines:
+            line.head(now)
+            n_own += line.count_ahead(band_of(tier, call.priority, 0))
         had = _had_soon(own, seconds) + n_own * seconds / own.weight
         n_ahead = 0
-        for line in others[:MAX_COMPARED]:
+        for line in islice((line for line in self.lines() if line.account is not own), n_compared):
             n_better, n_same = line.count_tiers(tier, now)
             if n_same and seconds:
                 lag = had - _had_soon(line.account, seconds)
@@ -286,7 +291,7 @@ class KeyQueue:
                 n_turns = math.floor(lag * line.account.weight / seconds + 1e-6) + 1
                 n_same = min(n_same, max(n_turns, 0))
             n_ahead += n_better + n_same
-        return self.n_local + n_own + n_ahead * len(others) // max(min(len(others), MAX_COMPARED), 1)
+        return self.n_local + n_own + n_ahead * n_others // max(min(n_others, n_compared), 1)
 
 
 def _had_soon(account: CallerAccount, seconds: float) -> float:

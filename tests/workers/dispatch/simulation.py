@@ -29,8 +29,8 @@ from corosrv.workers.dispatch.ledger import CallerAccount
 from tests.workers.dispatch.hosts import FakeCall, FakeHost, Front, card, outputs, text, texts
 
 CARDS = [
-    card("plain", max_queue=20),
-    card("idempotent", is_idempotent=True, slo_ms=500, max_queue=20),
+    card("plain", max_queue=2),
+    card("idempotent", is_idempotent=True, slo_ms=500, max_queue=5),
     card("stream", is_idempotent=True, is_stream=True, unary="join"),
     card("batch", is_idempotent=True, batch=BatchLimits(4, 20)),
     card("once", batch=BatchLimits(8, 5)),
@@ -100,7 +100,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.front = Front.make(jitter=self.random.random, max_calls=60)
+        self.front = Front.make(jitter=self.random.random, max_calls=12)
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.numbers = itertools.count(100_000)
         self.incarnations = itertools.count(1)
@@ -238,9 +238,13 @@ class Simulation:
             accounts.update(call.account for call in waiting.calls_of(queue.entry.key))
             if queue.entry.has_free and self.front.clock.rings_at > self.front.clock.now:
                 self.check_idle(queue)
+        for key, shares in waiting._shares.items():
+            counts = Counter(call.account.caller for queue in waiting for call in waiting.calls_of(queue.entry.key)
+                             if key in ("", call.key))  # fmt: skip
+            assert {caller: shares.n_calls(caller) for caller in shares._accounts} == counts
         assert all(account.n_waiting == n_waiting for account, n_waiting in accounts.items())
         # Those that wait again are not refused, and so may be more than the limit allows.
-        assert total == waiting.bounds.n_calls <= 80
+        assert total == waiting.bounds.n_calls <= 32
 
     def check_idle(self, queue: KeyQueue) -> None:
         now = self.front.clock.now
