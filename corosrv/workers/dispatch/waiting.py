@@ -245,7 +245,7 @@ class WaitingCalls:
         return max(calls, key=lambda waiting: (waiting.level(now), waiting.due, waiting.number), default=None)
 
     def _shares_of(self, key: str) -> CallerShares:
-        """Returns who has how much of the queue of a key, or of all for an empty name; kept up from the first time on."""
+        """Returns who has how much of the queue of a key, or of all for an empty one; kept up until that is empty."""
         shares = self._shares.get(key)
         if shares is None:
             shares = self._shares[key] = CallerShares()
