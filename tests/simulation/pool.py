@@ -17,6 +17,7 @@ from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, ForwardRequest,
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.upstreams import connections
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
+from corosrv.fleet.upstreams.policies import rank_name
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.fleet.upstreams.spec import UpstreamSpec
 from corosrv.fleet.upstreams.upstream import Upstream, UpstreamState
@@ -207,6 +208,7 @@ class Client:
         )
         self._began_settled = world.is_settled
         self._leaves_at = now + random.expovariate(1) if not world.is_calm and world.chance(0.1) else float("inf")
+        self._keeper = ""  # the id of the upstream that alone may answer
         self._text = bytearray()
         self._status = 0
 
@@ -221,9 +223,12 @@ class Client:
             request_id=str(number),
         )
         request = ForwardRequest(path="/v1/chat/completions", body=b'{"n": %d}' % number)
-        world.note(f"call {number} begins")
+        model = random.choice(("m", "m", "n", None))
+        keeping = [upstream.id for upstream in world.pool.upstreams if model in upstream.models]
+        self._keeper = random.choice(keeping) if keeping and world.chance(0.2) else ""
+        world.note(f"call {number} begins" + (f", for {self._keeper}" if self._keeper else ""))
         try:
-            self._reader = world.pool.submit(random.choice(("m", "m", "n", None)), request, terms)
+            self._reader = world.pool.submit(model, request, terms, self._keeper)
         except CorosrvError as error:
             world.note(f"call {number} is refused: {error}")
             self._ledger.refuse(number, error)
@@ -255,6 +260,8 @@ class Client:
         match item:
             case AnswerHead():
                 self._status = item.status
+                if self._keeper and rank_name(item.upstream) != rank_name(self._keeper):
+                    self._world.violate(f"call {self._record.number} for {self._keeper} is answered by {item.upstream}")
             case AnswerBody():
                 self._text += item.data
                 self._feed()
@@ -409,7 +416,8 @@ class PoolWorld(World):
     def _check_waiting(self) -> None:
         now = self.loop.time
         for queue in self.pool.dispatcher._waiting:
-            if queue.depth and queue.entry.has_free and queue.head(now) is not None:
+            free = [group.host.id for group in queue.entry.groups if group.has_free] if queue.depth else []
+            if any(queue.head(now, host_id) is not None for host_id in free):
                 self.violate(f"a call of {queue.entry.key} waits beside a free permit")
 
     def check_calm(self) -> None:

@@ -238,7 +238,8 @@ class WorkersWorld(World):
         if n_alive > MAX_PROCESSES:
             self.violate(f"{n_alive} processes run, and there is memory for {MAX_PROCESSES}")
         for queue in self.dispatcher._waiting:
-            if queue.depth and queue.entry.has_free and queue.head(now) is not None:
+            free = [group.host.id for group in queue.entry.groups if group.has_free] if queue.depth else []
+            if any(queue.head(now, host_id) is not None for host_id in free):
                 self.violate(f"a call of {queue.entry.key} waits beside a free permit")
         n_held = sum(queue.traffic.n_in_flight for queue in self.dispatcher._waiting)
         ledgers = {queue.entry.ledger for queue in self.dispatcher._waiting}

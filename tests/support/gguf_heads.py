@@ -15,8 +15,16 @@ def numbers(key: str, values: list[int]) -> bytes:
     return text(key) + struct.pack("<IIQ", 9, 4, len(values)) + struct.pack(f"<{len(values)}I", *values)
 
 
+def string(key: str, value: str) -> bytes:
+    return text(key) + struct.pack("<I", 8) + text(value)
+
+
+def strings(key: str, values: list[str]) -> bytes:
+    return text(key) + struct.pack("<IIQ", 9, 8, len(values)) + b"".join(map(text, values))
+
+
 def head(*pairs: bytes) -> bytes:
-    architecture = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    architecture = string("general.architecture", "llama")
     return b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs) + 1) + architecture + b"".join(pairs)
 
 

@@ -72,7 +72,7 @@ class InferJob:
     """One call. `stream`: its answers are wanted as they come; otherwise exactly one is wanted.
 
     `card`: what `InferWorker.find` returned for the target, if the inputs were checked against it: no other handler
-    gets the call then.
+    gets the call then. `only_host`: the id of the one host that may run it; empty: any that serves the target may.
     """
 
     target: Target
@@ -80,6 +80,7 @@ class InferJob:
     stream: bool = False
     terms: Terms = field(default_factory=Terms)
     card: HandlerCard | None = None
+    only_host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +195,7 @@ class ForwardRequest(InferRequest):
     """Holds a request that goes on to an upstream as it was sent; it has no tensors.
 
     `path` has the query in it. `headers` are those that may go on: no hop-by-hop fields, no keys of this server.
-    `prompt`: the beginning of what the model will read, by which upstreams that know it already are found. `upstream`:
-    the id of the one that keeps what it goes on from.
+    `prompt`: the beginning of what the model will read, by which upstreams that know it already are found.
     """
 
     method: str = "POST"
@@ -203,7 +203,6 @@ class ForwardRequest(InferRequest):
     headers: Headers = ()
     body: bytes = b""
     prompt: bytes = b""
-    upstream: str = ""
 
     @property
     def n_bytes(self) -> int:

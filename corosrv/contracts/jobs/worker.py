@@ -92,7 +92,8 @@ class Adapter:
 class HasAdapters(Protocol):
     """A worker whose models may have LoRA adapters."""
 
-    def adapters(self, model: str | None) -> tuple[Adapter, ...]: ...
+    def adapters(self, model: str | None) -> tuple[Adapter, ...]:
+        """Lists them; loads no model for that."""
 
     def set_adapters(self, model: str | None, scales: Mapping[int, float]) -> None:
         """Sets the scales for jobs that name no adapters; those not listed are off. Raises Refused for unknown ids."""
@@ -179,7 +180,7 @@ class HasSlots(Protocol):
     """A worker whose slots can be listed, and their computed prompts saved in files."""
 
     def slots(self, model: str | None) -> tuple[SlotState, ...]:
-        """Lists every slot, by its number. Never waits for a step."""
+        """Lists every slot, by its number; none of a model that is not loaded. Never waits for a step."""
 
     # These three wait until the slot is idle, and raise SlotBusy when that takes long, Refused for a slot that there is
     # not. `caller` is a job's: what others' jobs left, and their files, are not found.

@@ -62,12 +62,12 @@ class KeyEntry:
     @property
     def has_limits(self) -> bool:
         """Tells whether something has to be counted for this key before it is served."""
-        return any(getattr(self, name) is not None for name in KEY_LIMITS)
+        return self.requests_per_minute is not None or self.counts_answers
 
     @property
     def counts_answers(self) -> bool:
         """Tells whether it has limits that only whoever makes an answer can keep: of tokens, and of answers at once."""
-        return any(getattr(self, name) is not None for name in KEY_LIMITS if name != "requests_per_minute")
+        return (self.streams, self.tokens_per_minute, self.tokens_per_day) != (None, None, None)
 
 
 _FIELDS = tuple(field.name for field in fields(KeyEntry))

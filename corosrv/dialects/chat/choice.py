@@ -64,6 +64,9 @@ class ChoiceParser:
         self._mode = _ChoiceMode.TEXT
         if syntax.thought_tags is not None or syntax.edges:
             self._mode = _ChoiceMode.THOUGHTS if syntax.begins_in_thoughts else _ChoiceMode.START
+        # Places in the answer's text, in characters, where thoughts begin, and end, and begin again.
+        self.thought_edges = [0] if self.is_thinking else []
+        self._n_read = 0  # characters of the answer's text
         self._held = ""
         self._n_earlier = 0  # characters of what is held that came before the answer
         self._tokens = TokenQueue()
@@ -108,6 +111,11 @@ class ChoiceParser:
         return self._mode is _ChoiceMode.THOUGHTS
 
     @property
+    def n_held(self) -> int:
+        """Returns how many characters at the end of the text have an open meaning."""
+        return len(self._held)
+
+    @property
     def has_calls(self) -> bool:
         """Returns whether a call has begun, or what looks like one."""
         return self._n_calls > 0 or self._mode is _ChoiceMode.HEAD
@@ -116,10 +124,12 @@ class ChoiceParser:
         """Takes a text that the answer goes on from: it decides what follows, and is no part of the answer."""
         for _ in self.push(Chunk(self._index, text, 0)):
             pass
-        self._n_earlier = len(self._held)
+        self._n_earlier, self._n_read = len(self._held), 0
+        self.thought_edges = [0] if self.is_thinking else []
 
     def push(self, chunk: Chunk) -> Iterator[Part]:
         """Yields the parts that are certain with this chunk; for a terminal chunk also all held text, and the end."""
+        self._n_read += len(chunk.text)
         if self._is_plain(chunk):
             yield self._plain_part(chunk.text)
             return
@@ -194,6 +204,10 @@ class ChoiceParser:
             if thoughts:
                 yield Reasoning(self._index, thoughts)
 
+    def _note_edge(self) -> None:
+        """Notes that thoughts have begun or ended before what is held."""
+        self.thought_edges.append(self._n_read - len(self._held))
+
     # One method for each mode: takes what is certain from what is held, and may change the mode.
 
     def _start(self, is_last: bool) -> Iterator[Part]:
@@ -209,6 +223,7 @@ class ChoiceParser:
             self._skips_space = True
             if begun not in self._syntax.edges:
                 self._mode = _ChoiceMode.THOUGHTS
+                self._note_edge()
         else:
             self._mode = _ChoiceMode.TEXT
         yield from ()
@@ -222,11 +237,13 @@ class ChoiceParser:
         if is_call:
             yield from self._give_thoughts(len(self._held[:begun].rstrip()))
             self._mode, self._may_think = _ChoiceMode.HEAD, False
+            self._note_edge()
         elif at >= 0:
             yield from self._give_thoughts(len(self._held[:at].rstrip()))
             self._cut(len(self._held) - len(self._held.lstrip()) + len(closing))
             self._mode, self._skips_space = _ChoiceMode.START if self._syntax.edges else _ChoiceMode.TEXT, True
             self._may_think = False
+            self._note_edge()
         elif is_last:
             yield from self._give_thoughts(len(self._held))
         else:
@@ -250,6 +267,7 @@ class ChoiceParser:
             word = self._cut(begin + size)[0].lstrip()
             if word == self._reopening:
                 self._mode = _ChoiceMode.THOUGHTS
+                self._note_edge()
             self._skips_space = True
 
     def _is_begun_call(self, at: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol, cast
@@ -10,12 +10,12 @@ from typing import Protocol, cast
 import msgspec
 
 from corosrv.base.errors import NotOffered, Refused
-from corosrv.contracts.jobs import Chunk, Finish, Job, Messages, ModelCard, Sampling, ThoughtBudget
+from corosrv.contracts.jobs import Chunk, Finish, Job, Messages, ModelCard, Sampling, ThoughtBudget, Vocabulary
 from corosrv.dialects.chat import answer_grammar
 from corosrv.dialects.chat.call_patterns import is_control
 from corosrv.dialects.chat.choice import ChoiceParser, Syntax
 from corosrv.dialects.chat.conversation import CallMode, Conversation, Tool, checked, name_of, parameters_of
-from corosrv.dialects.chat.parts import AnswerText, End, Part, Reasoning
+from corosrv.dialects.chat.parts import AnswerText, End, Part, Reasoning, ThoughtTally
 from corosrv.dialects.chat.tool_schema import element_types, string_members
 from corosrv.dialects.generation.fields import schema_limits
 from corosrv.formats.callformats.description import AnswerFormat, CallFormat, ElementTree, markers_for
@@ -49,24 +49,33 @@ class TextParser:
 class SyntaxParser:
     """Parses answers that may have thoughts and calls in their text, and go on from `earlier` text."""
 
-    def __init__(self, syntax: Syntax, earlier: str = "") -> None:
-        self.reasoning_tokens = 0
+    def __init__(
+        self, syntax: Syntax, earlier: str = "", find_vocabulary: Callable[[], Vocabulary] | None = None
+    ) -> None:
+        """`find_vocabulary`: returns the vocabulary of the tokens that chunks tell."""
         self._syntax = syntax
         self._earlier = earlier
-        self._choices: dict[int, ChoiceParser] = {}
+        self._find_vocabulary = find_vocabulary
+        self._choices: dict[int, tuple[ChoiceParser, ThoughtTally]] = {}
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(tally.n_tokens for _, tally in self._choices.values())
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
         for chunk in chunks:
-            choice = self._choices.get(chunk.index)
-            if choice is None:
-                choice = self._choices[chunk.index] = ChoiceParser(chunk.index, self._syntax)
-                if self._earlier:
-                    choice.pass_over(self._earlier)
-            was_thinking = choice.is_thinking
-            yield from choice.push(chunk)
-            # A chunk is one token, but for those that held each other back: nobody will miss the difference.
-            if was_thinking or choice.is_thinking:
-                self.reasoning_tokens += chunk.n_tokens
+            known = self._choices.get(chunk.index)
+            choice, tally = known or self._begin_choice(chunk.index)
+            parts = list(choice.push(chunk))
+            tally.add(chunk, choice.thought_edges, choice.n_held)  # before the end is told, with which it is asked for
+            yield from parts
+
+    def _begin_choice(self, index: int) -> tuple[ChoiceParser, ThoughtTally]:
+        choice = ChoiceParser(index, self._syntax)
+        if self._earlier:
+            choice.pass_over(self._earlier)
+        self._choices[index] = begun = choice, ThoughtTally(self._find_vocabulary)
+        return begun
 
 
 class EchoParser:
@@ -117,10 +126,16 @@ class RepeatParser:
 _ANY_NUMBER = 2**31 - 1  # of tokens: more than any context has
 
 
-def prepare(conversation: Conversation, card: ModelCard, earlier: str = "") -> tuple[Job, Parser]:
+def prepare(
+    conversation: Conversation,
+    card: ModelCard,
+    earlier: str = "",
+    find_vocabulary: Callable[[], Vocabulary] | None = None,
+) -> tuple[Job, Parser]:
     """Makes the job and the parser of its chunks; `earlier`: text that the answer goes on from, and does not repeat.
 
-    Raises Refused for contradictions, and what the model cannot do.
+    `find_vocabulary`: returns the model's, by which tokens of thoughts are counted that come with others. Raises
+    Refused for contradictions, and what the model cannot do.
     """
     plan = _ChatPlan.from_conversation(conversation, card)
     plan.check()
@@ -135,7 +150,9 @@ def prepare(conversation: Conversation, card: ModelCard, earlier: str = "") -> t
         job = replace(job, prompts=(prompt,), sampling=plan.sampling())
     elif (sampling := plan.sampling()) is not job.sampling:
         job = replace(job, sampling=sampling)
-    parser: Parser = TextParser() if syntax == _PLAIN else SyntaxParser(syntax, earlier)
+    if syntax.thought_tags is not None and find_vocabulary is not None:
+        job = replace(job, tells_ids=True)
+    parser: Parser = TextParser() if syntax == _PLAIN else SyntaxParser(syntax, earlier, find_vocabulary)
     if conversation.echo and begun_thoughts:
         is_thought = syntax.thought_tags is not None
         beginning = prompt.messages[-1]["reasoning_content"] if is_thought else begun_thoughts

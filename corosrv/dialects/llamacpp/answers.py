@@ -51,6 +51,7 @@ class ServerProperties(msgspec.Struct):
     eos_token: str
     build_info: str
     is_sleeping: bool
+    status: dict[str, Any]
 
 
 class SlotDescription(msgspec.Struct):

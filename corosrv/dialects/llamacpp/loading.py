@@ -18,6 +18,7 @@ from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Job, ModelCard
 from corosrv.dialects.generation import native
 from corosrv.dialects.generation.fields import ModelName
+from corosrv.dialects.openai import routes as openai
 from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.openapi import NEEDS_MODEL, READS, operation
@@ -39,8 +40,11 @@ class Switches:
 
 
 def describe(card: ModelCard, switches: Switches) -> dict[str, Any]:
-    """Makes the answer of GET /props for a model that is loaded, or was. Tells no keys and no folders."""
-    defaults = card.defaults
+    """Makes the answer of GET /props; of a model that was never loaded it has what is known of its file.
+
+    Tells no keys and no folders.
+    """
+    defaults, was_loaded = card.defaults, bool(card.fingerprint)
     job = Job(
         (),
         max_tokens=defaults.max_tokens,
@@ -51,7 +55,8 @@ def describe(card: ModelCard, switches: Switches) -> dict[str, Any]:
     )
     return {
         "default_generation_settings": {
-            "params": native.settings_without_biases(job, True) | {"timings_per_token": False},
+            # What the model's file wants in place of a setting is known once it was loaded, as is the template's work.
+            "params": native.settings_without_biases(job, True) | {"timings_per_token": False} if was_loaded else {},
             "n_ctx": card.meta.get("n_ctx", 0),
         },
         "total_slots": card.slots,
@@ -61,14 +66,15 @@ def describe(card: ModelCard, switches: Switches) -> dict[str, Any]:
         "model_ftype": card.meta.get("ftype", ""),
         "modalities": {"vision": "images" in card.capabilities, "audio": False, "video": False},
         "chat_template": card.chat_template,
-        "chat_template_caps": _template_caps(card.template_abilities),
+        "chat_template_caps": _template_caps(card.template_abilities) if was_loaded else {},
         "bos_token": card.bos,
         "eos_token": card.eos,
-        "build_info": f"corosrv {__version__} {card.fingerprint}",
+        "build_info": f"corosrv {__version__} {card.fingerprint}".rstrip(),
         "endpoint_slots": switches.slots,
         "endpoint_props": switches.props,
         "endpoint_metrics": switches.metrics,
-        "is_sleeping": card.status == "unloaded",
+        "is_sleeping": card.status != "loaded",
+        "status": openai.status_of(card),
         "ui": False,
         "ui_settings": {},
         "cors_proxy_enabled": False,

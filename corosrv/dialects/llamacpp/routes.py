@@ -37,6 +37,10 @@ class ModelQuery(msgspec.Struct):
     model: str | None = None
 
 
+class PropsQuery(ModelQuery):
+    autoload: Annotated[str, Meta(description="true: load the model first if it is not loaded")] | None = None
+
+
 class SlotsQuery(ModelQuery):
     fail_on_no_slot: Annotated[str, Meta(description="anything: 503 while every slot is busy")] | None = None
 
@@ -99,7 +103,7 @@ get_props_docs = operation(
     "Tell the server's properties",
     answer=answers.ServerProperties,
     statuses=NEEDS_MODEL,
-    query=ModelQuery,
+    query=PropsQuery,
 )
 set_props_docs = operation(
     "Server", "Change the server's properties", body=dict[str, Any], answer=Success, statuses=(*READS, 501)
@@ -185,6 +189,9 @@ def text_of(body: parse.DetokenizeBody, vocabulary: Vocabulary) -> dict[str, Any
 class LlamaWorker(Worker, HasSlots, HasAdapters, Protocol):
     """A Worker that also tells what llama-server tells."""
 
+    def known_card(self, model: str | None) -> ModelCard:
+        """Returns what is known of a model without loading it. May wait while its file is read; raises as `card`."""
+
 
 def blueprint(flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> Blueprint:
     """Makes the routes that only llama-server's clients know. `worker` is the flow's."""
@@ -204,6 +211,12 @@ def _model(flow: RequestFlow, name: str | None) -> tuple[ModelCard, Vocabulary]:
 def _model_name() -> str | None:
     """Returns the model that a GET names in its query."""
     return request.args.get("model") or None
+
+
+def _known_card(worker: LlamaWorker, name: str | None, loads: bool = False) -> ModelCard:
+    """Returns what is known of a model; waits for one that is being loaded, and with `loads` for any."""
+    card = worker.known_card(name)
+    return worker.card(name) if loads or card.status in ("loading", "downloading") else card
 
 
 def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
@@ -253,11 +266,8 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
     @routes.get("/props")
     @get_props_docs
     def get_props() -> Response:
-        name = _model_name()
-        card = next((card for card in worker.models() if name in (None, card.id, *card.aliases)), None)
-        if card is None or not card.slots:  # its properties are known from its first load on, and need no other
-            card = worker.card(name)
-        return json_response(loading.describe(card, switches))
+        loads = request.args.get("autoload") in ("true", "1")
+        return json_response(loading.describe(_known_card(worker, _model_name(), loads), switches))
 
     @routes.post("/props")
     @set_props_docs
@@ -291,8 +301,8 @@ def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switch
         if not switches.slots:
             raise NotOffered("the list of slots is switched off (COROSRV_SLOTS_ENDPOINT=0)")
         name = _model_name()
-        card, states = worker.card(name), worker.slots(name)
-        if request.args.get("fail_on_no_slot") and all(state.is_busy for state in states):
+        card, states = _known_card(worker, name), worker.slots(name)
+        if request.args.get("fail_on_no_slot") and states and all(state.is_busy for state in states):
             raise Unavailable("every slot is busy")
         return json_response([slots.describe(state, card, caller()) for state in states])
 

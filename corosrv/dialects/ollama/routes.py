@@ -302,7 +302,8 @@ class OllamaRoutes:
 
     def show(self) -> Response:
         body = self._flow.receive(schema.show_decoder)
-        return json_response(self._catalog.show(self._catalog.find(body.model_name)))
+        found = self._catalog.find(body.model_name)
+        return json_response(self._catalog.show(self._pool.known_card(found.id)))
 
     def pull(self) -> Response:
         body = self._flow.receive(schema.pull_decoder)

@@ -62,7 +62,7 @@ def _describe(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
         "owned_by": "corosrv",
         "aliases": list(card.aliases),
         "tags": list(card.tags),
-        "status": _status(card),
+        "status": status_of(card),
         "meta": _meta(card, takes_embeds),
         "capabilities": sorted(card.capabilities),
         "architecture": {"input_modalities": _modalities(card), "output_modalities": ["text"]},
@@ -111,7 +111,7 @@ def _describe_as_ollama(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _status(card: ModelCard) -> dict[str, Any]:
+def status_of(card: ModelCard) -> dict[str, Any]:
     """Describes the state as llama-server's router does: a model that failed is an unloaded one with a mark."""
     if card.status == "failed":
         return {"value": "unloaded", "failed": True}

@@ -224,7 +224,7 @@ class PermitShares:
     def _on_wait(self, call: QueuedCall) -> None:
         """Asks for a permit, unless one was asked for by a call that goes before this one."""
         band = call.level(time.monotonic())
-        for group in call.entry.groups:
+        for group in call.offer.groups:
             share = self._by_worker.get(group.host.id)
             if share is not None and (not share.claim.n_calls or band < share.claim.band):
                 share.is_due = True

@@ -289,47 +289,6 @@ class PrefixAware(LeastLoadedByWeight):
         return self._last_marks[1]
 
 
-KEPT_PATIENCE = 60.0  # seconds
-
-
-class KeepingUpstream(Policy):
-    """Gives a call to the upstream that keeps what it goes on from, and all others as another policy does.
-
-    Elsewhere it would be refused: it waits for that upstream as long as a usual answer takes.
-    """
-
-    def __init__(self, fallback: Policy) -> None:
-        self._fallback = fallback
-
-    def prefer(self, call: QueuedCall) -> HostGroup | None:
-        return self._keeping(call, call.entry.groups) or self._fallback.prefer(call)
-
-    def choose(self, call: QueuedCall, groups: Sequence[HostGroup]) -> HostGroup:
-        return self._keeping(call, groups) or self._fallback.choose(call, groups)
-
-    def patience(self, call: QueuedCall) -> float:
-        return KEPT_PATIENCE if _keeper(call) else self._fallback.patience(call)
-
-    def _keeping(self, call: QueuedCall, groups: Sequence[HostGroup]) -> HostGroup | None:
-        """Returns the group of the upstream that keeps what a call goes on from, if it is here and takes calls."""
-        keeper = _keeper(call)
-        if not keeper:
-            return None
-        return next((group for group in groups if group.host.id == keeper and group.n_permits), None)
-
-    def note(self, call: QueuedCall, group: HostGroup) -> None:
-        self._fallback.note(call, group)
-
-    def forget(self, host_id: str) -> None:
-        self._fallback.forget(host_id)
-
-
-def _keeper(call: QueuedCall) -> str:
-    """Returns the id of the upstream that keeps what a call goes on from; an empty text for most calls."""
-    request = call.job.request
-    return request.upstream if isinstance(request, ForwardRequest) else ""
-
-
 _MAKERS: dict[str, Callable[[Callable[[], float], Callable[[], float]], Policy]] = {
     "least_loaded": lambda clock, chance: LeastLoadedByWeight(),
     "power_of_two": lambda clock, chance: PowerOfTwo(chance),
@@ -349,4 +308,4 @@ def make_policy(
     """
     if name not in _MAKERS:
         raise SettingsError(f"upstream_policy must be one of {', '.join(POLICY_NAMES)}, not {name[:60]!r}")
-    return KeepingUpstream(_MAKERS[name](clock, chance))
+    return _MAKERS[name](clock, chance)

@@ -18,7 +18,7 @@ from corosrv.contracts.jobs.infer import ForwardRequest, HandlerCard, InferJob, 
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.fleet.upstreams import failures
 from corosrv.fleet.upstreams.exchange import TIME_LIMIT, ExchangeLimits
-from corosrv.fleet.upstreams.policies import upstream_id
+from corosrv.fleet.upstreams.policies import rank_name, upstream_id
 from corosrv.fleet.upstreams.prober import ListedModels, Prober
 from corosrv.fleet.upstreams.spec import UpstreamSpec
 from corosrv.fleet.upstreams.upstream import ANY_MODEL, POOL, Upstream, UpstreamHost, model_card
@@ -330,13 +330,21 @@ class UpstreamPool:
             self._models = tuple(dict.fromkeys(itertools.chain.from_iterable(models)))
         return self._models
 
-    def submit(self, model: str | None, request: ForwardRequest, terms: Terms) -> InferReader:
+    def submit(self, model: str | None, request: ForwardRequest, terms: Terms, keeper: str = "") -> InferReader:
         """Forwards a request, now or when an upstream has a free permit. Never waits.
 
-        Its reader gives an AnswerHead, then AnswerBody pieces, then the InferEnd. Raises ModelNotFound, Unavailable,
-        QueueFull and DeadlinePassed.
+        `keeper`: the id of the upstream that keeps what the request goes on from, which alone gets it unless it has
+        left. Its reader gives an AnswerHead, then AnswerBody pieces, then the InferEnd. Raises ModelNotFound,
+        Unavailable, QueueFull and DeadlinePassed.
         """
-        return self.dispatcher.submit(InferJob(ModelTarget(self.resolve(model)), request, stream=True, terms=terms))
+        target = ModelTarget(self.resolve(model))
+        only = self._current(keeper) if keeper else ""
+        return self.dispatcher.submit(InferJob(target, request, stream=True, terms=terms, only_host=only))
+
+    def _current(self, id: str) -> str:
+        """Returns the id that the upstream of this id has by now: another if its URL was added again."""
+        same = [member.upstream for member in self._members.values() if rank_name(member.upstream.id) == rank_name(id)]
+        return min(same, key=lambda upstream: upstream.is_draining).id if same else ""
 
     def ask(self, upstream: str, request: ForwardRequest, terms: Terms) -> InferReader:
         """Forwards a question about what the upstream of this id keeps, as `submit` does a request. Never waits.

@@ -255,13 +255,13 @@ class Forwarder:
             ),
             body=body if join is None else join[0],
             prompt=peeked.prompt,
-            upstream=self._homes.find(terms.caller, peeked.previous_response),
         )
         terms = replace(terms, session=session) if session else terms
         if home:
             reader = self._pool.ask(home, forwarded, terms)
         else:
-            reader = self._submit(peeked.model, forwarded, terms, member, join and join[1])
+            keeper = self._homes.find(terms.caller, peeked.previous_response)
+            reader = self._submit(peeked.model, forwarded, terms, keeper, member, join and join[1])
         if change is not None:
             reader = change(reader)
         make_error = make_error or partial(error_event, is_anthropic=path.is_anthropic, request_id=terms.request_id)
@@ -276,11 +276,12 @@ class Forwarder:
         model: str | None,
         forwarded: ForwardRequest,
         terms: Terms,
+        keeper: str,
         member: GroupMember | None,
         join: EventJoin | None,
     ) -> InferReader:
         try:
-            reader = self._pool.submit(model, forwarded, terms)
+            reader = self._pool.submit(model, forwarded, terms, keeper)
             if forwarded.path.partition("?")[0] in _RESPONSES:
                 reader = NotingReader(reader, partial(self._homes.note, terms.caller))
             return reader if member is None else GroupedReader(reader, member, join)

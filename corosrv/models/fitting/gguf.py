@@ -1,4 +1,4 @@
-"""Reads the head of a GGUF file without libllama: the few facts that tell how much memory the model takes.
+"""Reads the head of a GGUF file without libllama: the few facts that tell how much memory the model takes, and texts.
 
 `cache_shape` says what each layer keeps of the tokens before, by the keys of the file.
 """
@@ -253,6 +253,79 @@ def _bytes(file: BinaryIO, size: int) -> bytes:
     if len(read) != size:
         raise BrokenFile("the file ends too early")
     return read
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTexts:
+    """More from the head of a model file, most of which stands behind the vocabulary; empty where the file has none."""
+
+    chat_template: str = ""
+    bos: str = ""  # the token that begins a text, as the vocabulary has it
+    eos: str = ""
+    pooling: int = 0  # how the vectors of a text's tokens become one; 0: the model is not one of embeddings
+
+
+def read_texts(path: str) -> HeadTexts:
+    """Reads the texts of a model file; none if there is no such file, or it is not a GGUF.
+
+    Passes over each token of the vocabulary on its way, which takes some 100 ms.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return HeadTexts()
+        with open(path, "rb") as file:
+            return _texts(file)
+    except (OSError, ValueError, OverflowError, MemoryError):
+        return HeadTexts()
+
+
+def _texts(file: BinaryIO) -> HeadTexts:
+    if file.read(4) != b"GGUF":
+        raise BrokenFile("no GGUF")
+    _, _, n_pairs = _unpack(file, "IQQ")
+    pairs: dict[str, Any] = {}
+    tokens_at = 0
+    for _ in range(min(n_pairs, _MAX_PAIRS)):
+        key = _text(file, _MAX_KEY)
+        (kind,) = _unpack(file, "I")
+        if key == _TOKENS:
+            tokens_at = file.tell()
+        if kind == _ARRAY:
+            _skip_list(file)
+        else:
+            pairs[key] = _value(file, kind)
+    template = pairs.get("tokenizer.chat_template")
+    bos, eos = (_token(file, tokens_at, pairs.get(f"tokenizer.ggml.{name}_token_id")) for name in ("bos", "eos"))
+    pooling = pairs.get(f"{pairs.get('general.architecture')}.pooling_type")
+    return HeadTexts(
+        template if isinstance(template, str) else "", bos, eos, pooling if isinstance(pooling, int) else 0
+    )
+
+
+def _token(file: BinaryIO, tokens_at: int, id: Any) -> str:
+    """Returns the text of one token of a vocabulary that stands at this place."""
+    file.seek(tokens_at)
+    kind, n_tokens = _unpack(file, "IQ")
+    if kind != _STRING or not isinstance(id, int) or not 0 <= id < n_tokens:
+        return ""
+    _skip_texts(file, id)
+    return _text(file, _MAX_TEXT)
+
+
+def _skip_list(file: BinaryIO) -> None:
+    kind, n_items = _unpack(file, "IQ")
+    if kind == _STRING:
+        _skip_texts(file, n_items)
+    elif kind in _NUMBERS:
+        file.seek(n_items * struct.calcsize("<" + _NUMBERS[kind]), os.SEEK_CUR)
+    else:
+        raise BrokenFile(f"a list of the unknown kind {kind}")
+
+
+def _skip_texts(file: BinaryIO, n_texts: int) -> None:
+    for _ in range(n_texts):
+        (size,) = _unpack(file, "Q")
+        file.seek(size, os.SEEK_CUR)
 
 
 def parts(path: str) -> list[str]:

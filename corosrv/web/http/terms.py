@@ -135,7 +135,10 @@ def nearest_route(routes: Map, method: str, path: str) -> str:
     wanted = _DOUBLED.sub(r"\1", re.sub("/{2,}", "/", path)).rstrip("/")
     candidates: dict[str, Rule] = {}
     for rule in routes.iter_rules():
-        if (filled := _filled(rule.rule, wanted)) not in candidates or method in (rule.methods or ()):
+        filled, literal, rest = _filled(rule.rule, wanted)
+        if literal != filled and difflib.SequenceMatcher(None, literal, rest).ratio() < _LIKENESS:
+            continue  # what is alike is what stands where the rule takes anything
+        if filled not in candidates or method in (rule.methods or ()):
             candidates[filled] = rule
     found = difflib.get_close_matches(wanted, candidates, n=1, cutoff=_LIKENESS)
     if not found:
@@ -149,13 +152,18 @@ def _first(methods: set[str]) -> Iterator[str]:
     yield "OPTIONS"
 
 
-def _filled(rule: str, path: str) -> str:
-    """Returns a rule with the path's own texts where it has arguments, in all segments that both have."""
+def _filled(rule: str, path: str) -> tuple[str, str, str]:
+    """Returns a rule with the path's own texts where it has arguments, in all segments that both have.
+
+    Then the rule without these segments, and the path without them.
+    """
     segments, given = rule.split("/"), path.split("/")
-    for place, segment in enumerate(segments):
-        if segment.startswith("<") and place < len(given):
-            segments[place] = given[place]
-    return "/".join(segments)
+    arguments = [place for place, segment in enumerate(segments) if segment.startswith("<") and place < len(given)]
+    literals = [segment for place, segment in enumerate(segments) if place not in arguments]
+    rest = [segment for place, segment in enumerate(given) if place not in arguments]
+    for place in arguments:
+        segments[place] = given[place]
+    return "/".join(segments), "/".join(literals), "/".join(rest)
 
 
 HEADER = "X-Corosrv-Ignored"

@@ -110,6 +110,11 @@ class QueuedCall:
         return self.entry.key
 
     @property
+    def offer(self) -> HandlerEntry:
+        """Returns what may run it: all that offer its key, or its only host."""
+        return self.entry.at(self.job.only_host)
+
+    @property
     def is_stream(self) -> bool:
         """True if its answers are passed on as they come."""
         return self.job.stream and self.entry.card.is_stream

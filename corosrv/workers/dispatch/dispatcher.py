@@ -280,7 +280,7 @@ class Dispatcher(InferWorker):
             raise Starting(self._why_unknown()) from None
 
     def _check(self, call: QueuedCall, now: float) -> None:
-        check_ready(call.entry, now)
+        check_ready(call.offer, now)
         check_answerable(call.entry.card, call.job.request, call.job.stream)
         check_depth(call.job.terms.waiting_keys)
         limit = self._calls_per_caller

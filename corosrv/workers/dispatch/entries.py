@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from corosrv.contracts.jobs.infer import BatchLimits, HandlerCard
@@ -123,6 +123,7 @@ class Quarantine:
 
 LINGER = 60.0  # seconds for which a handler is known after its last worker and pool have left
 
+ONLY_HOST = "the only worker that may run this call, as it keeps what that goes on from, is not ready"
 QUARANTINED = "its worker processes died while it ran, so it is in quarantine"
 
 
@@ -186,6 +187,14 @@ class HandlerEntry:
     turn: int = 0  # when a call was last given to it; the entry with the lowest is next among equals
     quarantine: Quarantine = field(default_factory=Quarantine)
     ledger: Ledger = field(default_factory=Ledger)  # of its callers; one for all entries that share permits
+
+    def at(self, host_id: str) -> HandlerEntry:
+        """Returns the part of it that one host, and the pool of that name, offer; all of it for an empty id."""
+        if not host_id:
+            return self
+        groups = [group for group in self.groups if group.host.id == host_id]
+        pools = {name: replace(pool, reason=ONLY_HOST) for name, pool in self.pools.items() if name == host_id}
+        return replace(self, groups=groups, pools=pools)
 
     @property
     def batch_limits(self) -> BatchLimits | None:

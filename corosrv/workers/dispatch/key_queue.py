@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import islice
 
 from corosrv.contracts.jobs.infer import BatchLimits, InferRequest
 from corosrv.contracts.jobs.terms import CLASSES
@@ -56,6 +57,7 @@ def ready_at(
 
 
 MAX_COMPARED = 256  # callers whose calls are counted to estimate how many are ahead
+FEW_COMPARED = 16  # where a refusal says when to try again
 
 
 class _Gathering(FairQueue[QueuedCall]):
@@ -96,16 +98,26 @@ class KeyQueue:
         self._n_central = 0  # calls that are here
         self._singles: FairQueue[QueuedCall] = FairQueue()
         self._gatherings: dict[Signature, _Gathering] = {}
+        self._pinned: dict[str, FairQueue[QueuedCall]] = {}  # calls that one host alone may run, by its id
         self._gaps = ArrivalGaps()
 
-    def __len__(self) -> int:
-        """Returns the number of calls here, without those of local queues."""
-        return self._n_central
-
     def __iter__(self) -> Iterator[QueuedCall]:
-        yield from self._singles
-        for gathering in self._gatherings.values():
-            yield from gathering
+        for queue in self._queues():
+            yield from queue
+
+    def _queues(self) -> Iterator[FairQueue[QueuedCall]]:
+        yield self._singles
+        yield from self._gatherings.values()
+        yield from self._pinned.values()
+
+    @property
+    def n_open(self) -> int:
+        """The number of calls here that any host may run."""
+        return self._n_central - sum(map(len, self._pinned.values()))
+
+    def pinned(self) -> dict[str, list[QueuedCall]]:
+        """Returns the calls that one host alone may run, by its id."""
+        return {host_id: [*queue] for host_id, queue in self._pinned.items()}
 
     @property
     def depth(self) -> int:
@@ -134,6 +146,8 @@ class KeyQueue:
             queue.note(call.place)
 
     def _queue_for(self, call: QueuedCall) -> FairQueue[QueuedCall]:
+        if call.job.only_host:
+            return self._pinned.setdefault(call.job.only_host, FairQueue())
         if call.is_single or self.entry.batch_limits is None:
             return self._singles
         if call.signature is None:
@@ -151,27 +165,34 @@ class KeyQueue:
         assert call.place is not None
         self._n_central -= 1
         queue.remove(call.place)
-        if queue is not self._singles and not queue:
+        if not queue and call.job.only_host:
+            del self._pinned[call.job.only_host]
+        elif not queue and isinstance(queue, _Gathering):
             assert call.signature is not None
             del self._gatherings[call.signature]
         call.queue = call.place = None
 
-    def head(self, now: float) -> QueuedCall | None:
-        """Returns the next call that can be handed over now; it stays."""
+    def head(self, now: float, host_id: str) -> QueuedCall | None:
+        """Returns the next call that can be handed over to a host now; it stays."""
         if not self._n_central:
             return None
         self.entry.ledger.settle(now)
         needed = self._needed
         best = self._singles.head(now, needed)
-        for gathering in self._gatherings.values():
-            if self._ready_at(gathering) <= now and (place := gathering.head(now, needed)) is not None:
+        queues = [gathering for gathering in self._gatherings.values() if self._ready_at(gathering) <= now]
+        for queue in (*queues, self._pinned.get(host_id)) if self._pinned else queues:
+            if queue is not None and (place := queue.head(now, needed)) is not None:
                 best = place if best is None else min(best, place, key=lambda place: place.rank)
         return None if best is None else best.item
 
     def lines(self) -> Iterator[CallQueue[QueuedCall]]:
-        """Yields the lines of all callers: of one caller, one with its single calls, and one for each kind of batch."""
-        for queue in (self._singles, *self._gatherings.values()):
+        """Yields the lines of all callers: of each one of single calls, and one for each kind of batch and host."""
+        for queue in self._queues():
             yield from queue.lines.values()
+
+    def lines_of(self, account: CallerAccount) -> list[CallQueue[QueuedCall]]:
+        """Returns the lines of one caller."""
+        return [line for queue in self._queues() if (line := queue.lines.get(account)) is not None]
 
     @property
     def _needed(self) -> float:
@@ -191,9 +212,9 @@ class KeyQueue:
         self.traffic.times.begin_trial()
         return True
 
-    def wait(self, call: QueuedCall, n_more: int, now: float) -> float:
+    def wait(self, call: QueuedCall, n_more: int, now: float, n_compared: int = MAX_COMPARED) -> float:
         """Predicts the seconds until what is before a call, were it new, and `n_more`, have got their permits."""
-        return self._wait_for(self.count_ahead(call, now) + n_more, now)
+        return self._wait_for(self.count_ahead(call, now, n_compared) + n_more, now)
 
     def longest_wait(self, now: float) -> float:
         """Predicts the wait of a new call that everything goes before."""
@@ -209,7 +230,7 @@ class KeyQueue:
         calls = [head]
         queue, limits = head.queue, self.entry.batch_limits
         self.remove(head)
-        while limits is not None and queue is not self._singles and queue and len(calls) < limits.max_size:
+        while limits is not None and isinstance(queue, _Gathering) and queue and len(calls) < limits.max_size:
             place = queue.head(now, self._needed)
             assert place is not None
             assert place.item is not None
@@ -244,26 +265,25 @@ class KeyQueue:
                 counts[band % CLASSES] += n_calls
         return dict(counts)
 
-    def count_ahead(self, call: QueuedCall, now: float) -> int:
+    def count_ahead(self, call: QueuedCall, now: float, n_compared: int = MAX_COMPARED) -> int:
         """Estimates how many calls a call comes after, were it new; of its caller, those of its own class as well.
 
         Of another caller they are those of better tiers, and as many of the same tier as start before that one has had
         as much as the call's caller will have had by then. A call that runs is taken to have half of its time left.
-        Where there are more than MAX_COMPARED others, so many stand for all.
+        Where there are more than `n_compared` others, so many stand for all.
         """
         self.entry.ledger.settle(now)
         own, tier = call.account, call.job.terms.tier
         seconds = self.traffic.service.value or 0.0
-        n_own, others = 0, []
-        for line in self.lines():
-            if line.account is own:
-                line.head(now)
-                n_own += line.count_ahead(band_of(tier, call.priority, 0))
-            else:
-                others.append(line)
+        own_lines = self.lines_of(own)
+        n_others = sum(len(queue.lines) for queue in self._queues()) - len(own_lines)
+        n_own = 0
+        for line in own_lines:
+            line.head(now)
+            n_own += line.count_ahead(band_of(tier, call.priority, 0))
         had = _had_soon(own, seconds) + n_own * seconds / own.weight
         n_ahead = 0
-        for line in others[:MAX_COMPARED]:
+        for line in islice((line for line in self.lines() if line.account is not own), n_compared):
             n_better, n_same = line.count_tiers(tier, now)
             if n_same and seconds:
                 lag = had - _had_soon(line.account, seconds)
@@ -271,7 +291,7 @@ class KeyQueue:
                 n_turns = math.floor(lag * line.account.weight / seconds + 1e-6) + 1
                 n_same = min(n_same, max(n_turns, 0))
             n_ahead += n_better + n_same
-        return self.n_local + n_own + n_ahead * len(others) // max(min(len(others), MAX_COMPARED), 1)
+        return self.n_local + n_own + n_ahead * n_others // max(min(n_others, n_compared), 1)
 
 
 def _had_soon(account: CallerAccount, seconds: float) -> float:

@@ -119,13 +119,9 @@ class Policy(Protocol):
     def prefer(self, call: QueuedCall) -> HostGroup | None:
         """Returns the group that a call should have although others may be free; None if any will do.
 
-        It is one of the call's entry that takes calls. If it has no free permit, the call waits for it as long as
-        `patience` says, unless MAX_LOCAL calls do so already or the call must not wait.
+        It is one of the call's entry that takes calls. If it has no free permit, the call waits for it for STEAL_AFTER
+        seconds, unless MAX_LOCAL calls do so already or the call must not wait.
         """
-
-    def patience(self, call: QueuedCall) -> float:
-        """Returns the seconds after which another group may take a call that waits for the preferred one."""
-        return STEAL_AFTER
 
     def choose(self, call: QueuedCall, groups: Sequence[HostGroup]) -> HostGroup:
         """Returns which of these groups, one at least, gets a call.

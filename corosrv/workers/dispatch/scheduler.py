@@ -12,7 +12,7 @@ from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
 from corosrv.workers.dispatch.handover import CallFollower, handed_call
 from corosrv.workers.dispatch.host import HandlerHost
 from corosrv.workers.dispatch.lives import CallLives
-from corosrv.workers.dispatch.policy import Policy, idleness
+from corosrv.workers.dispatch.policy import STEAL_AFTER, Policy, idleness
 from corosrv.workers.dispatch.registry import Registry, unavailable
 from corosrv.workers.dispatch.timetable import AT_ONCE, Timetable
 from corosrv.workers.dispatch.waiting import WaitingCalls
@@ -61,8 +61,10 @@ class Scheduler:
 
     def free_group(self, call: QueuedCall, now: float) -> HostGroup | None:
         """Returns the group that runs a new call at once; None if it has to wait."""
+        if call.job.only_host:  # what waits for that host has had its free permits
+            return next((group for group in call.offer.groups if group.has_free), None)
         queue = self._waiting.queue_of(call.entry)
-        if len(queue):
+        if queue.n_open:
             return None
         if queue.gathers and self._may_wait(call):
             return None
@@ -85,12 +87,12 @@ class Scheduler:
             call.traffic.n_admitted += 1
             self._start([call], group, now)
             return
-        group = self._policy.prefer(call)
+        group = None if call.job.only_host else self._policy.prefer(call)
         if group is not None and self._waiting.has_local_room(group.host.id):
             self._wait_for(call, group, now)
             return
         self._waiting.add(call, now)
-        if not call.entry.is_ready:
+        if not call.offer.is_ready:
             self._await_start(call, now)
         elif call.entry.batch_limits is not None:
             self.serve(call.entry.groups)
@@ -98,26 +100,26 @@ class Scheduler:
 
     def resume(self, call: QueuedCall) -> None:
         """Requeues a call, for another worker than the last if there is one."""
-        if not call.entry.is_callable:
-            self._lives.stop(call, unavailable(call.entry, self._clock()))
+        if not call.offer.is_callable:
+            self._lives.stop(call, unavailable(call.offer, self._clock()))
             return
         now = self._clock()
         call.wait_again(now)
         call.entry.ledger.wait_again(call.account)
         groups = [group for group in call.entry.groups if group.n_permits and group.host is not call.avoided]
-        best = self._policy.choose(call, groups) if groups else None
+        best = self._policy.choose(call, groups) if groups and not call.job.only_host else None
         if best is not None and len(groups) < len(call.entry.groups) and self._waiting.has_local_room(best.host.id):
             self._wait_for(call, best, now)
         else:
             self._waiting.add(call, now)
-            if not call.entry.is_ready:
+            if not call.offer.is_ready:
                 self._await_start(call, now)
             self.on_wait(call)
         self.serve(call.entry.groups)
 
     def _wait_for(self, call: QueuedCall, group: HostGroup, now: float) -> None:
         """Queues a call for one worker, until another may steal it."""
-        call.stealable_at = now + self._policy.patience(call)
+        call.stealable_at = now + STEAL_AFTER
         self._waiting.add(call, now, self._waiting.local_of(group.host.id))
         call.appointment = self._timetable.add(call.stealable_at, self._offer, call)
         self.on_wait(call)
@@ -201,22 +203,23 @@ class Scheduler:
 
     # Handlers without a worker.
 
-    def refuse_unservable(self, entry: HandlerEntry) -> bool:
-        """Refuses all calls that wait for a handler which no worker serves or may serve soon.
+    def refuse_unservable(self, entry: HandlerEntry) -> None:
+        """Refuses all calls that wait for a handler, or for it at one host, which none serves or may serve soon.
 
         Of thousands some are refused in later turns of the hub; none of them can run meanwhile.
         """
         if entry.is_callable:
-            return False
-        calls = self._waiting.calls_of(entry.key)
+            pinned = self._waiting.queue_of(entry).pinned()
+            calls = [call for host_id in pinned if not entry.at(host_id).is_callable for call in pinned[host_id]]
+        else:
+            calls = self._waiting.calls_of(entry.key)
         for call in calls[:AT_ONCE]:
-            self._lives.stop(call, unavailable(entry, self._clock()))
+            self._lives.stop(call, unavailable(call.offer, self._clock()))
         if len(calls) > AT_ONCE:
             self._timetable.add(self._clock(), self.refuse_unservable, entry)
-        return True
 
     def _await_start(self, call: QueuedCall, now: float) -> None:
-        pools = {name: pool for name, pool in call.entry.pools.items() if pool.can_start}
+        pools = {name: pool for name, pool in call.offer.pools.items() if pool.can_start}
         patience = max((pool.patience or self._longest_start for pool in pools.values()), default=0.0)
         call.appointment = self._timetable.add(now + patience, self._give_up_start, call)
         for pool in pools:
@@ -224,5 +227,5 @@ class Scheduler:
                 listener(pool)
 
     def _give_up_start(self, call: QueuedCall) -> None:
-        if call.state is CallState.WAITING and not call.entry.is_ready:
-            self._lives.stop(call, unavailable(call.entry, self._clock()))
+        if call.state is CallState.WAITING and not call.offer.is_ready:
+            self._lives.stop(call, unavailable(call.offer, self._clock()))

@@ -6,7 +6,8 @@ The bounds on calls and bytes count over all queues of a front.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from corosrv.base.errors import QueueFull
@@ -14,7 +15,7 @@ from corosrv.base.retry_after import retry_seconds
 from corosrv.contracts.jobs.terms import CLASSES
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
-from corosrv.workers.dispatch.key_queue import KeyQueue
+from corosrv.workers.dispatch.key_queue import FEW_COMPARED, KeyQueue
 from corosrv.workers.dispatch.ledger import CallerAccount
 from corosrv.workers.dispatch.policy import LocalQueue
 from corosrv.workers.dispatch.queue import band_of
@@ -72,6 +73,61 @@ class QueueClaim:
     number: int  # of its arrival here
 
 
+class CallerShares:
+    """Finds the caller with most calls in a queue, by its weight, among those of the worst tier.
+
+    A change, and a search, take O(log n) of the different shares that callers have.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, dict[CallerAccount, int]] = {}  # calls by accounts, of each caller
+        self._shares: dict[str, tuple[int, float]] = {}  # tier, and calls by the weight
+        self._callers: dict[tuple[int, float], dict[str, None]] = {}  # that have a share
+        self._order: list[tuple[int, float]] = []  # shares that callers have, the least first
+
+    def n_calls(self, caller: str) -> int:
+        return sum(self._accounts.get(caller, {}).values())
+
+    def accounts(self, caller: str) -> Collection[CallerAccount]:
+        """Returns the accounts of a caller, of which each ledger has one."""
+        return self._accounts.get(caller, {}).keys()
+
+    def add(self, account: CallerAccount, n_calls: int) -> None:
+        """Counts calls of an account; a negative number of those that leave."""
+        caller = account.caller
+        counts = self._accounts.setdefault(caller, {})
+        counts[account] = counts.get(account, 0) + n_calls
+        if not counts[account]:
+            del counts[account]
+        self._leave(caller)
+        if not counts:
+            del self._accounts[caller]
+            return
+        share = self._shares[caller] = account.tier, sum(counts.values()) / account.weight
+        if share not in self._callers:
+            self._callers[share] = {}
+            insort(self._order, share)
+        self._callers[share][caller] = None
+
+    def _leave(self, caller: str) -> None:
+        share = self._shares.pop(caller, None)
+        if share is None:
+            return
+        callers = self._callers[share]
+        del callers[caller]
+        if not callers:
+            del self._callers[share]
+            del self._order[bisect_left(self._order, share)]
+
+    def most(self, but: str) -> str | None:
+        """Returns the caller with most, this one left out; None if there is no other."""
+        for share in reversed(self._order):
+            for caller in self._callers[share]:
+                if caller != but:
+                    return caller
+        return None
+
+
 class WaitingCalls:
     """Owns the queues of all keys, the local queues of workers, and the bounds of both. The time is passed in."""
 
@@ -80,6 +136,7 @@ class WaitingCalls:
         self._queues: dict[str, KeyQueue] = {}
         self._busy_keys: set[str] = set()  # those that calls wait for
         self._locals: dict[str, LocalQueue] = {}  # by the id of the host; none of them is empty
+        self._shares: dict[str, CallerShares] = {}  # of queues that were full since they were empty, by their keys
 
     def queue_of(self, entry: HandlerEntry) -> KeyQueue:
         queue = self._queues.get(entry.key)
@@ -140,7 +197,8 @@ class WaitingCalls:
     def queue_full(self, call: QueuedCall, problem: str, now: float) -> QueueFull:
         """Makes the refusal of a call, which says when those before it should have been given their permits."""
         is_counted = call.place is not None or call.local_host is not None
-        return queue_full(name_of(call.entry), problem, self._queues[call.key].wait(call, -is_counted, now))
+        wait = self._queues[call.key].wait(call, -is_counted, now, FEW_COMPARED)
+        return queue_full(name_of(call.entry), problem, wait)
 
     def _problem(self, call: QueuedCall, displaced: QueuedCall | None = None) -> str | None:
         """Returns why a call cannot wait; None if it can, perhaps once another has left."""
@@ -158,37 +216,50 @@ class WaitingCalls:
         new call's own caller, if its class is worse.
         """
         is_key_full = self._queues[call.key].depth >= call.entry.card.max_queue
-        queues = [self._queues[call.key]] if is_key_full else list(self._queues.values())
-        keys = {queue.entry.key for queue in queues}
-        lines = [line for queue in queues for line in queue.lines()]
-        strays = [waiting for local in self._locals.values() for waiting in local if waiting.key in keys]
-        counts: dict[str, int] = {}  # by caller, which has an account in each ledger
-        accounts: dict[str, CallerAccount] = {}
-        for account, n_calls in ((line.account, len(line)) for line in lines):
-            counts[account.caller] = counts.get(account.caller, 0) + n_calls
-            accounts[account.caller] = account
-        for waiting in strays:
-            counts[waiting.account.caller] = counts.get(waiting.account.caller, 0) + 1
-            accounts[waiting.account.caller] = waiting.account
-
-        def last_of(caller: str) -> QueuedCall | None:
-            calls = [waiting for waiting in strays if waiting.account.caller == caller]
-            places = [line.last(now) for line in lines if line.account.caller == caller]
-            calls += [place.item for place in places if place is not None and place.item is not None]
-            return max(calls, key=lambda waiting: (waiting.level(now), waiting.due, waiting.number), default=None)
-
+        shares = self._shares_of(call.key if is_key_full else "")
         own, tier = call.account, call.job.terms.tier
-        n_own = counts.pop(own.caller, 0)
-        most = max(
-            counts, key=lambda caller: (accounts[caller].tier, counts[caller] / accounts[caller].weight), default=""
-        )
-        if counts and (last := last_of(most)) is not None:
+        most = shares.most(own.caller)
+        if most is not None and (last := self._last_of(shares.accounts(most), is_key_full, call.key, now)) is not None:
             last_tier = last.level(now) // CLASSES
-            is_less = (n_own + 1) / own.weight <= (counts[most] - 1) / accounts[most].weight
+            weight = last.account.weight
+            is_less = (shares.n_calls(own.caller) + 1) / own.weight <= (shares.n_calls(most) - 1) / weight
             if last_tier > tier or (last_tier == tier and is_less):
                 return last
-        last = last_of(own.caller)
+        last = self._last_of(shares.accounts(own.caller), is_key_full, call.key, now)
         return last if last is not None and last.level(now) > band_of(tier, call.priority, 0) else None
+
+    def _last_of(
+        self, accounts: Collection[CallerAccount], is_key_full: bool, key: str, now: float
+    ) -> QueuedCall | None:
+        """Returns the last call of a caller in the queue of a key, or in all; None if it has none there."""
+        queues = [self._queues[key]] if is_key_full else self._queues.values()
+        calls = [
+            waiting
+            for local in self._locals.values()
+            for waiting in local
+            if waiting.account in accounts and (waiting.key == key or not is_key_full)
+        ]
+        for line in (line for queue in queues for account in accounts for line in queue.lines_of(account)):
+            if (place := line.last(now)) is not None and place.item is not None:
+                calls.append(place.item)
+        return max(calls, key=lambda waiting: (waiting.level(now), waiting.due, waiting.number), default=None)
+
+    def _shares_of(self, key: str) -> CallerShares:
+        """Returns who has how much of the queue of a key, or of all for an empty one; kept up until that is empty."""
+        shares = self._shares.get(key)
+        if shares is None:
+            shares = self._shares[key] = CallerShares()
+            for queue in [self._queues[key]] if key else self._queues.values():
+                for line in queue.lines():
+                    shares.add(line.account, len(line))
+            for call in (call for local in self._locals.values() for call in local if key in ("", call.key)):
+                shares.add(call.account, 1)
+        return shares
+
+    def _note_share(self, call: QueuedCall, n_calls: int) -> None:
+        for key in (call.key, ""):
+            if (shares := self._shares.get(key)) is not None:
+                shares.add(call.account, n_calls)
 
     def has_room(self, call: QueuedCall) -> bool:
         """Returns whether a call may wait without another having to leave."""
@@ -199,6 +270,8 @@ class WaitingCalls:
         call.traffic.n_admitted += 1
         self.bounds.add(call.n_bytes)
         self._busy_keys.add(call.key)
+        if self._shares:
+            self._note_share(call, 1)
         queue = self._queues[call.key]
         if local is not None:
             local.push(call)
@@ -213,6 +286,8 @@ class WaitingCalls:
 
     def _remove(self, call: QueuedCall) -> None:
         self.bounds.remove(call.n_bytes)
+        if self._shares:
+            self._note_share(call, -1)
         queue, host_id = self._queues[call.key], call.local_host
         if host_id is None:
             queue.remove(call)
@@ -230,6 +305,9 @@ class WaitingCalls:
     def _note_whether_empty(self, queue: KeyQueue) -> None:
         if not queue.depth:
             self._busy_keys.discard(queue.entry.key)
+            self._shares.pop(queue.entry.key, None)
+        if not self.bounds.n_calls:
+            self._shares.clear()
 
     # Local queues.
 
@@ -262,7 +340,7 @@ class WaitingCalls:
         calls = []
         for key in group.entries:
             queue = self._queues.get(key)
-            if queue is not None and (call := queue.head(now)) is not None:
+            if queue is not None and (call := queue.head(now, group.host.id)) is not None:
                 calls.append(call)
         for host_id, local in self._locals.items():
             own = host_id == group.host.id
@@ -289,6 +367,8 @@ class WaitingCalls:
         calls = queue.take(call, now)
         for taken_call in calls:
             self.bounds.remove(taken_call.n_bytes)
+            if self._shares:
+                self._note_share(taken_call, -1)
         self._note_whether_empty(queue)
         return calls
 

@@ -2,7 +2,9 @@
 
 import json
 import random
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -273,6 +275,70 @@ def test_tokens_of_thoughts_are_counted():
     list(parser.parts(chunks(["<think>", "\n", "Hm", "</think>", "\n\n", "Yes"])))
 
     assert parser.reasoning_tokens == 4
+
+
+class Pieces:
+    """A vocabulary whose tokens are those of one answer, by their places in it."""
+
+    def __init__(self, *pieces: str | bytes) -> None:
+        self.pieces = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
+
+    def piece(self, token: int) -> bytes:
+        return self.pieces[token]
+
+    def read(self, ends: Sequence[int], *, lags: bool = False) -> list[Chunk]:
+        """Returns the chunks of a client that reads whenever so many tokens are there, the last of which ends it.
+
+        `lags`: the text of each token is certain when the next one is there.
+        """
+        chunks, n_told = [], 0
+        for begin, end in pairwise((0, *ends)):
+            is_last = end == len(self.pieces)
+            told = (piece for piece in self.pieces[: end - (lags and not is_last)] if piece != b"</s>")
+            certain = b"".join(told).decode(errors="ignore")
+            ids = array("i", range(begin, end)).tobytes()
+            finish = Finish.STOP if is_last else None
+            chunks.append(Chunk(0, certain[n_told:], end - begin, finish, ids=ids))
+            n_told = len(certain)
+        return chunks
+
+
+@pytest.mark.parametrize(
+    ("syntax", "pieces", "n_thoughts"),
+    [
+        (THINKING, ["<think>", "\n", "Hm", "</think>", "\n\n", "Yes", "</s>"], 4),
+        (THINKING, ["<th", "ink>", "Hm", "</", "think", ">", " Yes", "</s>"], 5),
+        (THINKING, [" <think>Hm", ".</think>Yes", "."], 2),
+        (THINKING, ["<think>", "Caf", b"\xc3", b"\xa9", "</think>", "Yes"], 5),
+        (THINKING, ["Yes", "<think>", "no", "</think>"], 0),
+        (THINKING, ["<think>", "Hm", ".", ".", "</s>"], 5),
+        (OPENED, ["Hm", "</think>", "Yes", "</s>"], 2),
+        (OPENED, ["Hm", ".", "</s>"], 3),
+        (OPENED, ["</think>", "Yes"], 1),
+        (HERMES, ["<think>", "Hm", "</think>", SUN], 0),
+    ],
+)
+@pytest.mark.parametrize("lags", [False, True])
+def test_tokens_of_thoughts_are_as_many_however_late_a_client_reads(syntax, pieces, n_thoughts, lags: bool):
+    vocabulary = Pieces(*pieces)
+    places = range(1, len(pieces))
+
+    for n_reads in range(len(pieces)):
+        for ends in combinations(places, n_reads):
+            parser = SyntaxParser(syntax, find_vocabulary=lambda: vocabulary)
+            read = vocabulary.read((*ends, len(pieces)), lags=lags)
+
+            told = [parser.reasoning_tokens for part in parser.parts(read) if isinstance(part, End)]
+
+            assert told == [n_thoughts], [chunk.text for chunk in read]
+
+
+def test_chunks_that_do_not_tell_their_tokens_count_whole():
+    parser = SyntaxParser(THINKING)
+
+    list(parser.parts([Chunk(0, "<think>Hm", 3), Chunk(0, "</think>Yes", 5), Chunk(0, "!", 7)]))
+
+    assert parser.reasoning_tokens == 8
 
 
 # Tokens.

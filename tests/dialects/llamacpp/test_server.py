@@ -253,7 +253,9 @@ def test_properties_tell_what_the_server_is_and_does():
     switches = Switches(slots=True, props=False, metrics=True, slot_save_path="/secret")
 
     defaults = Defaults(max_tokens=9, temperature=0.5, seed=3, more={"top_k": 20})
-    card = replace(CARD, defaults=defaults, bos="<s>", eos="</s>", template_abilities=frozenset({"system"}))
+    card = replace(
+        CARD, defaults=defaults, bos="<s>", eos="</s>", template_abilities=frozenset({"system"}), fingerprint="b1"
+    )
     shown = loading.describe(card, switches)
 
     settings = shown["default_generation_settings"]

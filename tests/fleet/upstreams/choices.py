@@ -42,9 +42,9 @@ class Choices:
             for _ in range(numbers.get(group.host.id, 0)):
                 assert group.permits.try_acquire() is not None
 
-    def call(self, prompt: bytes = b"", model: str = "chat", upstream: str = "", **terms: str) -> QueuedCall:
-        """Makes a call of a model, which all upstreams have; `upstream` keeps what it goes on from."""
-        job = InferJob(ModelTarget(model), ForwardRequest(prompt=prompt, upstream=upstream), True, Terms(**terms))
+    def call(self, prompt: bytes = b"", model: str = "chat", **terms: str) -> QueuedCall:
+        """Makes a call of a model, which all upstreams have."""
+        job = InferJob(ModelTarget(model), ForwardRequest(prompt=prompt), True, Terms(**terms))
         entry = HandlerEntry(card(model).key, card(model), self.entry.groups)
         return QueuedCall(job, entry, KeyTraffic(), next(self._numbers), 0.0)
 

@@ -188,12 +188,13 @@ class Commands:
         seconds: float | None = None,
         path: str = "/v1/x",
         headers: tuple[tuple[str, str], ...] = (),
+        keeper: str = "",
     ) -> None:
         """Submits a call for each name, which is its body."""
         for name in names:
             deadline = None if seconds is None else time.monotonic() + seconds
             request = ForwardRequest(path=path, body=name.encode(), headers=tuple(map(tuple, headers)))
-            self.calls[name] = Call(self.pool.submit(model, request, Terms(deadline=deadline)))
+            self.calls[name] = Call(self.pool.submit(model, request, Terms(deadline=deadline), keeper))
             if reads:
                 self.read(name)
 

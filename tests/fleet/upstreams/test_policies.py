@@ -89,19 +89,6 @@ def test_a_new_upstream_is_not_flooded_to_make_up_for_the_past(name: str):
     assert 1 <= counts["new"] <= 20
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
-def test_a_call_goes_to_the_upstream_that_keeps_what_it_goes_on_from(name: str):
-    choices = Choices(policy(name), 1, 5, 1, n_slots=2)
-
-    assert {choices.run(text(500, number), upstream="u2") for number in range(9)} == {"u2"}
-    assert choices.prefer(upstream="u2") == "u2"
-    choices.occupy(u2=2)
-    assert choices.prefer(upstream="u2") == "u2"
-    assert choices.policy.patience(choices.call(upstream="u2")) > 10 * choices.policy.patience(choices.call())
-    assert choices.choose(upstream="u2") != "u2"
-    assert choices.choose(upstream="one that has left") != "u2"
-
-
 @pytest.mark.parametrize("name", ["", "random", "Sticky"])
 def test_a_policy_of_another_name_is_refused_with_the_names_that_there_are(name: str):
     with pytest.raises(SettingsError, match=r"upstream_policy must be one of least_loaded, .*prefix, not"):

@@ -49,6 +49,40 @@ def test_calls_that_wait_start_on_an_upstream_that_is_added(pool: PoolProcess):
         assert ends(pool.do("results")) == [["ok"]] * 5
 
 
+def test_calls_that_go_on_from_what_an_upstream_keeps_wait_for_it_and_hold_up_no_others(pool: PoolProcess):
+    gate = Gate()
+    with scripted(gate) as keeping, scripted() as other:
+        id, _ = pool.do("add", url=keeping.url, concurrency=1)
+        pool.do("add", url=other.url, concurrency=1)
+        names = [f"c{i}" for i in range(12)]
+
+        pool.do("submit", names=names, keeper=id)
+        pool.do("await_calls", waiting=11, running=1)
+        pool.do("submit", names=["free"])
+        assert ends(pool.do("results", names=["free"])) == [["ok"]]
+        gate.opening.set()
+
+        assert ends(pool.do("results")) == [["ok"]] * 13
+        assert bodies(keeping) == names
+        assert bodies(other) == ["free"]
+
+
+def test_a_call_goes_anywhere_once_the_upstream_that_kept_what_it_goes_on_from_has_left(pool: PoolProcess):
+    with scripted() as keeping, scripted() as other:
+        id, _ = pool.do("add", url=keeping.url)
+        pool.do("add", url=other.url)
+        pool.do("remove", id=id)
+        pool.do("await_state", id=id, state="gone")
+
+        pool.do("submit", names=["left"], keeper=id)
+        assert ends(pool.do("results")) == [["ok"]]
+        pool.do("add", url=keeping.url)
+        pool.do("submit", names=["back"], keeper=id)
+
+        assert ends(pool.do("results")) == [["ok"]] * 2
+        assert (bodies(keeping), bodies(other)) == (["back"], ["left"])
+
+
 def test_the_same_url_twice_is_one_upstream_with_one_set_of_permits(pool: PoolProcess):
     with scripted() as a:
         first = pool.do("add", url=a.url, concurrency=2)

@@ -77,6 +77,28 @@ def test_a_call_for_an_upstream_that_stays_down_is_refused_in_time(pool: PoolPro
         assert ends(pool.do("results", names=["again"])) == [["ok"]]
 
 
+def test_a_call_waits_for_the_upstream_that_keeps_what_it_goes_on_from_as_long_as_that_may_come_back(pool: PoolProcess):
+    pool.do("close")
+    pool.do("new", patience=0.5)
+    with scripted() as keeping, scripted() as other:
+        id, _ = pool.do("add", url=keeping.url)
+        pool.do("add", url=other.url)
+        keeping.health = 500
+        pool.do("await_state", id=id, state="probing")
+
+        pool.do("submit", names=["c"], keeper=id)
+        (waited,) = pool.do("results")
+        keeping.health = 200
+        pool.do("await_state", id=id, state="ready")
+        pool.do("submit", names=["again"], keeper=id)
+
+        assert waited["ends"] == ["NoWorker"]
+        assert waited["error"] == [503, 2]
+        assert "the only worker that may run this call, as it keeps what that goes on from" in waited["words"]
+        assert ends(pool.do("results", names=["again"])) == [["ok"]]
+        assert (bodies(keeping), bodies(other)) == (["again"], [])
+
+
 def test_five_faults_open_the_breaker_and_one_trial_passes_and_two_close_it(pool: PoolProcess):
     trial = Gate()
     behaviour = InTurn(*[crashes] * 5, trial)

@@ -19,6 +19,7 @@ from corosrv.models.engine import Engine
 from corosrv.models.engine.traits import Traits
 from tests.formats.callformats.test_templates import traits
 from tests.support.engines import GREEDY, job, read_all, text_of
+from tests.support.waiting import wait_until
 
 GPT_OSS = "openai-gpt-oss-120b"
 TEMPLATES = (
@@ -55,14 +56,16 @@ def parts_of(engine: Engine, model: ModelCard, asked: Conversation) -> list[Part
     return parts_and_tokens(engine, model, asked)[0]
 
 
-def parts_and_tokens(engine: Engine, model: ModelCard, asked: Conversation) -> tuple[list[Part], int, int]:
-    """Returns the parts of the answer, the tokens counted as its thoughts', and how many of these may be the text's.
-
-    A chunk counts as a whole, and has several tokens where this thread was late.
-    """
-    prepared, parser = prepare(asked, model)
-    chunks = read_all(engine.submit(replace(prepared, prompts=(Text(QUESTION),))))
-    return list(parser.parts(chunks)), parser.reasoning_tokens, max(chunk.n_tokens for chunk in chunks) - 1
+def parts_and_tokens(
+    engine: Engine, model: ModelCard, asked: Conversation, *, late: bool = False
+) -> tuple[list[Part], int]:
+    """Returns the parts of the answer, and the tokens counted as its thoughts'. `late`: it is read when it is whole."""
+    prepared, parser = prepare(asked, model, find_vocabulary=lambda: engine.vocabulary(None))
+    reader = engine.submit(replace(prepared, prompts=(Text(QUESTION),)))
+    if late:
+        wait_until(lambda: not any(slot.is_busy for slot in engine.slots()), "the answer is whole")
+    chunks = read_all(reader)
+    return list(parser.parts(chunks)), parser.reasoning_tokens
 
 
 def thoughts(parts: list[Part]) -> str:
@@ -82,10 +85,11 @@ def n_tokens(engine: Engine, text: str) -> int:
 def test_thoughts_end_at_their_budget_and_the_answer_goes_on(smollm2: Engine, name: str) -> None:
     model = card(name)
 
-    parts, spent, surplus = parts_and_tokens(smollm2, model, conversation(model, 4))
+    parts, spent = parts_and_tokens(smollm2, model, conversation(model, 4))
 
     assert 0 < n_tokens(smollm2, thoughts(parts)) <= 4
-    assert 4 < spent <= 4 + sum(n_tokens(smollm2, tag) for tag in model.reasoning_tags) + surplus
+    assert 4 < spent <= 4 + sum(n_tokens(smollm2, tag) for tag in model.reasoning_tags)
+    assert parts_and_tokens(smollm2, model, conversation(model, 4), late=True)[1] == spent
     assert text(parts)
     assert not any(edge in text(parts) for edge in model.answer_format.edges)
 

@@ -7,7 +7,7 @@ import pytest
 
 from corosrv.models.fitting import gguf
 from corosrv.models.fitting.room import CacheTypes
-from tests.support.gguf_heads import PAIRS, head, number, numbers, text
+from tests.support.gguf_heads import PAIRS, head, number, numbers, string, strings, text
 
 
 @pytest.fixture
@@ -84,3 +84,51 @@ def test_all_files_of_a_split_model_count(tmp_path):
     facts = gguf.read(str(tmp_path / "large-00001-of-00003.gguf"))
 
     assert facts.size == 3 * len(head(*PAIRS)) + 6000
+
+
+# Texts, which stand behind the vocabulary.
+
+VOCABULARY = [
+    strings("tokenizer.ggml.tokens", ["<s>", "</s>", "a"]),
+    numbers("tokenizer.ggml.token_type", [3, 3, 1]),
+    strings("tokenizer.ggml.merges", []),
+    number("tokenizer.ggml.bos_token_id", 0),
+    number("tokenizer.ggml.eos_token_id", 1),
+    string("tokenizer.chat_template", "{{ messages }}"),
+]
+
+
+def test_texts_are_found_behind_the_vocabulary(write):
+    path = write(head(*PAIRS, number("llama.pooling_type", 4), *VOCABULARY))
+
+    assert gguf.read_texts(path) == gguf.HeadTexts("{{ messages }}", "<s>", "</s>", 4)
+
+
+def test_a_head_without_texts_has_none(write):
+    assert gguf.read_texts(write(head(*PAIRS))) == gguf.HeadTexts()
+
+
+def test_the_id_of_a_token_that_there_is_not_names_none(write):
+    path = write(head(strings("tokenizer.ggml.tokens", ["a"]), number("tokenizer.ggml.bos_token_id", 1)))
+
+    assert gguf.read_texts(path).bos == ""
+
+
+@pytest.mark.parametrize("n_bytes", [0, 3, 30, 200, 300, 420])
+def test_a_head_that_ends_early_has_no_texts(write, n_bytes: int):
+    whole = head(*PAIRS, *VOCABULARY)
+    assert len(whole) > 420
+
+    assert gguf.read_texts(write(whole[:n_bytes])) == gguf.HeadTexts()
+
+
+def test_a_list_that_says_it_is_longer_than_the_file_has_no_texts(write):
+    endless = text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 1 << 62)
+
+    assert gguf.read_texts(write(head(endless, *VOCABULARY[1:]))) == gguf.HeadTexts()
+
+
+def test_what_is_no_file_has_no_texts(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+
+    assert [gguf.read_texts(str(tmp_path / name)) for name in ("fifo", "missing")] == [gguf.HeadTexts()] * 2

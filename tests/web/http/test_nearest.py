@@ -13,6 +13,9 @@ ROUTES = Map(
         Rule("/v1/models", methods=["GET"]),
         Rule("/v1/models/<path:name>", methods=["GET"]),
         Rule("/v2/models/<name>/infer", methods=["POST"]),
+        Rule("/v1/files/<id>", methods=["GET"]),
+        Rule("/page/<kind>/<name>", methods=["GET"]),
+        Rule("/api/<path:name>", methods=["POST"]),
     ]
 )
 
@@ -26,6 +29,10 @@ ROUTES = Map(
         ("POST", "/v1//chat/completions/", "POST /v1/chat/completions"),
         ("GET", "/v1/v1/models/small", "GET /v1/models/small"),
         ("POST", "/v2/models/small/infr", "POST /v2/models/small/infer"),
+        ("GET", "/v1/fils/file-1", "GET /v1/files/file-1"),
+        ("POST", "/v1/images/generations", ""),  # which no file has for its name
+        ("POST", "/v1/audio/transcriptions", ""),
+        ("POST", "/v1/moderations", ""),
         ("GET", "/wp-login.php", ""),
         ("GET", "/v1/chat/completion" + "s" * 200, ""),
     ],

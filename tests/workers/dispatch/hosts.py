@@ -170,11 +170,13 @@ class Front:
 
     def job(
         self, model: str = "add", *inputs: Tensor, seconds: float | None = None, version: str = "",
-        stream: bool = False, names: Sequence[str] | None = None, **terms: object,
+        stream: bool = False, names: Sequence[str] | None = None, only_host: str = "", **terms: object,
     ) -> InferJob:  # fmt: skip
         deadline = None if seconds is None else self.clock.now + seconds
         request = InferRequest(inputs, outputs=None if names is None else tuple(names))
-        return InferJob(ModelTarget(model, version), request, stream, Terms(deadline=deadline, **terms))
+        return InferJob(
+            ModelTarget(model, version), request, stream, Terms(deadline=deadline, **terms), only_host=only_host
+        )
 
     def call(self, model: str = "add", *inputs: Tensor, **options: object) -> HandlerReader:
         return self.dispatcher.submit(self.job(model, *inputs, **options))

@@ -29,8 +29,8 @@ from corosrv.workers.dispatch.ledger import CallerAccount
 from tests.workers.dispatch.hosts import FakeCall, FakeHost, Front, card, outputs, text, texts
 
 CARDS = [
-    card("plain", max_queue=20),
-    card("idempotent", is_idempotent=True, slo_ms=500, max_queue=20),
+    card("plain", max_queue=2),
+    card("idempotent", is_idempotent=True, slo_ms=500, max_queue=5),
     card("stream", is_idempotent=True, is_stream=True, unary="join"),
     card("batch", is_idempotent=True, batch=BatchLimits(4, 20)),
     card("once", batch=BatchLimits(8, 5)),
@@ -49,6 +49,7 @@ class ClientCall:
     card: HandlerCard
     deadline: float
     is_stream: bool
+    only_host: str
     reader: HandlerReader | None = None
     has_ended: bool = False
     n_starts: int = 0
@@ -99,7 +100,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.front = Front.make(jitter=self.random.random, max_calls=60)
+        self.front = Front.make(jitter=self.random.random, max_calls=12)
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.numbers = itertools.count(100_000)
         self.incarnations = itertools.count(1)
@@ -153,15 +154,16 @@ class Simulation:
         number = next(self.numbers)
         is_stream = self.random.random() < 0.5
         seconds = self.random.choice([None, 0.05, 0.5, 5])
+        only_host = self.random.choice(["", "", "", "p/0", "p/1", "p/7"])
         call = ClientCall(
-            number, handler, float("inf") if seconds is None else self.front.clock.now + seconds, is_stream
+            number, handler, float("inf") if seconds is None else self.front.clock.now + seconds, is_stream, only_host
         )
         name = b"%d" % number
         self.by_number[name] = call
         try:
             call.reader = self.front.call(
                 handler.name, text("n" if self.random.random() < 0.8 else "m", name),
-                seconds=seconds, stream=is_stream, priority=self.random.randint(0, 9),
+                seconds=seconds, stream=is_stream, only_host=only_host, priority=self.random.randint(0, 9),
                 session=self.random.choice(["", "", "s1", "s2"]), waits=self.random.random() < 0.95,
                 **self.random.choice(CALLERS),
             )  # fmt: skip
@@ -213,6 +215,7 @@ class Simulation:
             client.n_starts += 1
             assert not client.has_ended, "a call that has ended reaches a handler"
             assert client.reader is None or not client.reader._has_ended
+            assert client.only_host in ("", host.id), "a call reaches another host than its only one"
             assert client.deadline > now, "an overdue call reaches a handler"
             assert client.n_starts <= (2 if client.card.is_idempotent else 1), "a call starts too often"
         assert not host.is_draining
@@ -235,9 +238,13 @@ class Simulation:
             accounts.update(call.account for call in waiting.calls_of(queue.entry.key))
             if queue.entry.has_free and self.front.clock.rings_at > self.front.clock.now:
                 self.check_idle(queue)
+        for key, shares in waiting._shares.items():
+            counts = Counter(call.account.caller for queue in waiting for call in waiting.calls_of(queue.entry.key)
+                             if key in ("", call.key))  # fmt: skip
+            assert {caller: shares.n_calls(caller) for caller in shares._accounts} == counts
         assert all(account.n_waiting == n_waiting for account, n_waiting in accounts.items())
         # Those that wait again are not refused, and so may be more than the limit allows.
-        assert total == waiting.bounds.n_calls <= 80
+        assert total == waiting.bounds.n_calls <= 32
 
     def check_idle(self, queue: KeyQueue) -> None:
         now = self.front.clock.now
@@ -245,7 +252,8 @@ class Simulation:
             gathers = call.entry.batch_limits is not None and queue.next_ready() > now
             sticks = call.local_host is not None and now < call.stealable_at
             avoids = call.local_host is not None and call.avoided is not None
-            assert gathers or sticks or avoids, "a call waits beside a free permit"
+            is_pinned = bool(call.job.only_host) and not call.offer.has_free
+            assert gathers or sticks or avoids or is_pinned, "a call waits beside a free permit"
 
     def read_all(self) -> None:
         for call in list(self.by_number.values()):

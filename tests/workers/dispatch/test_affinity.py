@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from corosrv.base.errors import NotHandedOver
+from corosrv.base.errors import NotHandedOver, NoWorker, QueueFull, WorkerLost
 from corosrv.contracts.jobs.infer import BatchLimits
 from corosrv.workers.dispatch.host import LaneGroup, PermitPool
 from corosrv.workers.dispatch.policy import SessionTable
-from tests.workers.dispatch.hosts import FakeHost, Front, card, text
+from tests.workers.dispatch.hosts import FakeHost, Front, card, ended, error_of, text
 
 
 @pytest.fixture
@@ -169,3 +169,97 @@ def test_a_call_that_was_refused_waits_for_no_worker_that_four_wait_for(front: F
     refusing.calls[0].fail(NotHandedOver("the lane is closed"))
 
     assert refusing.n_started == 2
+
+
+# Calls that one worker alone may run.
+
+
+def numbers(host: FakeHost) -> list[bytes]:
+    """Returns what the calls say that a worker has run, one by one."""
+    said = []
+    while host.calls:
+        said += names(host)
+        host.calls[0].finish()
+    return said
+
+
+def test_calls_that_one_worker_alone_may_run_wait_for_it_in_their_order_beside_a_free_one(front: Front):
+    only, other = front.add("p/0"), front.add("p/1")
+    for number in range(12):
+        front.call("add", text("n", b"%d" % number), only_host="p/0", priority=1 if number == 11 else 5)
+    front.clock.pass_time(5)
+    assert (len(only.calls), len(other.calls)) == (1, 0)
+    assert front.key().depth == 11
+
+    front.call("add", text("n", b"any"))
+
+    assert names(other) == [b"any"]
+    assert numbers(only) == [b"0", b"11", *(b"%d" % number for number in range(1, 11))]
+    assert other.n_started == 1
+
+
+def test_a_call_that_any_worker_may_run_is_no_later_than_those_of_one_worker_that_came_after_it(front: Front):
+    only = front.add("p/0")
+    front.call("add", text("n", b"runs"))
+    front.call("add", text("n", b"any"))
+    front.call("add", text("n", b"only"), only_host="p/0")
+
+    assert numbers(only) == [b"runs", b"any", b"only"]
+
+
+def test_calls_that_wait_for_their_only_worker_count_for_the_bounds_of_the_queue():
+    front = Front.make(max_calls=3)
+    front.add("p/0")
+    front.add("p/1")
+    for _ in range(4):
+        front.call(only_host="p/0")
+
+    with pytest.raises(QueueFull) as refused:
+        front.call(only_host="p/0")
+
+    assert refused.value.retry_after
+    assert front.key().depth == 3
+
+
+@pytest.mark.parametrize("leave", [FakeHost.drain, poison_its_slot], ids=["drains", "is poisoned"])
+def test_calls_whose_only_worker_takes_no_more_are_refused_and_run_nowhere_else(
+    front: Front, leave: Callable[[FakeHost], None]
+):
+    only, other = front.add("p/0"), front.add("p/1")
+    front.call(only_host="p/0")
+    waiting = front.call(only_host="p/0")
+
+    leave(only)
+
+    assert isinstance(error_of(waiting), NoWorker)
+    assert not other.calls
+    with pytest.raises(NoWorker):
+        front.call(only_host="p/0")
+
+
+def test_a_call_waits_for_its_only_worker_while_a_pool_of_that_name_may_start_it(front: Front):
+    other = front.add("p/1")
+    front.dispatcher.expect("p/0", [card()], patience=20)
+    given_up = front.call(only_host="p/0")
+    front.clock.pass_time(20)
+    assert isinstance(error_of(given_up), NoWorker)
+    waiting = front.call(only_host="p/0")
+
+    only = front.add("p/0")
+    front.clock.pass_time(100)
+
+    assert not ended(waiting)
+    assert (len(only.calls), len(other.calls)) == (1, 0)
+
+
+def test_a_call_that_its_only_worker_has_lost_runs_there_again(front: Front):
+    only = front.add("p/0", card(is_idempotent=True))
+    other = front.add("p/1", card(is_idempotent=True))
+    reader = front.call(only_host="p/0")
+
+    only.calls[0].fail(WorkerLost("the answer did not come"))
+    front.clock.pass_time(5)
+    only.calls[0].finish()
+
+    assert error_of(reader) is None
+    assert (only.n_started, other.n_started) == (2, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections import Counter
 
 import pytest
@@ -10,6 +12,8 @@ from corosrv.base.errors import NotHandedOver, QueueFull
 from corosrv.contracts.jobs.infer import BatchLimits
 from corosrv.workers.dispatch.answers import HandlerReader
 from corosrv.workers.dispatch.call import QueuedCall
+from corosrv.workers.dispatch.ledger import CallerAccount
+from corosrv.workers.dispatch.waiting import CallerShares
 from tests.workers.dispatch.hosts import FakeHost, Front, card, ended, error_of
 
 
@@ -423,3 +427,45 @@ def test_some_hundred_callers_stand_for_thousands(front: Front):
     call = QueuedCall(front.job(caller="new"), queue.entry, queue.traffic, 10_000, front.clock.now)
 
     assert queue.count_ahead(call, front.clock.now) == 1000
+
+
+def calls_of_a_refusal(n_callers: int) -> int:
+    """Counts the calls of functions that refusing a call takes where so many callers wait."""
+    front = Front.make()
+    full(front, *(f"caller {number}" for number in range(n_callers)))
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
+    try:
+        for number in range(10):
+            with pytest.raises(QueueFull):
+                front.call(caller="new")
+            if not number:
+                events.clear()  # the first one counts what there is
+    finally:
+        sys.setprofile(None)
+    return len(events)
+
+
+def test_a_refusal_is_no_more_work_among_thousands_of_callers():
+    assert calls_of_a_refusal(4000) < 1.1 * calls_of_a_refusal(50)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_has_most_of_a_queue_is_known_while_calls_come_and_go(seed: int):
+    chance, shares = random.Random(seed), CallerShares()
+    accounts = [CallerAccount(name) for name in "aabbcdefgh"]  # some have one in each of two ledgers
+    for account in accounts:
+        account.tier, account.weight = account.caller > "d", 1 + ord(account.caller) % 3
+    waiting: list[CallerAccount] = []
+    for _ in range(2000):
+        if waiting and chance.random() < 0.5:
+            shares.add(waiting.pop(chance.randrange(len(waiting))), -1)
+        else:
+            waiting.append(chance.choice(accounts))
+            shares.add(waiting[-1], 1)
+
+        counts = Counter(account.caller for account in waiting)
+        share = {a.caller: (a.tier, counts[a.caller] / a.weight) for a in waiting if a.caller != "a"}
+        most = shares.most("a")
+        assert {caller: shares.n_calls(caller) for caller in "abcdefgh"} == {c: counts[c] for c in "abcdefgh"}
+        assert share[most] == max(share.values()) if share else most is None

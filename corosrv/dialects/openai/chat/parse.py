@@ -208,7 +208,8 @@ def call(
             repeats_reasoning=body.reasoning_format == "deepseek-legacy",
         )
     point = None if body.fork is None else fork_point(body.fork, body, _OF_PROMPT, forked, find_vocabulary)
-    job, parser = prepare(conversation(body, card, images, point), card, "" if point is None else point.text)
+    earlier = "" if point is None else point.text
+    job, parser = prepare(conversation(body, card, images, point), card, earlier, find_vocabulary)
     if card.repeats_reasoning and card.reasoning_tags is not None:
         parser = RepeatParser(parser, card.reasoning_tags)
     opening = opening_of(job, card) if body.forkable else None

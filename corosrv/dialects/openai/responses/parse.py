@@ -70,7 +70,8 @@ def call(
             turns = newest_turns(
                 turns, lambda turns: room.holds(translate(turns, functions, policy, True)[0].prompts[0])
             )
-        return prepare(_conversation(body, turns, functions, policy, card), card)
+        asked = _conversation(body, turns, functions, policy, card)
+        return prepare(asked, card, find_vocabulary=find_vocabulary)
 
     policy = _tool_choice(body.tool_choice, tools.toolboxes)
     # What MCP servers have is not known yet: the request is checked without it.

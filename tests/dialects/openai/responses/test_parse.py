@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A body's conversation, as it is handed on."""
     seen: list[Conversation] = []
 
-    def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, TextParser]:
+    def prepare(conversation: Conversation, card: ModelCard, **more: object) -> tuple[Job, TextParser]:
         seen.append(conversation)
         return conversation.job, TextParser()
 
