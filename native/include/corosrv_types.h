@@ -414,7 +414,7 @@ typedef struct corosrv_stats {
   int32_t threads;         /* that compute a step, as of now */
   int32_t slots;           /* in all */
   int32_t running;         /* slots in use */
-  int32_t waiting;         /* tasks without a slot */
+  int32_t waiting;         /* tasks for a slot */
   int32_t paused;          /* with or without a slot, and waiting for their reader to be read */
   int32_t readers;         /* alive, on either side */
   int32_t cache_entries;

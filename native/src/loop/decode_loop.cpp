@@ -549,6 +549,7 @@ void DecodeLoop::give_back_idle() {
 void DecodeLoop::publish() {
   stats_.paused = 0;
   scheduler_.for_each_started([this](const Sequence& sequence) { stats_.paused += sequence.is_paused() ? 1 : 0; });
+  stats_.parked = static_cast<int32_t>(scheduler_.n_parked());
   stats_.running = static_cast<int32_t>(scheduler_.n_running());
   stats_.cache_entries = static_cast<int32_t>(sharing_.cache().size());
   stats_.cache_bytes = sharing_.cache().bytes();
@@ -570,7 +571,7 @@ LoopStats DecodeLoop::snapshot() {
     stats = published_;
   }
   // Two readings, of which the second may have moved on.
-  stats.waiting = std::max(0, static_cast<int32_t>(inbox_.in_flight()) - stats.running);
+  stats.waiting = std::max(0, static_cast<int32_t>(inbox_.in_flight()) - stats.running - stats.parked);
   stats.tasks_refused = inbox_.refused();
   stats.readers_polled = inbox_.readers_polled();
   stats.readers = Reader::alive();

@@ -50,8 +50,9 @@ struct LoopStats {
   int32_t threads = 0;          // that compute a step
   int32_t slots = 0;            // in all
   int32_t running = 0;          // slots in use
-  int32_t waiting = 0;          // tasks without a slot
+  int32_t waiting = 0;          // tasks for a slot
   int32_t paused = 0;           // with or without a slot, and waiting for their reader to be read
+  int32_t parked = 0;           // of these those without one, which wait for none until they are read
   int32_t readers = 0;          // alive, on either side
   int32_t cache_entries = 0;
   uint64_t cache_bytes = 0;  // of saved prefixes

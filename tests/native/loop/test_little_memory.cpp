@@ -56,6 +56,21 @@ TEST("a stalled reader that is cancelled while parked ends (I5)") {
   CHECK_EQ(stalled->answer().n_terminal, 1);
 }
 
+TEST("a stalled reader that has lent its slot is not counted among those that wait for one") {
+  RunningLoop loop(sharing(1));
+  loop.start();
+  const auto stalled = loop.submit(make_task('a', 20, 300), 50);
+  CHECK(eventually([&] { return loop.stats().paused == 1; }));
+  const auto lively = loop.submit(make_task('x', 3, 10));
+  CHECK(lively->finish());
+
+  CHECK(eventually([&] { return loop.stats().running == 0; }));
+  CHECK_EQ(loop.stats().paused, 1);
+  CHECK_EQ(loop.stats().waiting, 0);
+
+  CHECK(stalled->finish());
+}
+
 TEST("when the memory is full sequences wait for each other, and none fails") {
   for (const size_t cache_bytes : {size_t{0}, size_t{1} << 20}) {
     RunningLoop loop(sharing(4, 64, cache_bytes));
