@@ -31,6 +31,11 @@ Division by_tokens(const ggml_tensor& tensor) { return {Kind::kRows, extent(tens
 
 bool is_contiguous(const ggml_tensor& tensor) { return has_float_rows(tensor) && ggml_is_contiguous(&tensor); }
 
+// Of a tensor with the shape of one that threads divide: rows with gaps between them are other parts of memory.
+Access reads_rows(const ggml_tensor& tensor, Division division) {
+  return reads(tensor, ggml_is_contiguous(&tensor) ? division : Division{});
+}
+
 // Returns how threads divide two nodes that are the results of the last two steps, where both are divided alike.
 Division columns_of_last_two(const NodeRun& run, const ggml_tensor* a, const ggml_tensor* b) {
   if (run.size() < 2) return {};
@@ -119,7 +124,7 @@ bool ElementSteps::add_norm(NodeRun& run, ggml_tensor* node) {
   const Division division = by_rows(*node);
   Step step{&normalize, node, &kernels_, division};
   step.number = float_param(*node, 0);
-  run.add(step, {reads(input, ggml_is_contiguous(&input) ? division : Division{}), writes(*node, division)});
+  run.add(step, {reads_rows(input, division), writes(*node, division)});
   return true;
 }
 
@@ -128,7 +133,7 @@ bool ElementSteps::add_gate(NodeRun& run, ggml_tensor* node) {
   const ggml_tensor *gates = node->src[0], *values = node->src[1];
   const ggml_glu_op kind = ggml_get_glu_op(node);
   if ((kind != GGML_GLU_OP_SWIGLU && kind != GGML_GLU_OP_GEGLU) || values == nullptr) return false;
-  if (!is_contiguous(*node) || !is_contiguous(*gates) || !is_contiguous(*values)) return false;
+  if (!is_contiguous(*node) || !has_float_rows(*gates) || !has_float_rows(*values)) return false;
   const bool is_gelu = kind == GGML_GLU_OP_GEGLU;
   Division division = by_rows(*node);
   Step::Compute compute = is_gelu ? &combine<&ElementKernels::gate_by_gelu> : &combine<&ElementKernels::gate>;
@@ -137,7 +142,7 @@ bool ElementSteps::add_gate(NodeRun& run, ggml_tensor* node) {
     compute = is_gelu ? &combine_columns<&ElementKernels::gate_by_gelu> : &combine_columns<&ElementKernels::gate>;
   }
   run.add({compute, node, &kernels_, division},
-          {reads(*gates, division), reads(*values, division), writes(*node, division)});
+          {reads_rows(*gates, division), reads_rows(*values, division), writes(*node, division)});
   return true;
 }
 
