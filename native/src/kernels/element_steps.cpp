@@ -40,8 +40,8 @@ Access reads_rows(const ggml_tensor& tensor, Division division) {
 Division columns_of_last_two(const NodeRun& run, const ggml_tensor* a, const ggml_tensor* b) {
   if (run.size() < 2) return {};
   const Step &one = run.from_end(2), &other = run.from_end(1);
-  const bool are_they = (one.node == a && other.node == b) || (one.node == b && other.node == a);
-  return are_they && one.division == other.division ? one.division : Division{};
+  const bool are_both = (one.node == a && other.node == b) || (one.node == b && other.node == a);
+  return are_both && one.division == other.division ? one.division : Division{};
 }
 
 int32_t int_param(const ggml_tensor& node, size_t i) { return node.op_params[i]; }
@@ -192,8 +192,9 @@ bool ElementSteps::add_rotation(NodeRun& run, ggml_tensor* node) {
     const size_t n_floats = 2 * static_cast<size_t>(angles.n_numbers) * extent(*node, 2);
     if (rotation.numbers.size() < n_floats) rotation.numbers.resize(n_floats);
     rotation.is_made = true;
+    const ggml_tensor& factors = angles.factors == nullptr ? positions : *angles.factors;
     run.add({&make_angles, node, &rotation, by_token},
-            {reads(positions), {place, place + sizeof rotation, true, by_token}});
+            {reads(positions), reads(factors), {place, place + sizeof rotation, true, by_token}});
   }
   Step step{nullptr, node, &kernels_, by_tokens(*node)};
   step.compute = are_neighbours ? &rotate<&ElementKernels::rotate_neighbours> : &rotate<&ElementKernels::rotate_halves>;
