@@ -241,6 +241,31 @@ KERNEL_TEST(best_elements() != nullptr, "rotations are ggml's: of a part of a he
   ggml_backend_buffer_free(buffer);
 }
 
+KERNEL_TEST(best_elements() != nullptr, "rotations wait for factors that the graph computes") {
+  GraphKernels kernels(kFaster);
+  Machine machine(&kernels);
+  const Context leaves(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+  ggml_tensor* positions = ggml_new_tensor_1d(leaves.get(), GGML_TYPE_I32, 96);
+  ggml_tensor* factors = ggml_new_tensor_1d(leaves.get(), GGML_TYPE_F32, 4096);
+  ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(leaves.get(), machine.backend());
+  const std::vector<int32_t> where(96, 37);
+  ggml_backend_tensor_set(positions, where.data(), 0, ggml_nbytes(positions));
+  const Graph::Build build = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+    ggml_tensor* heads = ggml_reshape_3d(context, input, 32, 3, input->ne[1]);
+    // The first numbers of a long row, which is the share of one thread, and not of the first one.
+    ggml_tensor* squares = ggml_mul(context, factors, factors);
+    for (int i = 0; i < 8; ++i) squares = ggml_add(context, squares, squares);
+    ggml_tensor* which = ggml_view_1d(context, positions, input->ne[1], 0);
+    return {ggml_rope_ext(context, heads, which, squares, 32, GGML_ROPE_TYPE_NEOX, 512, 1e4f, 1, 0, 1, 32, 1)};
+  };
+  for (const float factor : {0.1f, 0.3f, 0.5f, 0.7f}) {
+    const Values same(4096, factor);
+    ggml_backend_tensor_set(factors, same.data(), 0, ggml_nbytes(factors));
+    check_against_ggml(machine, 96, build, 1, 2, 2e-3f);
+  }
+  ggml_backend_buffer_free(buffer);
+}
+
 KERNEL_TEST(best_elements() != nullptr, "gates by GELU are ggml's, which rounds them to 16 bits") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
