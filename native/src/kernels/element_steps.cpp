@@ -66,6 +66,10 @@ enum RopeParam {
   kOffset = 15
 };
 
+// Whose angles are kept, at most: more than a batch has, and fewer than the cells of a long cache, which are all
+// rotated when a context of quantised keys is cut.
+constexpr int64_t kMostTokens = 1 << 16;
+
 }  // namespace
 
 bool ElementSteps::may_add(const ggml_tensor& node) {
@@ -179,7 +183,7 @@ bool ElementSteps::add_rotation(NodeRun& run, ggml_tensor* node) {
   const Angles angles = angles_of(*node);
   const bool are_neighbours = angles.mode == GGML_ROPE_TYPE_NORMAL;
   if ((!are_neighbours && angles.mode != GGML_ROPE_TYPE_NEOX) || int_param(*node, kOffset) != 0) return false;
-  if (!is_contiguous(*node) || !has_float_rows(input) || node->ne[3] != 1) return false;
+  if (!is_contiguous(*node) || !has_float_rows(input) || node->ne[3] != 1 || node->ne[2] > kMostTokens) return false;
   if (positions.type != GGML_TYPE_I32 || positions.ne[0] != node->ne[2] || angles.n_numbers > node->ne[0] ||
       static_cast<size_t>(angles.n_numbers) % (2 * kElementStep) != 0) {
     return false;

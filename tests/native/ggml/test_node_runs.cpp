@@ -266,6 +266,24 @@ KERNEL_TEST(best_elements() != nullptr, "rotations wait for factors that the gra
   ggml_backend_buffer_free(buffer);
 }
 
+KERNEL_TEST(best_elements() != nullptr,
+            "rotations of a whole long cache stay ggml's: their angles would take much memory") {
+  constexpr int64_t kCells = (1 << 16) + 1;
+  GraphKernels kernels(kFaster);
+  Machine machine(&kernels);
+  const Context leaves(ggml_init({ggml_tensor_overhead(), nullptr, true}));
+  ggml_tensor* shifts = ggml_new_tensor_1d(leaves.get(), GGML_TYPE_I32, kCells);
+  ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(leaves.get(), machine.backend());
+  const std::vector<int32_t> shift(kCells, -5);
+  ggml_backend_tensor_set(shifts, shift.data(), 0, ggml_nbytes(shifts));
+  const Graph::Build build = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+    ggml_tensor* heads = ggml_reshape_3d(context, input, 32, 3, input->ne[1]);
+    return {ggml_rope_ext(context, heads, shifts, nullptr, 32, GGML_ROPE_TYPE_NEOX, 512, 1e4f, 1, 0, 1, 32, 1)};
+  };
+  check_against_ggml(machine, kCells, build, 0);
+  ggml_backend_buffer_free(buffer);
+}
+
 KERNEL_TEST(best_elements() != nullptr, "gates by GELU are ggml's, which rounds them to 16 bits") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
