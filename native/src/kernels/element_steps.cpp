@@ -66,8 +66,8 @@ enum RopeParam {
   kOffset = 15
 };
 
-// Whose angles are kept, at most: more than a batch has, and fewer than the cells of a long cache, which are all
-// rotated when a context of quantised keys is cut.
+// The most tokens of a rotation, as many as the largest batch has. When a context with quantised keys is cut, all cells
+// of its cache are rotated: the angles of a long one would take much memory, for good.
 constexpr int64_t kMostTokens = 1 << 16;
 
 }  // namespace
