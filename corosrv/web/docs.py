@@ -1,8 +1,6 @@
-"""Answers at the places where people look first: `/` and `/favicon.ico`.
+"""Serves the API document (GET /openapi.json), a page that shows it (GET /docs), and what people open first (GET /).
 
-Serves the API document (GET /openapi.json) and a page that shows it (GET /docs).
-
-Texts of the API document: its title, its introduction and its headings.
+The title, the introduction and the headings of the API document stand here, too.
 """
 
 from __future__ import annotations

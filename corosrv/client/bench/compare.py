@@ -1,6 +1,6 @@
 """Runs a plan: every point, round by round, the servers in turn, from one process or several.
 
-It shows its progress in a terminal. Blocks; with several processes, this one only collects.
+Shows its progress in a terminal, and blocks. With several processes, this one only collects what they measured.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""All settings of one process, read from every source at once; and told again: the values that are in effect.
+"""Reads all settings of one process, from every source at once, and shows those in effect.
 
-Each is told with the place where it comes from, as text, TOML or JSON.
+Each is shown with its source, as text, TOML or JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Server-sent events: makes those of a reader's items for as long as somebody reads, and a copy where asked for."""
+"""Makes server-sent events of a reader's items for as long as somebody reads, and records them where asked to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes messages as bytes: a codec makes them of one, and a frame says how many they are. Touches no socket.
+"""Turns messages into bytes and back: a codec encodes one, a frame puts its length before it. Touches no socket.
 
 Channels use a codec and know no message themselves; another set of messages is another codec. A frame is a length of
 four bytes, big-endian, and as many bytes. `ReceiveQueue` splits what a socket has brought into messages, `SendQueue`

@@ -31,12 +31,17 @@ Division by_tokens(const ggml_tensor& tensor) { return {Kind::kRows, extent(tens
 
 bool is_contiguous(const ggml_tensor& tensor) { return has_float_rows(tensor) && ggml_is_contiguous(&tensor); }
 
+// Of a tensor with the shape of one that threads divide: rows with gaps between them are other parts of memory.
+Access reads_rows(const ggml_tensor& tensor, Division division) {
+  return reads(tensor, ggml_is_contiguous(&tensor) ? division : Division{});
+}
+
 // Returns how threads divide two nodes that are the results of the last two steps, where both are divided alike.
 Division columns_of_last_two(const NodeRun& run, const ggml_tensor* a, const ggml_tensor* b) {
   if (run.size() < 2) return {};
   const Step &one = run.from_end(2), &other = run.from_end(1);
-  const bool are_they = (one.node == a && other.node == b) || (one.node == b && other.node == a);
-  return are_they && one.division == other.division ? one.division : Division{};
+  const bool are_both = (one.node == a && other.node == b) || (one.node == b && other.node == a);
+  return are_both && one.division == other.division ? one.division : Division{};
 }
 
 int32_t int_param(const ggml_tensor& node, size_t i) { return node.op_params[i]; }
@@ -60,6 +65,10 @@ enum RopeParam {
   kSlow = 10,
   kOffset = 15
 };
+
+// The most tokens of a rotation, as many as the largest batch has. When a context with quantised keys is cut, all cells
+// of its cache are rotated: the angles of a long one would take much memory, for good.
+constexpr int64_t kMostTokens = 1 << 16;
 
 }  // namespace
 
@@ -119,7 +128,7 @@ bool ElementSteps::add_norm(NodeRun& run, ggml_tensor* node) {
   const Division division = by_rows(*node);
   Step step{&normalize, node, &kernels_, division};
   step.number = float_param(*node, 0);
-  run.add(step, {reads(input, ggml_is_contiguous(&input) ? division : Division{}), writes(*node, division)});
+  run.add(step, {reads_rows(input, division), writes(*node, division)});
   return true;
 }
 
@@ -128,7 +137,7 @@ bool ElementSteps::add_gate(NodeRun& run, ggml_tensor* node) {
   const ggml_tensor *gates = node->src[0], *values = node->src[1];
   const ggml_glu_op kind = ggml_get_glu_op(node);
   if ((kind != GGML_GLU_OP_SWIGLU && kind != GGML_GLU_OP_GEGLU) || values == nullptr) return false;
-  if (!is_contiguous(*node) || !is_contiguous(*gates) || !is_contiguous(*values)) return false;
+  if (!is_contiguous(*node) || !has_float_rows(*gates) || !has_float_rows(*values)) return false;
   const bool is_gelu = kind == GGML_GLU_OP_GEGLU;
   Division division = by_rows(*node);
   Step::Compute compute = is_gelu ? &combine<&ElementKernels::gate_by_gelu> : &combine<&ElementKernels::gate>;
@@ -137,7 +146,7 @@ bool ElementSteps::add_gate(NodeRun& run, ggml_tensor* node) {
     compute = is_gelu ? &combine_columns<&ElementKernels::gate_by_gelu> : &combine_columns<&ElementKernels::gate>;
   }
   run.add({compute, node, &kernels_, division},
-          {reads(*gates, division), reads(*values, division), writes(*node, division)});
+          {reads_rows(*gates, division), reads_rows(*values, division), writes(*node, division)});
   return true;
 }
 
@@ -174,7 +183,7 @@ bool ElementSteps::add_rotation(NodeRun& run, ggml_tensor* node) {
   const Angles angles = angles_of(*node);
   const bool are_neighbours = angles.mode == GGML_ROPE_TYPE_NORMAL;
   if ((!are_neighbours && angles.mode != GGML_ROPE_TYPE_NEOX) || int_param(*node, kOffset) != 0) return false;
-  if (!is_contiguous(*node) || !has_float_rows(input) || node->ne[3] != 1) return false;
+  if (!is_contiguous(*node) || !has_float_rows(input) || node->ne[3] != 1 || node->ne[2] > kMostTokens) return false;
   if (positions.type != GGML_TYPE_I32 || positions.ne[0] != node->ne[2] || angles.n_numbers > node->ne[0] ||
       static_cast<size_t>(angles.n_numbers) % (2 * kElementStep) != 0) {
     return false;
@@ -187,8 +196,9 @@ bool ElementSteps::add_rotation(NodeRun& run, ggml_tensor* node) {
     const size_t n_floats = 2 * static_cast<size_t>(angles.n_numbers) * extent(*node, 2);
     if (rotation.numbers.size() < n_floats) rotation.numbers.resize(n_floats);
     rotation.is_made = true;
+    const ggml_tensor& factors = angles.factors == nullptr ? positions : *angles.factors;
     run.add({&make_angles, node, &rotation, by_token},
-            {reads(positions), {place, place + sizeof rotation, true, by_token}});
+            {reads(positions), reads(factors), {place, place + sizeof rotation, true, by_token}});
   }
   Step step{nullptr, node, &kernels_, by_tokens(*node)};
   step.compute = are_neighbours ? &rotate<&ElementKernels::rotate_neighbours> : &rotate<&ElementKernels::rotate_halves>;

@@ -11,8 +11,9 @@
 
 namespace corosrv {
 
-// Adds sums, products by numbers, norms, gates, rotations by position, and the writing of keys and values to runs,
-// where they are of floats and lie as those of language models do.
+// Adds sums, products number by number, norms, gates, rotations by position, and the writing of keys and values to
+// runs, where their tensors are of floats, with rows of a multiple of kElementStep, and keys and values of 16-bit
+// floats.
 //
 // Rotations by the same positions, those of all layers, share their cosines and sines.
 class ElementSteps {
@@ -21,7 +22,8 @@ class ElementSteps {
 
   // Returns whether the operation is one of these.
   static bool may_add(const ggml_tensor& node);
-  // Adds the step of such a node to the run; returns false if its tensors are others. Throws std::bad_alloc.
+  // Adds the step of such a node to the run; returns false, with nothing added, if its tensors lie
+  // otherwise. Throws std::bad_alloc, after which forget_inputs() is due.
   bool add(NodeRun& run, ggml_tensor* node);
   // Another graph begins, whose inputs have other values.
   void forget_inputs();
@@ -63,7 +65,7 @@ class ElementSteps {
   static void write(const Step& step, int thread, int n_threads);
 
   const ElementKernels& kernels_;
-  std::deque<Rotation> rotations_;  // of all graphs so far, which hardly differ in them
+  std::deque<Rotation> rotations_;  // of all graphs so far: few, because graphs hardly differ in them
 };
 
 }  // namespace corosrv

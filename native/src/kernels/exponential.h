@@ -7,7 +7,8 @@ namespace corosrv {
 
 namespace {
 
-// Returns e to the power of x, for x up to 0, within a few units in the last place. NaN stays NaN.
+// Returns e to the power of x, for x up to 0, within a few units in the last place; below -87 that of -87, which is
+// almost nothing. NaN stays NaN.
 COROSRV_KERNEL inline Floats exponential(Floats x) {
   x = maximum(floats_of(-87.0f), x);  // the second if one is NaN
   const Floats n = whole(mul(x, floats_of(1.44269504f)));

@@ -161,6 +161,7 @@ void convert_values(const ProductKernels& products, const float* values, size_t 
 
 // Returns whether a node computes nothing: ggml skips it.
 bool is_empty(const ggml_tensor& node) {
+  if (ggml_is_empty(&node)) return true;  // as those of a step that asks for no logits
   switch (node.op) {
     case GGML_OP_NONE:
     case GGML_OP_RESHAPE:
@@ -241,8 +242,9 @@ bool GraphKernels::on_node(ggml_tensor* node, bool, void* user_data) {
   try {
     kernels.replace(node);
   } catch (const std::bad_alloc&) {
-    // There is no memory for a copy or for activations: ggml computes the node.
-    kernels.run_ = nullptr;
+    // There is no memory for a copy or for activations: ggml computes the node. What it needs may be noted as computed
+    // though its step was not added.
+    kernels.forget_graph();
     if (kernels.choice_.is_deterministic) kernels.note_violation("there is no memory left for a matrix product");
   }
   return false;
@@ -362,7 +364,8 @@ size_t GraphKernels::add_conversion(NodeRun& run, ggml_tensor* product, const We
     if (last.division.kind == Division::Kind::kRows && last.division.n_parts == row_count(input)) {
       step.compute = &convert_rows<Block>;
       division = last.division;
-    } else if (last.division.kind == Division::Kind::kColumns && n_numbers % kBlockValues == 0) {
+    } else if (last.division.kind == Division::Kind::kColumns && n_numbers % kBlockValues == 0 &&
+               last.node->ne[0] == input.ne[0]) {
       step.compute = &convert_columns<Block>;
       division = last.division;
     }

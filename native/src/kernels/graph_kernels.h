@@ -68,7 +68,7 @@ class GraphKernels {
   // split the graph.
   static bool on_node(ggml_tensor* node, bool ask, void* kernels);
 
-  // Forgets what was seen of a graph. Called before each llama_decode: the one before may have failed.
+  // Forgets what was seen of a graph. Called before each llama_decode, because the last one may have failed.
   void forget_graph();
 
   // Returns whether any product or attention was replaced so far.

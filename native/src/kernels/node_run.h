@@ -18,7 +18,7 @@ struct Division {
 
   Kind kind = Kind::kNone;
   size_t n_parts = 0;
-  size_t size = 0;  // of a part: bytes from rows to rows, or columns
+  size_t size = 0;  // bytes from one row to the next, or columns of a part
 
   bool operator==(const Division& other) const {
     return kind == other.kind && n_parts == other.n_parts && size == other.size;
@@ -43,23 +43,26 @@ struct Access {
   Division division;
 };
 
-// A part of what a run computes: a node, or what a node needs.
+// A part of what a run computes: a node, or what is computed before it, as its activations in another form.
 struct Step {
   using Compute = void (*)(const Step& step, int thread, int n_threads);
 
   Compute compute;
   ggml_tensor* node;
-  const void* context;     // of `compute`
-  Division division = {};  // of its result
-  const void* detail = nullptr;
-  float number = 0;
-  size_t buffer = 0;   // where it finds, or leaves, what is no tensor
-  bool waits = false;  // for all threads to have computed the steps before
+  const void* context;           // of `compute`
+  Division division = {};        // of its result
+  const void* detail = nullptr;  // the Rotation of a rotating step
+  float number = 0;              // the scale of an attention, the epsilon of a norm
+  size_t buffer = 0;             // index of the buffer for converted activations that it reads or fills
+  bool waits = false;            // for all threads to have computed the steps before
 };
 
 // The steps of nodes that follow each other in a graph. ggml lets its threads wait for each other after each node, with
-// a call of the system. Here they do so where a step reads or overwrites what another thread may have written or have
-// to read since they last waited, and spin.
+// a call of the system. Here they wait, spinning, only before a step that reads what another thread may have written
+// since the last wait, or that writes what another one may have written or may still read.
+//
+// Two accesses are of the same thread, and need no wait, where they have the same begin, end and division: then each
+// part is the same memory in both. Whoever adds a step names a division only where that is so.
 //
 // Steps are added by the thread that calls llama_decode, and computed by all of ggml's threads inside that call.
 class NodeRun {

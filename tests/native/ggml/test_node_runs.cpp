@@ -1,13 +1,39 @@
 // Runs of nodes inside ggml's own scheduler, next to what ggml computes by itself: all of a layer.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <vector>
 
 #include "check.h"
 #include "graphs.h"
 #include "kernels/graph_kernels.h"
 #include "kernels/kernel_test.h"
+
+namespace {
+
+thread_local int n_left = -1;  // allocations until one fails; below 0: none will
+
+void* allocated(void* memory) {
+  if (memory == nullptr || (n_left >= 0 && n_left-- == 0)) {
+    std::free(memory);
+    throw std::bad_alloc();
+  }
+  return memory;
+}
+
+}  // namespace
+
+// Not inlined: compilers warn of what is allocated by one of these, and freed by free().
+[[gnu::noinline]] void* operator new(size_t size) { return allocated(std::malloc(size)); }
+[[gnu::noinline]] void* operator new(size_t size, std::align_val_t alignment) {
+  return allocated(std::aligned_alloc(static_cast<size_t>(alignment), size));
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace corosrv {
 namespace {
@@ -145,6 +171,40 @@ KERNEL_TEST(best_products() != nullptr && best_elements() != nullptr,
   }
 }
 
+// The kernels, and how many more of their allocations succeed before one fails.
+struct ShortOfMemory {
+  int n_allocations;
+  GraphKernels kernels{kFaster};
+
+  static bool on_node(ggml_tensor* node, bool ask, void* user_data) {
+    auto& self = *static_cast<ShortOfMemory*>(user_data);
+    n_left = self.n_allocations;
+    GraphKernels::on_node(node, ask, &self.kernels);
+    self.n_allocations = n_left;
+    n_left = -1;
+    return false;
+  }
+};
+
+KERNEL_TEST(best_products() != nullptr && best_elements() != nullptr,
+            "a layer is the same whatever there is no memory for, also when it is computed again") {
+  Machine machine(nullptr), ggml(nullptr);
+  const Layer layer(machine), layer_of_ggml(ggml);
+  const Graph::Build build = layer.build(GGML_ROPE_TYPE_NORMAL);
+  const Values input = input_of(8, 1);
+  const std::vector<Values> expected = Graph(ggml, 8, layer_of_ggml.build(GGML_ROPE_TYPE_NORMAL)).compute(input);
+  const float size = largest(expected[0]);
+
+  bool has_failed = true;
+  for (int n = 0; has_failed; ++n) {
+    ShortOfMemory shortage{n};
+    ggml_backend_sched_set_eval_callback(machine.scheduler(), &ShortOfMemory::on_node, &shortage);
+    Graph graph(machine, 8, build);
+    for (int i = 0; i < 2; ++i) CHECK(largest_difference(graph.compute(input), expected) < 0.03f * size);
+    has_failed = shortage.n_allocations < 0;
+  }
+}
+
 KERNEL_TEST(best_elements() != nullptr, "rotations are ggml's: of a part of a head, stretched, by factors") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
@@ -181,6 +241,49 @@ KERNEL_TEST(best_elements() != nullptr, "rotations are ggml's: of a part of a he
   ggml_backend_buffer_free(buffer);
 }
 
+KERNEL_TEST(best_elements() != nullptr, "rotations wait for factors that the graph computes") {
+  GraphKernels kernels(kFaster);
+  Machine machine(&kernels);
+  const Context leaves(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+  ggml_tensor* positions = ggml_new_tensor_1d(leaves.get(), GGML_TYPE_I32, 96);
+  ggml_tensor* factors = ggml_new_tensor_1d(leaves.get(), GGML_TYPE_F32, 4096);
+  ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(leaves.get(), machine.backend());
+  const std::vector<int32_t> where(96, 37);
+  ggml_backend_tensor_set(positions, where.data(), 0, ggml_nbytes(positions));
+  const Graph::Build build = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+    ggml_tensor* heads = ggml_reshape_3d(context, input, 32, 3, input->ne[1]);
+    // The first numbers of a long row, which is the share of one thread, and not of the first one.
+    ggml_tensor* squares = ggml_mul(context, factors, factors);
+    for (int i = 0; i < 8; ++i) squares = ggml_add(context, squares, squares);
+    ggml_tensor* which = ggml_view_1d(context, positions, input->ne[1], 0);
+    return {ggml_rope_ext(context, heads, which, squares, 32, GGML_ROPE_TYPE_NEOX, 512, 1e4f, 1, 0, 1, 32, 1)};
+  };
+  for (const float factor : {0.1f, 0.3f, 0.5f, 0.7f}) {
+    const Values same(4096, factor);
+    ggml_backend_tensor_set(factors, same.data(), 0, ggml_nbytes(factors));
+    check_against_ggml(machine, 96, build, 1, 2, 2e-3f);
+  }
+  ggml_backend_buffer_free(buffer);
+}
+
+KERNEL_TEST(best_elements() != nullptr,
+            "rotations of a whole long cache stay ggml's: their angles would take much memory") {
+  constexpr int64_t kCells = (1 << 16) + 1;
+  GraphKernels kernels(kFaster);
+  Machine machine(&kernels);
+  const Context leaves(ggml_init({ggml_tensor_overhead(), nullptr, true}));
+  ggml_tensor* shifts = ggml_new_tensor_1d(leaves.get(), GGML_TYPE_I32, kCells);
+  ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(leaves.get(), machine.backend());
+  const std::vector<int32_t> shift(kCells, -5);
+  ggml_backend_tensor_set(shifts, shift.data(), 0, ggml_nbytes(shifts));
+  const Graph::Build build = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+    ggml_tensor* heads = ggml_reshape_3d(context, input, 32, 3, input->ne[1]);
+    return {ggml_rope_ext(context, heads, shifts, nullptr, 32, GGML_ROPE_TYPE_NEOX, 512, 1e4f, 1, 0, 1, 32, 1)};
+  };
+  check_against_ggml(machine, kCells, build, 0);
+  ggml_backend_buffer_free(buffer);
+}
+
 KERNEL_TEST(best_elements() != nullptr, "gates by GELU are ggml's, which rounds them to 16 bits") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);
@@ -200,6 +303,51 @@ KERNEL_TEST(best_products() != nullptr && best_elements() != nullptr,
     return {gates, values, ggml_mul_mat(context, weights[2], input), ggml_swiglu_split(context, gates, values)};
   };
   for (const int64_t n_rows : {1, 20}) check_against_ggml(machine, n_rows, build, 4, 2, 2e-3f);
+}
+
+KERNEL_TEST(best_elements() != nullptr, "a run is computed also where the last node of ours has no rows") {
+  GraphKernels kernels(kFaster);
+  Machine machine(&kernels);
+  const Graph::Build build = [](ggml_context* context, ggml_tensor* input) -> Tensors {
+    ggml_tensor* none = ggml_view_2d(context, input, kColumns, 0, input->nb[1], 0);
+    return {ggml_add(context, input, input), ggml_mul(context, none, none)};
+  };
+  check_against_ggml(machine, 5, build, 1, 2);
+}
+
+KERNEL_TEST(best_products() != nullptr,
+            "a product's columns are converted for another one also where it has other rows") {
+  GraphKernels kernels(kFaster);
+  Machine machine(&kernels);
+  const Weights first(machine, GGML_TYPE_Q8_0, {64}),
+      wide(machine, GGML_TYPE_Q8_0, {32}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, 128),
+      narrow(machine, GGML_TYPE_Q8_0, {32}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, 32);
+  for (const int64_t n_columns : {128, 32}) {
+    const Weights& second = n_columns == 128 ? wide : narrow;
+    const Graph::Build build = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+      ggml_tensor* product = ggml_mul_mat(context, first[0], input);
+      return {ggml_mul_mat(context, second[0],
+                           ggml_reshape_2d(context, product, n_columns, ggml_nelements(product) / n_columns))};
+    };
+    check_against_ggml(machine, 6, build, 1, 2, 2e-3f);
+  }
+}
+
+KERNEL_TEST(best_elements() != nullptr,
+            "gates and values may be halves of the same rows, of which each has the same bits alone") {
+  GraphKernels kernels(kFaster);
+  Machine machine(&kernels);
+  const Graph::Build build = [](ggml_context* context, ggml_tensor* input) -> Tensors {
+    const auto half = [&](size_t i) {
+      return ggml_view_2d(context, input, kColumns / 2, input->ne[1], input->nb[1], i * input->nb[1] / 2);
+    };
+    return {ggml_swiglu_split(context, half(0), half(1))};
+  };
+  const Values input = input_of(9, 1);
+  const Values together = Graph(machine, 9, build).compute(input)[0],
+               alone = Graph(machine, 1, build).compute(input)[0];
+  CHECK(std::memcmp(alone.data(), together.data(), alone.size() * sizeof(float)) == 0);
+  check_against_ggml(machine, 9, build, 1, 2);
 }
 
 KERNEL_TEST(best_elements() != nullptr, "what is no node of a layer's kind stays ggml's, and ends a run") {
