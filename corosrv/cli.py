@@ -183,7 +183,7 @@ def show_config(
         groups = [SettingGroup("serve", listening), *groups, *loading.own_groups(raw, chosen, _fit)]
     if not is_all:
         groups = loading.without_defaults(groups)
-    write = {"text": loading.to_text, "toml": loading.to_toml, "json": loading.to_json}[form]
+    write = {"text": loading.groups_to_text, "toml": loading.groups_to_toml, "json": loading.groups_to_json}[form]
     click.echo(write(groups))
 
 

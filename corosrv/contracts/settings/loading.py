@@ -185,8 +185,8 @@ DEFAULT = "default"
 DERIVED = "derived"  # from other settings
 FITTED = "fitted"  # to the model and the memory of this machine
 _PASSWORD = re.compile(r"://[^/?#\s,]*@")
-_COLUMN = 40  # characters that values in a text are padded to, at most
-_MOST = 200  # characters of a value in a text
+_VALUE_COLUMN = 40  # characters that values in a text are padded to, at most
+_MOST_SHOWN = 200  # characters of a value in a text
 _MASK = "********"
 
 
@@ -268,7 +268,7 @@ def _is_secret(field: Field[Any], value: Any) -> bool:
     return bool(value) and bool(field.metadata["is_secret"] or _PASSWORD.search(str(value)))
 
 
-def to_text(groups: Iterable[SettingGroup]) -> str:
+def groups_to_text(groups: Iterable[SettingGroup]) -> str:
     """Writes a table of values and their sources, in each group those that are no defaults first. Shows no secret."""
     rows = [
         (f"  {setting.name}", _short(setting), _printable(setting.source), group.title)
@@ -276,7 +276,7 @@ def to_text(groups: Iterable[SettingGroup]) -> str:
         for setting in sorted(group.settings, key=lambda setting: setting.is_default)
     ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    widths[1] = min(widths[1], _COLUMN)
+    widths[1] = min(widths[1], _VALUE_COLUMN)
     lines = []
     title = ""
     for name, value, source, row_title in rows:
@@ -291,10 +291,10 @@ def _short(setting: EffectiveSetting) -> str:
     if setting.is_secret:
         return _MASK
     text = "none" if setting.value is None else _printable(_literal(setting.value))
-    return text if len(text) <= _MOST else f"{text[:_MOST]}..."
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def to_toml(groups: Iterable[SettingGroup]) -> str:
+def groups_to_toml(groups: Iterable[SettingGroup]) -> str:
     """Writes a settings file with the sources as comments; secrets are named there, and have no values."""
     lines = []
     for group in groups:
@@ -308,7 +308,7 @@ def to_toml(groups: Iterable[SettingGroup]) -> str:
     return "\n".join(lines)
 
 
-def to_json(groups: Iterable[SettingGroup]) -> str:
+def groups_to_json(groups: Iterable[SettingGroup]) -> str:
     """Writes a settings file as a JSON object, without secrets and what has no value."""
     values = {
         setting.name: _storable(setting)

@@ -63,11 +63,11 @@ def words_of(error: BaseException) -> str:
     return type(error).__name__
 
 
-N_FAILURES = 3  # probes in a row that an upstream falls after
-N_SUCCESSES = 2  # probes in a row that one which fell rises after
-INTERVAL = 10.0  # seconds between two probes of one that is up
-FAST_INTERVAL = 2.0  # between two of one that is not, or whose last probe failed
-SHORTEST_INTERVAL = 0.5  # between two, whatever the upstream answers
+N_FAILED_PROBES = 3  # probes in a row that an upstream falls after
+N_GOOD_PROBES = 2  # probes in a row that one which fell rises after
+PROBE_INTERVAL = 10.0  # seconds between two probes of one that is up
+FAST_PROBE_INTERVAL = 2.0  # between two of one that is not, or whose last probe failed
+SHORTEST_PROBE_INTERVAL = 0.5  # between two, whatever the upstream answers
 
 
 class ProbeRecord:
@@ -78,20 +78,22 @@ class ProbeRecord:
         self.reason = "not probed yet"  # why it is not up
         self._n_needed = 1  # probes in a row that would change is_up
         self._n_seen = 0
-        self._unanswered: deque[float] = deque(maxlen=N_FAILURES)  # when the last ones began, none of which it answered
+        self._unanswered: deque[float] = deque(
+            maxlen=N_FAILED_PROBES
+        )  # when the last ones began, none of which it answered
 
     @property
     def interval(self) -> float:
         """Seconds until the next probe."""
-        return INTERVAL if self.is_up and not self._n_seen else FAST_INTERVAL
+        return PROBE_INTERVAL if self.is_up and not self._n_seen else FAST_PROBE_INTERVAL
 
     @property
     def silent_since(self) -> float:
-        """Returns since when it seems to be gone with its machine, by the last N_FAILURES probes; -inf if it does not.
+        """Returns since when it seems to be gone with its machine, by the last N_FAILED_PROBES probes; -inf if it does not.
 
         One that refuses connections, or answers whatever it is, is there: calls that it has may still be answered.
         """
-        return self._unanswered[0] if len(self._unanswered) == N_FAILURES else -math.inf
+        return self._unanswered[0] if len(self._unanswered) == N_FAILED_PROBES else -math.inf
 
     def note(self, failure: str, unanswered_since: float | None = None) -> bool:
         """Records a probe, and why it failed; an empty text is a success. Returns whether is_up has changed.
@@ -112,15 +114,15 @@ class ProbeRecord:
             return False
         self.is_up = not self.is_up
         self._n_seen = 0
-        self._n_needed = N_FAILURES if self.is_up else N_SUCCESSES
+        self._n_needed = N_FAILED_PROBES if self.is_up else N_GOOD_PROBES
         if self.is_up:
             self.reason = ""
         return True
 
 
 MAX_ERROR = 64 << 10  # bytes of an error's body
-N_DIFFERENT = 5  # requests
-DURATION = 10.0  # seconds
+N_COMPLAINTS = 5  # different requests that were answered so, one after the other
+COMPLAINT_DURATION = 10.0  # seconds between the first and the last of them
 
 _TYPE = "application/json"
 
@@ -161,7 +163,7 @@ class Complaints:
     """
 
     def __init__(self) -> None:
-        self._requests: set[int] = set()  # hashes of different ones, N_DIFFERENT at most
+        self._requests: set[int] = set()  # hashes of different ones, N_COMPLAINTS at most
         self._began_at = 0.0
 
     @property
@@ -172,13 +174,13 @@ class Complaints:
     def add(self, request: int, now: float) -> bool:
         """Records an answer of 500, by its request's hash, and returns whether it is to be taken as a fault.
 
-        It is when N_DIFFERENT requests have got it in DURATION seconds or more, and none anything else.
+        It is when N_COMPLAINTS requests have got it in COMPLAINT_DURATION seconds or more, and none anything else.
         """
         if not self._requests:
             self._began_at = now
-        if self.n_requests < N_DIFFERENT:
+        if self.n_requests < N_COMPLAINTS:
             self._requests.add(request)
-        return self.n_requests >= N_DIFFERENT and now - self._began_at >= DURATION
+        return self.n_requests >= N_COMPLAINTS and now - self._began_at >= COMPLAINT_DURATION
 
     def clear(self) -> None:
         """Records that the upstream has answered something else."""
@@ -186,9 +188,9 @@ class Complaints:
 
 
 MAX_FAULTS = 5  # in a row, that open the breaker
-WINDOW = 30.0  # seconds over which faults are compared with calls
-N_COMPARED = 20  # calls in the window, from which on their share of faults counts
-MAX_SHARE = 0.5  # of faults among them, that opens the breaker as well
+FAULT_WINDOW = 30.0  # seconds over which faults are compared with calls
+N_COMPARED_CALLS = 20  # calls in the window, from which on their share of faults counts
+MAX_FAULT_SHARE = 0.5  # of faults among them, that opens the breaker as well
 FIRST_PAUSE = 5.0  # seconds; doubled with every opening
 LONGEST_PAUSE = 60.0
 N_TRIALS = 2  # trial calls that have to go well, one after the other
@@ -201,11 +203,11 @@ class BreakerState(Enum):
 
 
 class FaultShare:
-    """Compares the faults of the last WINDOW seconds with all calls that ended then. The time is passed in."""
+    """Compares the faults of the last FAULT_WINDOW seconds with all calls that ended then. The time is passed in."""
 
     def __init__(self) -> None:
-        self._calls = RecentCount(WINDOW)
-        self._faults = RecentCount(WINDOW)
+        self._calls = RecentCount(FAULT_WINDOW)
+        self._faults = RecentCount(FAULT_WINDOW)
 
     def count(self, now: float) -> None:
         """Counts a call that has ended well."""
@@ -216,7 +218,7 @@ class FaultShare:
         self.count(now)
         self._faults.add(is_fault, now)
         n_calls = self._calls.total(now)
-        return n_calls >= N_COMPARED and self._faults.total(now) >= MAX_SHARE * n_calls
+        return n_calls >= N_COMPARED_CALLS and self._faults.total(now) >= MAX_FAULT_SHARE * n_calls
 
 
 class Breaker:

@@ -237,8 +237,8 @@ class UpstreamPool:
             except Exception:
                 log.exception("upstream %s could not be probed, by a bug", upstream.id)
             # No sooner, whatever it answers; then when the time has come, or an answer of it calls for a probe.
-            gevent.sleep(min(failures.SHORTEST_INTERVAL, upstream.probes.interval))
-            upstream.has_doubt.wait(max(upstream.probes.interval - failures.SHORTEST_INTERVAL, 0.0))
+            gevent.sleep(min(failures.SHORTEST_PROBE_INTERVAL, upstream.probes.interval))
+            upstream.has_doubt.wait(max(upstream.probes.interval - failures.SHORTEST_PROBE_INTERVAL, 0.0))
 
     def _probe(self, member: _PoolMember) -> None:
         upstream = member.upstream

@@ -245,7 +245,7 @@ bool GraphKernels::on_node(ggml_tensor* node, bool, void* user_data) {
     // There is no memory for a copy or for activations: ggml computes the node. What it needs may be noted as computed
     // though its step was not added.
     kernels.forget_graph();
-    if (kernels.choice_.is_deterministic) kernels.note_violation("there is no memory left for a matrix product");
+    if (kernels.choice_.is_deterministic) kernels.note_violation("there is no memory left for an operation");
   }
   return false;
 }

@@ -14,7 +14,7 @@ from corosrv.contracts.settings import PARTS, loading, sources
 from corosrv.contracts.settings.loading import DEFAULT, DERIVED, FITTED, EffectiveSetting, SettingGroup
 
 MODEL = {"COROSRV_MODEL": "synthetic:"}
-WRITERS = {"toml": loading.to_toml, "json": loading.to_json}
+WRITERS = {"toml": loading.groups_to_toml, "json": loading.groups_to_json}
 PEERS = {"COROSRV_PEERS": "http://a:8080", "COROSRV_PEER_TOKEN": "long-enough"}
 
 
@@ -90,7 +90,7 @@ def test_without_defaults_groups_of_nothing_else_are_gone():
 
 
 def test_a_text_has_what_is_set_before_the_defaults():
-    lines = loading.to_text(groups_of(MODEL | {"COROSRV_DRAIN_S": "3"})).splitlines()
+    lines = loading.groups_to_text(groups_of(MODEL | {"COROSRV_DRAIN_S": "3"})).splitlines()
 
     rows = lines[lines.index("server") + 1 :]
     assert rows[0].split() == ["drain_s", "3.0", "environment", "COROSRV_DRAIN_S"]
@@ -107,7 +107,7 @@ SECRETS = {
 }
 
 
-@pytest.mark.parametrize("write", [loading.to_text, loading.to_toml, loading.to_json])
+@pytest.mark.parametrize("write", [loading.groups_to_text, loading.groups_to_toml, loading.groups_to_json])
 def test_no_form_has_a_secret(write):
     groups = groups_of(MODEL | {"COROSRV_PREDICTOR": "p.py:P"} | SECRETS)
 
@@ -146,16 +146,20 @@ def test_a_comment_of_a_file_ends_with_its_line(tmp_path: Path):
     first = tmp_path / "first\nslots = 5.toml"
     first.write_text("queue = 7\n")
     second = tmp_path / "second.toml"
-    second.write_text(loading.to_toml(groups_of(MODEL, first)))
+    second.write_text(loading.groups_to_toml(groups_of(MODEL, first)))
 
     assert settings.load(environ={}, file=second).models[0].slots == 0
 
 
-@pytest.mark.parametrize("write", [loading.to_toml, loading.to_json])
+@pytest.mark.parametrize("write", [loading.groups_to_toml, loading.groups_to_json])
 def test_bytes_that_no_file_can_have_are_refused_by_their_variable(write):
     with pytest.raises(SettingsError, match="COROSRV_TAGS holds bytes that are no UTF-8"):
         write(groups_of(MODEL | {"COROSRV_TAGS": "a\udcff"}))
 
 
 def test_a_text_shows_no_control_characters():
-    assert loading.to_text(groups_of(MODEL | {"COROSRV_TAGS": "a\udcff\x1b[2J\x9b"})).replace("\n", "").isprintable()
+    assert (
+        loading.groups_to_text(groups_of(MODEL | {"COROSRV_TAGS": "a\udcff\x1b[2J\x9b"}))
+        .replace("\n", "")
+        .isprintable()
+    )

@@ -117,9 +117,9 @@ class Commands:
         probe_limit: float = 2.0,
         **settings: Any,
     ) -> None:
-        failures.DURATION = complaints_for
-        failures.INTERVAL = failures.FAST_INTERVAL = probes_each
-        failures.SHORTEST_INTERVAL = probes_soonest
+        failures.COMPLAINT_DURATION = complaints_for
+        failures.PROBE_INTERVAL = failures.FAST_PROBE_INTERVAL = probes_each
+        failures.SHORTEST_PROBE_INTERVAL = probes_soonest
         exchange.TIME_LIMIT = probe_limit
         self.calls = {}
         self.pool = UpstreamPool(UpstreamPoolSettings(limits=ExchangeLimits(first_byte, idle), **settings))

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from corosrv.fleet.upstreams.failures import (
+    FAULT_WINDOW,
     FIRST_PAUSE,
     LONGEST_PAUSE,
     MAX_FAULTS,
-    WINDOW,
     Breaker,
     BreakerState,
     FaultShare,
@@ -247,5 +247,5 @@ def test_a_breaker_that_is_closed_again_counts_its_share_anew():
 
     fail(breaker, 4, 20.0)
 
-    assert WINDOW > 20
+    assert FAULT_WINDOW > 20
     assert breaker.state(20.0) is BreakerState.CLOSED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.contracts.jobs.infer import AnswerHead
-from corosrv.fleet.upstreams.failures import DURATION, MAX_ERROR, N_DIFFERENT, AnsweredError, Complaints
+from corosrv.fleet.upstreams.failures import COMPLAINT_DURATION, MAX_ERROR, N_COMPLAINTS, AnsweredError, Complaints
 from tests.fleet.upstreams.behaviours import Gate, InTurn, ends, one
 from tests.fleet.upstreams.pool_process import PoolProcess
 from tests.support.scripted_upstream import ScriptedUpstream, crashes, echo, fails_with, scripted
@@ -67,15 +67,15 @@ def test_different_requests_are_a_fault_once_their_time_is_over():
     complaints = Complaints()
 
     assert not any(complaints.add(number, 100.0) for number in range(50))
-    assert not complaints.add(50, 100.0 + DURATION - 0.1)
-    assert complaints.add(51, 100.0 + DURATION)
+    assert not complaints.add(50, 100.0 + COMPLAINT_DURATION - 0.1)
+    assert complaints.add(51, 100.0 + COMPLAINT_DURATION)
 
 
 def test_fewer_requests_are_no_fault_however_long_they_go_on():
     complaints = Complaints()
 
-    assert not any(complaints.add(number % (N_DIFFERENT - 1), 10.0 * number) for number in range(100))
-    assert complaints.add(N_DIFFERENT, 1000.0)
+    assert not any(complaints.add(number % (N_COMPLAINTS - 1), 10.0 * number) for number in range(100))
+    assert complaints.add(N_COMPLAINTS, 1000.0)
 
 
 def test_no_more_requests_are_remembered_than_are_needed_to_tell():
@@ -84,18 +84,18 @@ def test_no_more_requests_are_remembered_than_are_needed_to_tell():
     for number in range(1000):
         complaints.add(number, 0.0)
 
-    assert complaints.n_requests == N_DIFFERENT
+    assert complaints.n_requests == N_COMPLAINTS
 
 
 def test_another_answer_begins_the_count_anew():
     complaints = Complaints()
-    for number in range(N_DIFFERENT):
+    for number in range(N_COMPLAINTS):
         complaints.add(number, 0.0)
 
     complaints.clear()
 
-    assert not complaints.add(1, DURATION)
-    assert not any(complaints.add(number, 2 * DURATION - 0.1) for number in range(N_DIFFERENT))
+    assert not complaints.add(1, COMPLAINT_DURATION)
+    assert not any(complaints.add(number, 2 * COMPLAINT_DURATION - 0.1) for number in range(N_COMPLAINTS))
 
 
 # What a pool makes of them.

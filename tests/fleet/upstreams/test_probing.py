@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from corosrv.fleet.upstreams.failures import FAST_INTERVAL, INTERVAL, ProbeRecord
+from corosrv.fleet.upstreams.failures import FAST_PROBE_INTERVAL, PROBE_INTERVAL, ProbeRecord
 
 
 def noted(record: ProbeRecord, probes: str) -> list[bool]:
@@ -69,19 +69,19 @@ def test_an_upstream_that_is_up_has_no_reason_why_not_once_it_answers_again():
 
 
 def test_one_that_is_not_up_is_probed_more_often():
-    assert ProbeRecord().interval == FAST_INTERVAL
-    assert up().interval == INTERVAL
-    assert fallen().interval == FAST_INTERVAL
+    assert ProbeRecord().interval == FAST_PROBE_INTERVAL
+    assert up().interval == PROBE_INTERVAL
+    assert fallen().interval == FAST_PROBE_INTERVAL
 
 
 def test_one_whose_last_probe_failed_is_probed_more_often():
     record = up()
 
     noted(record, "-")
-    assert record.interval == FAST_INTERVAL
+    assert record.interval == FAST_PROBE_INTERVAL
     noted(record, "+")
 
-    assert record.interval == INTERVAL
+    assert record.interval == PROBE_INTERVAL
 
 
 @pytest.mark.parametrize(
