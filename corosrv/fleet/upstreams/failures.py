@@ -89,7 +89,7 @@ class ProbeRecord:
 
     @property
     def silent_since(self) -> float:
-        """Returns since when it seems to be gone with its machine, by the last N_FAILED_PROBES probes; -inf if it does not.
+        """Returns since when it seems to be gone with its machine, by the last N_FAILED_PROBES probes; -inf if not.
 
         One that refuses connections, or answers whatever it is, is there: calls that it has may still be answered.
         """
