@@ -66,14 +66,29 @@ def test_no_fuzzer_finds_anything_in_a_second() -> None:
     assert fuzzed.returncode == 0, fuzzed.stdout
 
 
-@BUILDS
-def test_the_kernels_pass_their_tests_inside_ggml() -> None:
+def build_beside_ggml(target: str) -> None:
     assert shutil.which("make"), "the native tests need make"
     headers = libllama.headers() or pytest.skip("there is no ggml.h")
     places = f"LLAMA_INCLUDE={headers[0].parent}", f"LLAMA_LIB={libllama.folder()}"
-
-    built = run("make", f"-j{os.cpu_count() or 1}", "ggml", *places, timeout=BUILD_TIMEOUT)
+    built = run("make", f"-j{os.cpu_count() or 1}", target, *places, timeout=BUILD_TIMEOUT)
     assert built.returncode == 0, built.stdout
+
+
+@BUILDS
+def test_the_kernels_pass_their_tests_inside_ggml() -> None:
+    build_beside_ggml("ggml")
+
     tested = run("build/ggml/test_native", timeout=RUN_TIMEOUT)
+
+    assert tested.returncode == 0, tested.stdout
+
+
+@BUILDS
+def test_no_thread_of_a_run_of_nodes_races_with_another(tmp_path: Path) -> None:
+    if not has_runtime("thread", tmp_path):
+        pytest.skip("the compiler has no working runtime for ThreadSanitizer")
+    build_beside_ggml("ggml-thread")
+
+    tested = run("build/ggml-thread/test_native", timeout=RUN_TIMEOUT)
 
     assert tested.returncode == 0, tested.stdout

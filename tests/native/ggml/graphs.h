@@ -131,6 +131,23 @@ class Graph {
   std::vector<Values> compute(const Values& input) {
     ggml_backend_tensor_set(input_, input.data(), 0, ggml_nbytes(input_));
     CHECK_EQ(ggml_backend_sched_graph_compute(machine_.scheduler(), graph_), GGML_STATUS_SUCCESS);
+    return results();
+  }
+
+  Tensors nodes() const {
+    return Tensors(ggml_graph_nodes(graph_), ggml_graph_nodes(graph_) + ggml_graph_n_nodes(graph_));
+  }
+
+  // Calls `compute` with each node that computes something, instead of ggml.
+  std::vector<Values> compute_by(const Values& input, const std::function<void(ggml_tensor*)>& compute) {
+    ggml_backend_tensor_set(input_, input.data(), 0, ggml_nbytes(input_));
+    for (ggml_tensor* node : nodes()) {
+      if (is_operation(*node)) compute(node);
+    }
+    return results();
+  }
+
+  std::vector<Values> results() const {
     std::vector<Values> results;
     for (ggml_tensor* output : outputs_) {
       results.emplace_back(static_cast<size_t>(ggml_nelements(output)));
@@ -150,14 +167,16 @@ class Graph {
   // How many operations ggml's threads wait for each other after.
   size_t n_operations() const {
     size_t n = 0;
-    for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
-      const ggml_op op = ggml_graph_node(graph_, i)->op;
-      n += op != GGML_OP_NONE && op != GGML_OP_VIEW && op != GGML_OP_RESHAPE && op != GGML_OP_PERMUTE;
-    }
+    for (const ggml_tensor* node : nodes()) n += is_operation(*node);
     return n;
   }
 
  private:
+  static bool is_operation(const ggml_tensor& node) {
+    return node.op != GGML_OP_NONE && node.op != GGML_OP_VIEW && node.op != GGML_OP_RESHAPE &&
+           node.op != GGML_OP_PERMUTE;
+  }
+
   Machine& machine_;
   const Context context_;
   ggml_tensor* input_;
