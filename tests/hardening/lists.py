@@ -33,6 +33,7 @@ from corosrv.dialects.predictions.service import PredictionService
 from corosrv.web.http import openapi
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.metrics import HttpStats
+from corosrv.web.http.sse import StreamLimits
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.hardening.largest import Body, Limits, bodies
 from tests.workers.worker.predicting import wait_for
@@ -143,7 +144,9 @@ def served(**chosen: Any) -> Iterator[Flask]:
     serving = corosrv_app.create_app(settings.load({"slots": 4, "threads": 1, **chosen}, environ={}))
     worker = PredictorProcess(WorkerConfig(predictor=f"{PREDICTOR}:Runner"))
     service = PredictionService(worker, PredictionSettings())
-    serving.register_blueprint(prediction_routes.blueprint(service, HttpStats(), lambda: None, BodyReader()))
+    serving.register_blueprint(
+        prediction_routes.blueprint(service, lambda: None, BodyReader(), StreamLimits(HttpStats()))
+    )
     worker.start()
     try:
         wait_for(worker, WorkerState.READY)

@@ -42,7 +42,7 @@ def connection(server: Server) -> Iterator[Connection]:
 
 
 def drawn(server: Server, model: str) -> dict[str, Any]:
-    status, answer = server.get(f"/props?model={model}")
+    status, answer = server.get(f"/props?model={model}&autoload=true")
     assert status == 200
     return dict(answer["default_generation_settings"]["params"])
 

@@ -177,16 +177,23 @@ Values product(const PackedMatrix& packed, const ActivationBlock* rows, size_t n
 }
 
 // The products of floats, of which each row lies somewhere.
-Values product(const ProductKernels& kernels, const PackedMatrix& packed, const std::vector<const float*>& rows) {
+// As threads do that share the groups: so many at a time.
+Values product(const ProductKernels& kernels, const PackedMatrix& packed, const std::vector<const float*>& rows,
+               size_t n_at_a_time = 1000) {
   Values output(rows.size() * packed.n_groups() * kGroupRows, NAN);
-  if (packed.takes() == ActivationForm::kFloats) {
-    packed.multiply(rows.data(), rows.size(), 0, packed.n_groups(), output.data());
-  } else {
-    std::vector<BfloatBlock> rounded(rows.size() * packed.n_blocks());
+  std::vector<BfloatBlock> rounded(rows.size() * packed.n_blocks());
+  if (packed.takes() == ActivationForm::kBfloats) {
     for (size_t i = 0; i < rows.size(); ++i) {
       kernels.round(rows[i], packed.n_blocks(), &rounded[i * packed.n_blocks()]);
     }
-    packed.multiply(rounded.data(), rows.size(), 0, packed.n_groups(), output.data());
+  }
+  for (size_t from = 0; from < packed.n_groups(); from += n_at_a_time) {
+    const size_t to = std::min(from + n_at_a_time, packed.n_groups());
+    if (packed.takes() == ActivationForm::kFloats) {
+      packed.multiply(rows.data(), rows.size(), from, to, output.data());
+    } else {
+      packed.multiply(rounded.data(), rows.size(), from, to, output.data());
+    }
   }
   return output;
 }
@@ -292,20 +299,24 @@ TEST("products of floats agree with plain arithmetic on random shapes, wherever 
 TEST("a row of activations gives the same bits with floats alone and among any number of others") {
   for (const ProductKernels* kernels : all_kernels()) {
     for (const BlockFormat format : kFloats) {
-      const PackedMatrix packed = Matrix(format, 32, 7, 2).packed(*kernels);
+      const PackedMatrix packed = Matrix(format, 80, 7, 2).packed(*kernels);
       const size_t n_columns = 7 * kBlockValues;
       Values values = random_values(150 * n_columns, 3);
       for (size_t i = 0; i < n_columns; ++i) values[40 * n_columns + i] = NAN;  // stays in its row
       const std::vector<const float*> rows = rows_of(values, n_columns);
       const Values together = product(*kernels, packed, rows);
 
+      for (const size_t n_at_a_time : {1u, 3u}) {
+        const Values apart = product(*kernels, packed, rows, n_at_a_time);
+        CHECK(std::memcmp(apart.data(), together.data(), together.size() * sizeof(float)) == 0);
+      }
       for (size_t row = 0; row < rows.size(); ++row) {
-        CHECK_EQ(std::isnan(together[32 * row]), row == 40);
+        CHECK_EQ(std::isnan(together[80 * row]), row == 40);
         for (const size_t n_rows : {1u, 2u, 3u, 7u, 8u, 9u}) {
           if (row + n_rows > rows.size()) continue;
           const auto first = rows.begin() + static_cast<std::ptrdiff_t>(row);
           const Values few = product(*kernels, packed, {first, first + static_cast<std::ptrdiff_t>(n_rows)});
-          CHECK(std::memcmp(few.data(), &together[32 * row], few.size() * sizeof(float)) == 0);
+          CHECK(std::memcmp(few.data(), &together[80 * row], few.size() * sizeof(float)) == 0);
         }
       }
     }
