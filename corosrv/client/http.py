@@ -154,13 +154,15 @@ class HttpConnections:
         """Sends a request and returns its answer. Raises ConnectionBroken. Cancelling it closes its connection."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open:
-                try:
-                    return await self._ask_over(connection, method, path, headers, body)
-                except ConnectionBroken as broken:
-                    # The server had closed it, as it may between two requests.
-                    if broken.has_begun:
-                        raise
+            if not connection.is_open:
+                connection.close()
+                continue
+            try:
+                return await self._ask_over(connection, method, path, headers, body)
+            except ConnectionBroken as broken:
+                # The server had closed it, as it may between two requests.
+                if broken.has_begun:
+                    raise
         return await self._ask_over(await self._connect(), method, path, headers, body)
 
     async def _connect(self) -> _ClientConnection:

@@ -56,6 +56,31 @@ def test_a_request_has_its_headers_and_the_prefix_of_its_servers_paths():
     assert b"\r\nX-Key: k\r\nA: b\r\nContent-Length: 4\r\n\r\nbody" in request
 
 
+def test_a_connection_that_its_server_has_closed_is_closed_here_as_well():
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK + b"Content-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def run() -> list[bool]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        connections = HttpConnections(ServerAddress(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), {})
+        used = []
+        try:
+            for _ in range(3):
+                await connections.ask("GET", "/", {})
+                used.append(connections._idle[0])
+                while used[-1].is_open:
+                    await asyncio.sleep(0.01)
+        finally:
+            await connections.close()
+            server.close()
+        return [connection.writer.is_closing() for connection in used]
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) == [True, True, True]
+
+
 @pytest.mark.parametrize(
     "answer",
     [
