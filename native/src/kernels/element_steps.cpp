@@ -72,35 +72,21 @@ constexpr int64_t kMostTokens = 1 << 16;
 
 }  // namespace
 
-bool ElementSteps::may_add(const ggml_tensor& node) {
+ElementSteps::Add ElementSteps::add_of(const ggml_tensor& node) {
   switch (node.op) {
     case GGML_OP_ADD:
     case GGML_OP_MUL:
+      return &ElementSteps::add_sum_or_product;
     case GGML_OP_RMS_NORM:
+      return &ElementSteps::add_norm;
     case GGML_OP_GLU:
+      return &ElementSteps::add_gate;
     case GGML_OP_ROPE:
+      return &ElementSteps::add_rotation;
     case GGML_OP_SET_ROWS:
-      return true;
+      return &ElementSteps::add_writing;
     default:
-      return false;
-  }
-}
-
-bool ElementSteps::add(NodeRun& run, ggml_tensor* node) {
-  switch (node->op) {
-    case GGML_OP_ADD:
-    case GGML_OP_MUL:
-      return add_sum_or_product(run, node);
-    case GGML_OP_RMS_NORM:
-      return add_norm(run, node);
-    case GGML_OP_GLU:
-      return add_gate(run, node);
-    case GGML_OP_ROPE:
-      return add_rotation(run, node);
-    case GGML_OP_SET_ROWS:
-      return add_writing(run, node);
-    default:
-      return false;
+      return nullptr;
   }
 }
 

@@ -21,10 +21,10 @@ class ElementSteps {
   explicit ElementSteps(const ElementKernels& kernels) : kernels_(kernels) {}
 
   // Returns whether the operation is one of these.
-  static bool may_add(const ggml_tensor& node);
+  static bool may_add(const ggml_tensor& node) { return add_of(node) != nullptr; }
   // Adds the step of such a node to the run; returns false, with nothing added, if its tensors lie
   // otherwise. Throws std::bad_alloc, after which forget_inputs() is due.
-  bool add(NodeRun& run, ggml_tensor* node);
+  bool add(NodeRun& run, ggml_tensor* node) { return (this->*add_of(*node))(run, node); }
   // Another graph begins, whose inputs have other values.
   void forget_inputs();
 
@@ -44,6 +44,9 @@ class ElementSteps {
     std::vector<float> numbers = {};  // for each token all cosines, then all sines
   };
 
+  using Add = bool (ElementSteps::*)(NodeRun& run, ggml_tensor* node);
+
+  static Add add_of(const ggml_tensor& node);  // null for other operations
   static Angles angles_of(const ggml_tensor& node);
 
   bool add_sum_or_product(NodeRun& run, ggml_tensor* node);

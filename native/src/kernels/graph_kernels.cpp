@@ -269,7 +269,10 @@ void GraphKernels::replace(ggml_tensor* node) {
 }
 
 bool GraphKernels::add(ggml_tensor* node) {
-  if (add_packed_product(node) || add_row_product(node) || add_attention(node)) return is_used_ = true;
+  if (add_packed_product(node) || add_row_product(node) || add_attention(node)) {
+    is_used_ = true;
+    return true;
+  }
   return elements_ && ElementSteps::may_add(*node) && elements_->add(run_of(node), node);
 }
 
