@@ -1,6 +1,8 @@
 """Writes a decoder of a billion random weights in the blocks of Q4_K_M, piece by piece."""
 
+import math
 import os
+import random
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +21,10 @@ _WORD = 1  # the type of a token that is plain text
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """The shape of a llama; the default has 1.1 billion weights, and keeps 22.5 kB of each token."""
+    """The shape of a llama; the default has 1.1 billion weights, and keeps 22.5 kB of each token.
+
+    With `experts`, each layer has so many feed-forward networks of `inner` numbers, and a token goes to `used` of them.
+    """
 
     width: int = 2048
     inner: int = 5632
@@ -28,6 +33,8 @@ class DecoderShape:
     kv_heads: int = 4
     words: int = 32_000
     context: int = 32_768
+    experts: int = 0
+    used: int = 0
 
     @property
     def matrices(self) -> dict[str, tuple[int, Shape]]:
@@ -45,10 +52,20 @@ class DecoderShape:
                 block + "attn_k": (_Q4_K, (self.width, kv_width)),
                 block + "attn_v": (fine, (self.width, kv_width)),
                 block + "attn_output": (_Q4_K, (self.width, self.width)),
-                block + "ffn_gate": (_Q4_K, (self.width, self.inner)),
-                block + "ffn_up": (_Q4_K, (self.width, self.inner)),
-                block + "ffn_down": (fine, (self.inner, self.width)),
             }
+            if self.experts:
+                matrices |= {
+                    block + "ffn_gate_inp": (_F32, (self.width, self.experts)),
+                    block + "ffn_gate_exps": (_Q4_K, (self.width, self.inner, self.experts)),
+                    block + "ffn_up_exps": (_Q4_K, (self.width, self.inner, self.experts)),
+                    block + "ffn_down_exps": (fine, (self.inner, self.width, self.experts)),
+                }
+            else:
+                matrices |= {
+                    block + "ffn_gate": (_Q4_K, (self.width, self.inner)),
+                    block + "ffn_up": (_Q4_K, (self.width, self.inner)),
+                    block + "ffn_down": (fine, (self.inner, self.width)),
+                }
         return matrices
 
     @property
@@ -59,7 +76,7 @@ class DecoderShape:
 
     @property
     def n_weights(self) -> int:
-        return sum(inputs * outputs for _, (inputs, outputs) in self.matrices.values()) + len(self.norms) * self.width
+        return sum(math.prod(shape) for _, shape in self.matrices.values()) + len(self.norms) * self.width
 
 
 def write_random_model(path: Path, shape: DecoderShape | None = None) -> Path:
@@ -76,6 +93,7 @@ def _metadata(shape: DecoderShape) -> dict[str, Any]:
     tokenizer = byte_tokenizer()
     tokens, scores = tokenizer["tokenizer.ggml.tokens"], tokenizer["tokenizer.ggml.scores"]
     words = [f"\u2581w{number}" for number in range(shape.words - len(tokens))]
+    experts = {"llama.expert_count": shape.experts, "llama.expert_used_count": shape.used} if shape.experts else {}
     return {
         "general.architecture": "llama",
         "general.name": "random",
@@ -88,6 +106,7 @@ def _metadata(shape: DecoderShape) -> dict[str, Any]:
         "llama.attention.head_count_kv": shape.kv_heads,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.dimension_count": shape.width // shape.heads,
+        **experts,
         **tokenizer,
         "tokenizer.ggml.tokens": tokens + words,
         "tokenizer.ggml.scores": scores + [-1.0 - number for number in range(len(words))],
@@ -96,9 +115,12 @@ def _metadata(shape: DecoderShape) -> dict[str, Any]:
 
 
 def _random_tensor(kind: int, shape: Shape) -> BlockTensor:
-    inputs, outputs = shape
-    n_blocks = inputs * outputs // _BLOCK
-    spread = inputs**-0.5  # keeps a signal's size
+    n_weights = math.prod(shape)
+    spread = shape[0] ** -0.5  # keeps a signal's size
+    if kind == _F32:
+        numbers = struct.pack(f"<{n_weights}f", *(random.gauss(0, spread) for _ in range(n_weights)))
+        return BlockTensor(kind, shape, len(numbers), lambda: iter([numbers]))
+    n_blocks = n_weights // _BLOCK
     if kind == _Q4_K:
         # Two halves, the factors of scales and minima, then scales and numbers, any of which may be random.
         marks = {0: struct.pack("<ee", spread / 255, 7.5 * spread / 255)}

@@ -181,8 +181,8 @@ bool is_same_as(const ggml_tensor& tensor, const ggml_tensor& node) {
 }
 
 // Threads take pairs of groups, whose columns are a block of the next product, where there are such.
-Division by_groups(const PackedMatrix& matrix) {
-  const size_t n_groups = matrix.n_groups(), n_together = n_groups % 2 == 0 ? 2 : 1;
+Division by_groups(const ggml_tensor& weight) {
+  const size_t n_groups = extent(weight, 1) / kGroupRows, n_together = n_groups % 2 == 0 ? 2 : 1;
   return {Division::Kind::kColumns, n_groups / n_together, n_together * kGroupRows};
 }
 
@@ -207,7 +207,7 @@ std::array<char, 64> op_params_of(ggml_custom_op_t function, void* user_data) {
 
 std::optional<BlockFormat> packed_format(const ggml_tensor& weight) {
   const std::optional<BlockFormat> format = format_of(weight.type);
-  const bool is_plain = weight.ne[2] == 1 && weight.ne[3] == 1 && ggml_is_contiguous(&weight);
+  const bool is_plain = weight.ne[3] == 1 && ggml_is_contiguous(&weight);
   return format && is_plain && PackedMatrix::fits(*format, extent(weight, 1), extent(weight, 0)) ? format
                                                                                                  : std::nullopt;
 }
@@ -235,7 +235,7 @@ GraphKernels::~GraphKernels() = default;
 GraphKernels::Run::Run(GraphKernels& owner) : kernels(owner), params(op_params_of(&GraphKernels::compute, this)) {}
 
 GraphKernels::Weight::Weight(GraphKernels& owner, BlockFormat format, const ggml_tensor& tensor)
-    : kernels(owner), matrix(*owner.choice_.products, format, tensor.data, extent(tensor, 1), extent(tensor, 0)) {}
+    : kernels(owner), matrix(*owner.choice_.products, format, tensor.data, row_count(tensor), extent(tensor, 0)) {}
 
 bool GraphKernels::on_node(ggml_tensor* node, bool, void* user_data) {
   auto& kernels = *static_cast<GraphKernels*>(user_data);
@@ -269,7 +269,7 @@ void GraphKernels::replace(ggml_tensor* node) {
 }
 
 bool GraphKernels::add(ggml_tensor* node) {
-  if (add_packed_product(node) || add_row_product(node) || add_attention(node)) {
+  if (add_packed_product(node) || add_expert_product(node) || add_row_product(node) || add_attention(node)) {
     is_used_ = true;
     return true;
   }
@@ -280,6 +280,7 @@ void GraphKernels::forget_graph() {
   const auto forget = [](auto& converted) {
     for (auto& buffer : converted.buffers) buffer.tensor = nullptr;
   };
+  sorted_ids_ = nullptr;
   std::apply([&](auto&... all) { (forget(all), ...); }, converted_);
   if (elements_) elements_->forget_inputs();
   run_ = nullptr;
@@ -308,7 +309,7 @@ bool GraphKernels::add_packed_product(ggml_tensor* node) {
   if (node->op != GGML_OP_MUL_MAT) return false;
   const ggml_tensor& input = *node->src[1];
   // The shape of the batch does not matter: the rows of several sequences come in as many planes.
-  if (input.type != GGML_TYPE_F32 || input.nb[0] != sizeof(float)) return false;
+  if (input.type != GGML_TYPE_F32 || input.nb[0] != sizeof(float) || node->src[0]->ne[2] != 1) return false;
   const Weight* weight = find(node->src[0]);
   if (weight == nullptr) return false;
   NodeRun& run = run_of(node);
@@ -320,7 +321,7 @@ bool GraphKernels::add_packed_product(ggml_tensor* node) {
       add_converted_product<BfloatBlock>(run, node, *weight);
       break;
     case ActivationForm::kFloats:
-      const Division division = by_groups(weight->matrix);
+      const Division division = by_groups(*node->src[0]);
       run.add({&multiply_floats, node, weight, division}, {reads(input), writes(*node, division)});
       break;
   }
@@ -332,10 +333,10 @@ void GraphKernels::add_converted_product(NodeRun& run, ggml_tensor* node, const 
   const ggml_tensor* input = node->src[1];
   auto& converted = std::get<Converted<Block>>(converted_);
   size_t buffer = 0;
-  while (buffer < 2 && converted.buffers[buffer].tensor != input) ++buffer;
+  while (buffer < 2 && !converted.buffers[buffer].has(input, nullptr)) ++buffer;
   if (buffer == 2) buffer = add_conversion<Block>(run, node, weight);
 
-  const Division division = by_groups(weight.matrix);
+  const Division division = by_groups(*node->src[0]);
   Step step{&multiply<Block>, node, &weight, division};
   step.buffer = buffer;
   run.add(step, {access_to_buffer<Block>(buffer, false), writes(*node, division)});
@@ -345,14 +346,7 @@ void GraphKernels::add_converted_product(NodeRun& run, ggml_tensor* node, const 
 template <typename Block>
 size_t GraphKernels::add_conversion(NodeRun& run, ggml_tensor* product, const Weight& weight) {
   const ggml_tensor& input = *product->src[1];
-  auto& converted = std::get<Converted<Block>>(converted_);
-  const size_t buffer = 1 - converted.last, n_blocks = row_count(input) * weight.matrix.n_blocks();
-  std::vector<Block>& blocks = converted.buffers[buffer].blocks;
-  converted.buffers[buffer].tensor = nullptr;
-  if (blocks.size() < n_blocks) blocks.resize(n_blocks);
-  converted.buffers[buffer].tensor = &input;
-  converted.last = buffer;
-
+  const size_t buffer = take_buffer<Block>(input, nullptr, row_count(input) * weight.matrix.n_blocks());
   Step step{&convert_parts<Block>, product, this};
   step.buffer = buffer;
   Division division;
@@ -377,6 +371,68 @@ size_t GraphKernels::add_conversion(NodeRun& run, ggml_tensor* product, const We
   run.add(step, {reads(input, division), access_to_buffer<Block>(buffer, true, division)});
   return buffer;
 }
+
+template <typename Block>
+size_t GraphKernels::take_buffer(const ggml_tensor& input, const ggml_tensor* ids, size_t n_blocks) {
+  auto& converted = std::get<Converted<Block>>(converted_);
+  const size_t taken = 1 - converted.last;
+  auto& buffer = converted.buffers[taken];
+  buffer.tensor = nullptr;
+  if (buffer.blocks.size() < n_blocks) buffer.blocks.resize(n_blocks);
+  buffer.tensor = &input;
+  buffer.ids = ids;
+  converted.last = taken;
+  return taken;
+}
+
+// The activations of the experts of a mixture come in the order of the experts, which is known when they are computed.
+bool GraphKernels::add_expert_product(ggml_tensor* node) {
+  if (node->op != GGML_OP_MUL_MAT_ID) return false;
+  const ggml_tensor &weights = *node->src[0], &input = *node->src[1], &ids = *node->src[2];
+  if (input.type != GGML_TYPE_F32 || input.nb[0] != sizeof(float) || input.ne[3] != 1) return false;
+  const Weight* weight = find(&weights);
+  if (weight == nullptr) return false;
+  NodeRun& run = run_of(node);
+  if (sorted_ids_ != &ids) {
+    experts_.reserve(*node);
+    run.add({&sort_by_expert, node, this}, {reads(ids), access_to_experts(true)});
+    sorted_ids_ = &ids;
+  }
+  switch (weight->matrix.takes()) {
+    case ActivationForm::kQuants:
+      add_converted_expert_product<ActivationBlock>(run, node, *weight);
+      break;
+    case ActivationForm::kBfloats:
+      add_converted_expert_product<BfloatBlock>(run, node, *weight);
+      break;
+    case ActivationForm::kFloats:
+      const Division division = by_groups(weights);
+      run.add({&multiply_floats_by_experts, node, weight, division},
+              {reads(input), access_to_experts(false), writes(*node, division)});
+      break;
+  }
+  return true;
+}
+
+template <typename Block>
+void GraphKernels::add_converted_expert_product(NodeRun& run, ggml_tensor* node, const Weight& weight) {
+  const ggml_tensor &input = *node->src[1], *ids = node->src[2];
+  auto& buffers = std::get<Converted<Block>>(converted_).buffers;
+  size_t buffer = 0;
+  while (buffer < 2 && !buffers[buffer].has(&input, ids)) ++buffer;
+  if (buffer == 2) {
+    buffer = take_buffer<Block>(input, ids, row_count(*node) * weight.matrix.n_blocks());
+    Step conversion{&convert_for_experts<Block>, node, this};
+    conversion.buffer = buffer;
+    run.add(conversion, {reads(input), access_to_experts(false), access_to_buffer<Block>(buffer, true)});
+  }
+  const Division division = by_groups(*node->src[0]);
+  Step step{&multiply_by_experts<Block>, node, &weight, division};
+  step.buffer = buffer;
+  run.add(step, {access_to_buffer<Block>(buffer, false), access_to_experts(false), writes(*node, division)});
+}
+
+Access GraphKernels::access_to_experts(bool is_written) const { return {&experts_, &experts_ + 1, is_written, {}}; }
 
 template <typename Block>
 Access GraphKernels::access_to_buffer(size_t index, bool is_written, Division division) {
@@ -499,6 +555,67 @@ void GraphKernels::multiply_floats(const Step& step, int thread, int n_threads) 
     n = std::min(n_rows - first, PackedMatrix::kMostRows);
     for (size_t i = 0; i < n; ++i) rows[i] = reinterpret_cast<const float*>(row_at(activations, first + i));
     matrix.multiply(rows, n, share.from * n_together, share.to * n_together, output + first * extent(node, 0));
+  }
+}
+
+void GraphKernels::sort_by_expert(const Step& step, int thread, int) {
+  if (thread == 0) static_cast<GraphKernels*>(const_cast<void*>(step.context))->experts_.sort(*step.node);
+}
+
+template <typename Block>
+void GraphKernels::convert_for_experts(const Step& step, int thread, int n_threads) {
+  auto& kernels = *static_cast<GraphKernels*>(const_cast<void*>(step.context));
+  Block* const blocks = std::get<Converted<Block>>(kernels.converted_).buffers[step.buffer].blocks.data();
+  const ggml_tensor &node = *step.node, &activations = *node.src[1];
+  const size_t row_blocks = extent(activations, 0) / kBlockValues;
+  const ThreadShare share = share_of(row_count(node), thread, n_threads);
+  for (size_t i = share.from; i < share.to; ++i) {
+    const size_t input = expert_input(node, kernels.experts_.row(i));
+    kernels.convert(activations, input, 0, row_blocks, blocks + i * row_blocks);
+  }
+}
+
+template <typename Block>
+void GraphKernels::multiply_by_experts(const Step& step, int thread, int n_threads) {
+  const auto& weight = *static_cast<const Weight*>(step.context);
+  const Block* const blocks = std::get<Converted<Block>>(weight.kernels.converted_).buffers[step.buffer].blocks.data();
+  for_each_expert(step, thread, n_threads, [&](size_t first, size_t n, size_t from, size_t to, float* const* outputs) {
+    weight.matrix.multiply(blocks + first * weight.matrix.n_blocks(), n, from, to, outputs);
+  });
+}
+
+void GraphKernels::multiply_floats_by_experts(const Step& step, int thread, int n_threads) {
+  const auto& weight = *static_cast<const Weight*>(step.context);
+  const ggml_tensor &node = *step.node, &activations = *node.src[1];
+  for_each_expert(step, thread, n_threads, [&](size_t first, size_t n, size_t from, size_t to, float* const* outputs) {
+    const float* rows[PackedMatrix::kMostRows];
+    for (size_t i = 0; i < n; ++i) {
+      const size_t input = expert_input(node, weight.kernels.experts_.row(first + i));
+      rows[i] = reinterpret_cast<const float*>(row_at(activations, input));
+    }
+    weight.matrix.multiply(rows, n, from, to, outputs);
+  });
+}
+
+// Calls `multiply` with some rows of each expert that has any: the first one in the order, their number, the thread's
+// groups of the expert's matrix, and where their outputs begin.
+template <typename Multiply>
+void GraphKernels::for_each_expert(const Step& step, int thread, int n_threads, Multiply multiply) {
+  const ExpertOrder& experts = static_cast<const Weight*>(step.context)->kernels.experts_;
+  const ggml_tensor &node = *step.node, &weights = *node.src[0];
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  const size_t n_together = step.division.size / kGroupRows, n_groups = extent(weights, 1) / kGroupRows;
+  float* outputs[PackedMatrix::kMostRows];
+  for (size_t expert = 0; expert < extent(weights, 2); ++expert) {
+    for (size_t first = experts.begin(expert), n; first < experts.end(expert); first += n) {
+      n = std::min(experts.end(expert) - first, PackedMatrix::kMostRows);
+      for (size_t i = 0; i < n; ++i) {
+        auto* const row = reinterpret_cast<float*>(row_at(node, experts.row(first + i)));
+        outputs[i] = row + share.from * step.division.size;
+      }
+      const size_t base = expert * n_groups;
+      multiply(first, n, base + share.from * n_together, base + share.to * n_together, outputs);
+    }
   }
 }
 

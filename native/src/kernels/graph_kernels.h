@@ -14,6 +14,7 @@
 #include "kernels/attention.h"
 #include "kernels/element_steps.h"
 #include "kernels/elements.h"
+#include "kernels/expert_order.h"
 #include "kernels/node_run.h"
 #include "kernels/packed_matrix.h"
 
@@ -90,7 +91,7 @@ class GraphKernels {
     NodeRun nodes;
   };
 
-  // A weight, packed.
+  // A weight, packed; the matrices of experts one behind the other.
   struct Weight {
     Weight(GraphKernels& kernels, BlockFormat format, const ggml_tensor& tensor);
 
@@ -103,7 +104,10 @@ class GraphKernels {
   struct Converted {
     struct Buffer {
       std::vector<Block> blocks;            // large enough for any product of the graph
-      const ggml_tensor* tensor = nullptr;  // whose values they are after the nodes seen so far
+      const ggml_tensor* tensor = nullptr;  // whose values they are after the nodes seen so far,
+      const ggml_tensor* ids = nullptr;     // in the order of these experts; null: in their own
+
+      bool has(const ggml_tensor* values, const ggml_tensor* order) const { return tensor == values && ids == order; }
     };
 
     Buffer buffers[2];
@@ -114,6 +118,7 @@ class GraphKernels {
   // Adds the steps of a node to the run; returns false if it is left to ggml.
   bool add(ggml_tensor* node);
   bool add_packed_product(ggml_tensor* node);
+  bool add_expert_product(ggml_tensor* node);
   bool add_row_product(ggml_tensor* node);
   bool add_attention(ggml_tensor* node);
   NodeRun& run_of(ggml_tensor* node);
@@ -126,11 +131,17 @@ class GraphKernels {
   // Adds a product of activations that are converted before, unless an earlier step has done so.
   template <typename Block>
   void add_converted_product(NodeRun& run, ggml_tensor* node, const Weight& weight);
+  template <typename Block>
+  void add_converted_expert_product(NodeRun& run, ggml_tensor* node, const Weight& weight);
   // Returns the index of the buffer that has the activations then.
   template <typename Block>
   size_t add_conversion(NodeRun& run, ggml_tensor* product, const Weight& weight);
+  // Returns the index of a buffer that is to hold so many blocks of converted activations from now on.
+  template <typename Block>
+  size_t take_buffer(const ggml_tensor& input, const ggml_tensor* ids, size_t n_blocks);
   template <typename Block>
   Access access_to_buffer(size_t index, bool is_written, Division division = {});
+  Access access_to_experts(bool is_written) const;
 
   // ggml_custom_op_t; `run` is a Run.
   static void compute(ggml_tensor* node, int thread, int n_threads, void* run);
@@ -144,6 +155,14 @@ class GraphKernels {
   template <typename Block>
   static void multiply(const Step& step, int thread, int n_threads);
   static void multiply_floats(const Step& step, int thread, int n_threads);
+  static void sort_by_expert(const Step& step, int thread, int n_threads);
+  template <typename Block>
+  static void convert_for_experts(const Step& step, int thread, int n_threads);
+  template <typename Block>
+  static void multiply_by_experts(const Step& step, int thread, int n_threads);
+  static void multiply_floats_by_experts(const Step& step, int thread, int n_threads);
+  template <typename Multiply>
+  static void for_each_expert(const Step& step, int thread, int n_threads, Multiply multiply);
   static void multiply_by_rows(const Step& step, int thread, int n_threads);
   static void attend(const Step& step, int thread, int n_threads);
   template <typename Block>
@@ -161,7 +180,9 @@ class GraphKernels {
   std::unordered_map<const ggml_tensor*, std::unique_ptr<Weight>> weights_;
   std::unordered_map<const ggml_tensor*, std::unique_ptr<Run>> runs_;  // by their first nodes
   std::tuple<Converted<ActivationBlock>, Converted<BfloatBlock>> converted_;
+  ExpertOrder experts_;
   // Of the graph whose nodes come in:
+  const ggml_tensor* sorted_ids_ = nullptr;  // whose experts experts_ has the order of after what was seen so far
   Run* run_ = nullptr;              // the last one; null: the next node of ours begins another
   ggml_tensor* carrier_ = nullptr;  // that computes it
   bool was_computed_ = false;       // what was seen so far

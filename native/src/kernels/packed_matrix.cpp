@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <type_traits>
 
 #include "base/pages.h"
 
@@ -63,40 +64,41 @@ ActivationForm PackedMatrix::takes() const {
   return is_rounded ? ActivationForm::kBfloats : ActivationForm::kFloats;
 }
 
-template <typename Tiles, typename Activation>
-void PackedMatrix::multiply_rows(const Tiles& tiles, const Activation* activations, size_t row_size, size_t n_rows,
-                                 size_t from, size_t to, float* output) const {
-  const size_t n_outputs = n_groups_ * kGroupRows;
+template <typename Activation, typename Output>
+void PackedMatrix::multiply(const Activation* activations, size_t n_rows, size_t from, size_t to,
+                            Output output) const {
+  constexpr ActivationForm kForm = std::is_same_v<Activation, ActivationBlock> ? ActivationForm::kQuants
+                                   : std::is_same_v<Activation, BfloatBlock>   ? ActivationForm::kBfloats
+                                                                               : ActivationForm::kFloats;
+  assert(takes() == kForm);
+  const auto& tiles = tiles_of(activations);
+  const size_t row_size = kForm == ActivationForm::kFloats ? 1 : n_blocks_, n_outputs = n_groups_ * kGroupRows;
   for (size_t chunk = 0; chunk < n_rows; chunk += kMostRows) {
     const size_t chunk_end = std::min(chunk + kMostRows, n_rows);
     for (size_t g = from; g < to; ++g) {
       const uint8_t* group = data_.get() + g * group_bytes_;
       for (size_t row = chunk; row < chunk_end; row += ProductKernels::kTileRows) {
         const size_t n = std::min(ProductKernels::kTileRows, chunk_end - row);
-        tiles[n - 1](group, n_blocks_, activations + row * row_size, output + row * n_outputs + g * kGroupRows,
-                     n_outputs);
+        const Activation* const rows = activations + row * row_size;
+        if constexpr (std::is_same_v<Output, float*>) {
+          tiles[n - 1](group, n_blocks_, rows, output + row * n_outputs + g * kGroupRows, n_outputs);
+        } else {
+          alignas(kCacheLine) float outputs[ProductKernels::kTileRows * kGroupRows];
+          tiles[n - 1](group, n_blocks_, rows, outputs, kGroupRows);
+          for (size_t i = 0; i < n; ++i) {
+            std::copy_n(outputs + i * kGroupRows, kGroupRows, output[row + i] + (g - from) * kGroupRows);
+          }
+        }
       }
     }
   }
 }
 
-void PackedMatrix::multiply(const ActivationBlock* activations, size_t n_rows, size_t from, size_t to,
-                            float* output) const {
-  assert(takes() == ActivationForm::kQuants);
-  multiply_rows(kernels_.tiles[static_cast<size_t>(format_)], activations, n_blocks_, n_rows, from, to, output);
-}
-
-void PackedMatrix::multiply(const BfloatBlock* activations, size_t n_rows, size_t from, size_t to,
-                            float* output) const {
-  assert(takes() == ActivationForm::kBfloats);
-  multiply_rows(kernels_.bfloat_tiles, activations, n_blocks_, n_rows, from, to, output);
-}
-
-void PackedMatrix::multiply(const float* const* activations, size_t n_rows, size_t from, size_t to,
-                            float* output) const {
-  assert(takes() == ActivationForm::kFloats);
-  multiply_rows(kernels_.float_tiles[static_cast<size_t>(format_) - kQuantFormats], activations, 1, n_rows, from, to,
-                output);
-}
+template void PackedMatrix::multiply(const ActivationBlock*, size_t, size_t, size_t, float*) const;
+template void PackedMatrix::multiply(const BfloatBlock*, size_t, size_t, size_t, float*) const;
+template void PackedMatrix::multiply(const float* const*, size_t, size_t, size_t, float*) const;
+template void PackedMatrix::multiply(const ActivationBlock*, size_t, size_t, size_t, float* const*) const;
+template void PackedMatrix::multiply(const BfloatBlock*, size_t, size_t, size_t, float* const*) const;
+template void PackedMatrix::multiply(const float* const*, size_t, size_t, size_t, float* const*) const;
 
 }  // namespace corosrv

@@ -92,12 +92,12 @@ class PackedMatrix {
   size_t n_blocks() const { return n_blocks_; }  // of 32 numbers in one row
   size_t bytes() const { return n_groups_ * group_bytes_; }
 
-  // Computes output [i * n_outputs + j] for each row i of `activations` (n_rows rows of n_blocks() blocks) and each
-  // weight row j in the groups [from, to). n_outputs is the matrix's number of rows. The activations have the form that
-  // the matrix takes; rows of floats may lie anywhere.
-  void multiply(const ActivationBlock* activations, size_t n_rows, size_t from, size_t to, float* output) const;
-  void multiply(const BfloatBlock* activations, size_t n_rows, size_t from, size_t to, float* output) const;
-  void multiply(const float* const* activations, size_t n_rows, size_t from, size_t to, float* output) const;
+  // Computes output j of each row i of `activations` (n_rows rows of n_blocks() blocks) for each weight row j in the
+  // groups [from, to). `Activation`: an ActivationBlock, a BfloatBlock or a pointer to a row of floats, as the matrix
+  // takes. `Output`: a float* to rows of as many outputs as the matrix has rows, or a float* const* to where the rows
+  // of the first group's outputs begin, which may lie anywhere.
+  template <typename Activation, typename Output>
+  void multiply(const Activation* activations, size_t n_rows, size_t from, size_t to, Output output) const;
 
  private:
   struct Free {
@@ -106,10 +106,12 @@ class PackedMatrix {
   };
   static std::unique_ptr<uint8_t[], Free> allocate(size_t bytes);
 
-  // `row_size`: items of `activations` in a row.
-  template <typename Tiles, typename Activation>
-  void multiply_rows(const Tiles& tiles, const Activation* activations, size_t row_size, size_t n_rows, size_t from,
-                     size_t to, float* output) const;
+  // Returns the routines for activations of a form, which those of a format are.
+  const auto& tiles_of(const ActivationBlock*) const { return kernels_.tiles[static_cast<size_t>(format_)]; }
+  const auto& tiles_of(const BfloatBlock*) const { return kernels_.bfloat_tiles; }
+  const auto& tiles_of(const float* const*) const {
+    return kernels_.float_tiles[static_cast<size_t>(format_) - kQuantFormats];
+  }
 
   const ProductKernels& kernels_;
   const BlockFormat format_;

@@ -5,7 +5,6 @@
 #include <ggml.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "kernels/tensor_view.h"
 
@@ -93,22 +92,19 @@ void RowProducts::prepare(const ggml_tensor& node) {
       floats_.resize(std::max(floats_.size(), GGML_MAX_N_THREADS * extent(activations, 0)));
     }
   }
-  if (node.src[2] != nullptr) {
-    order_.resize(std::max(order_.size(), static_cast<size_t>(ggml_nelements(node.src[2]))));
-    ends_.resize(std::max(ends_.size(), extent(*node.src[0], 2)));
-  }
+  if (node.src[2] != nullptr) experts_.reserve(node);
 }
 
 void RowProducts::compute(ggml_tensor& node, int thread, int n_threads) {
   Product product{node, *get_traits_(node.src[0]->type), static_cast<size_t>(thread), static_cast<size_t>(n_threads),
                   needs_conversion(node)};
   if (product.is_converted) convert(node, thread, n_threads);
-  if (product.has_experts() && thread == 0) sort_by_expert(*node.src[2], extent(product.weights(), 2));
+  if (product.has_experts() && thread == 0) experts_.sort(node);
   barrier_.wait(n_threads);
 
   if (product.has_experts()) {
-    for (size_t expert = 0, from = 0; expert < extent(product.weights(), 2); from = ends_[expert++]) {
-      multiply(product, row_at(product.weights(), 0, expert, 0), from, ends_[expert]);
+    for (size_t expert = 0; expert < extent(product.weights(), 2); ++expert) {
+      multiply(product, row_at(product.weights(), 0, expert, 0), experts_.begin(expert), experts_.end(expert));
     }
     return;
   }
@@ -139,32 +135,12 @@ void RowProducts::convert(const ggml_tensor& node, int thread, int n_threads) {
   }
 }
 
-// Groups the rows by expert, in their own order within each group.
-void RowProducts::sort_by_expert(const ggml_tensor& ids, size_t n_experts) {
-  const size_t n_used = extent(ids, 0), n_rows = n_used * extent(ids, 1);
-  const auto expert_of = [&](size_t row) {
-    return static_cast<size_t>(reinterpret_cast<const int32_t*>(row_at(ids, row / n_used, 0, 0))[row % n_used]);
-  };
-  std::fill_n(ends_.begin(), n_experts, 0);
-  for (size_t row = 0; row < n_rows; ++row) ++ends_[expert_of(row)];
-  for (size_t expert = 0, begin = 0; expert < n_experts; ++expert) begin += std::exchange(ends_[expert], begin);
-  for (size_t row = 0; row < n_rows; ++row) order_[ends_[expert_of(row)]++] = row;
-}
-
 RowProducts::Row RowProducts::row_of(const Product& product, size_t row) const {
-  const ggml_tensor& activations = product.activations();
-  uint8_t* output;
-  if (product.has_experts()) {
-    // An expert's input is one of a token's rows, or the only one.
-    const size_t pair = order_[row], n_used = extent(*product.node.src[2], 0);
-    const size_t expert = pair % n_used, token = pair / n_used, n_inputs = extent(activations, 1);
-    output = row_at(product.node, expert, token, 0);
-    row = token * n_inputs + expert % n_inputs;
-  } else {
-    output = row_at(product.node, row);
-  }
-  return {product.is_converted ? &converted_[row * converted_row_bytes(product.node)] : row_at(activations, row),
-          output};
+  const size_t output = product.has_experts() ? experts_.row(row) : row;
+  const size_t input = product.has_experts() ? expert_input(product.node, output) : row;
+  return {product.is_converted ? &converted_[input * converted_row_bytes(product.node)]
+                               : row_at(product.activations(), input),
+          row_at(product.node, output)};
 }
 
 // Multiplies the rows [from, to) with one matrix.

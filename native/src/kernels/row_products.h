@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/expert_order.h"
 #include "kernels/spin_barrier.h"
 
 namespace corosrv {
@@ -51,15 +52,13 @@ class RowProducts {
   bool needs_conversion(const ggml_tensor& node) const;
   size_t converted_row_bytes(const ggml_tensor& node) const;
   void convert(const ggml_tensor& node, int thread, int n_threads);
-  void sort_by_expert(const ggml_tensor& ids, size_t n_experts);
   Row row_of(const Product& product, size_t row) const;
   void multiply(Product& product, const uint8_t* weights, size_t from, size_t to) const;
 
   const GetTraits get_traits_;
   std::vector<uint8_t> converted_;  // the node's activations, in the format that its weights are multiplied with
   std::vector<float> floats_;       // a row for each thread, used during the conversion
-  std::vector<size_t> order_;       // rows of a MUL_MAT_ID, grouped by expert
-  std::vector<size_t> ends_;        // of each expert's group in order_
+  ExpertOrder experts_;             // of a MUL_MAT_ID
   SpinBarrier barrier_;
 };
 

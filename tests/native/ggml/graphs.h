@@ -75,17 +75,21 @@ class Machine {
   ggml_backend_sched_t scheduler_;
 };
 
-// Quantised matrices of kColumns columns in a buffer of ggml's.
+// Quantised matrices of kColumns columns in a buffer of ggml's; with `n_experts`, each of them is so many.
 class Weights {
  public:
   Weights(Machine& machine, ggml_type type, const std::vector<int64_t>& n_rows,
-          ggml_backend_buffer_usage usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS, int64_t n_columns = kColumns)
-      : Weights(machine.backend(), type, n_rows, usage, n_columns) {}
+          ggml_backend_buffer_usage usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS, int64_t n_columns = kColumns,
+          int64_t n_experts = 1)
+      : Weights(machine.backend(), type, n_rows, usage, n_columns, n_experts) {}
 
   Weights(ggml_backend_t place, ggml_type type, const std::vector<int64_t>& n_rows,
-          ggml_backend_buffer_usage usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS, int64_t n_columns = kColumns)
+          ggml_backend_buffer_usage usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS, int64_t n_columns = kColumns,
+          int64_t n_experts = 1)
       : context_(ggml_init({n_rows.size() * ggml_tensor_overhead(), nullptr, true})) {
-    for (const int64_t rows : n_rows) matrices_.push_back(ggml_new_tensor_2d(context_.get(), type, n_columns, rows));
+    for (const int64_t rows : n_rows) {
+      matrices_.push_back(ggml_new_tensor_3d(context_.get(), type, n_columns, rows, n_experts));
+    }
     buffer_ = ggml_backend_alloc_ctx_tensors(context_.get(), place);
     ggml_backend_buffer_set_usage(buffer_, usage);
     for (ggml_tensor* matrix : matrices_) fill(matrix);
@@ -101,7 +105,7 @@ class Weights {
   static void fill(ggml_tensor* matrix) {
     const Values values = random_values(static_cast<size_t>(ggml_nelements(matrix)), 7);
     std::vector<char> blocks(ggml_nbytes(matrix));
-    ggml_quantize_chunk(matrix->type, values.data(), blocks.data(), 0, matrix->ne[1], matrix->ne[0], nullptr);
+    ggml_quantize_chunk(matrix->type, values.data(), blocks.data(), 0, ggml_nrows(matrix), matrix->ne[0], nullptr);
     ggml_backend_tensor_set(matrix, blocks.data(), 0, blocks.size());
   }
 

@@ -169,31 +169,91 @@ TEST("a deterministic product of any format gives a row the same bits alone and 
   }
 }
 
-// Two of four experts for each row, chosen by its first four numbers.
+constexpr int64_t kExperts = 6;
+
+// Two experts for each row, chosen by its first numbers.
 Graph::Build experts(const Weights& weights) {
   return [&weights](ggml_context* context, ggml_tensor* input) -> Tensors {
-    const size_t row = weights[0]->nb[1];
-    ggml_tensor* matrices = ggml_view_3d(context, weights[0], kColumns, 16, 4, row, 16 * row, 0);
-    ggml_tensor* scores = ggml_cont(context, ggml_view_2d(context, input, 4, input->ne[1], input->nb[1], 0));
+    const int64_t n_rows = input->ne[1], n_columns = weights[0]->ne[0];
+    ggml_tensor* scores = ggml_cont(context, ggml_view_2d(context, input, kExperts, n_rows, input->nb[1], 0));
     ggml_tensor* order = ggml_argsort(context, scores, GGML_SORT_ORDER_DESC);
-    ggml_tensor* best = ggml_view_2d(context, order, 2, input->ne[1], order->nb[1], 0);
-    ggml_tensor* rows = ggml_reshape_3d(context, input, kColumns, 1, input->ne[1]);
-    ggml_tensor* first = ggml_mul_mat_id(context, matrices, rows, best);
-    // The second product has an input for each expert.
-    ggml_tensor* inputs = ggml_repeat_4d(context, rows, kColumns, 2, input->ne[1], 1);
-    return {first, ggml_mul_mat_id(context, matrices, inputs, best)};
+    ggml_tensor* best = ggml_view_2d(context, order, 2, n_rows, order->nb[1], 0);
+    ggml_tensor* rows = ggml_repeat_4d(context, input, n_columns, n_rows, 1, 1);
+    rows = ggml_reshape_3d(context, rows, n_columns, 1, n_rows);
+    // The last products have an input for each expert.
+    ggml_tensor* inputs = ggml_repeat_4d(context, ggml_scale(context, rows, 0.5f), n_columns, 2, n_rows, 1);
+    return {ggml_mul_mat_id(context, weights[0], rows, best), ggml_mul_mat_id(context, weights[1], rows, best),
+            ggml_mul_mat_id(context, weights[0], inputs, best), ggml_mul_mat_id(context, weights[1], inputs, best)};
   };
 }
 
-TEST("a deterministic product with experts gives a row the same bits alone and among others") {
-  for (const ggml_type type : kTypes) {
-    GraphKernels kernels(kDeterministic);
+KERNEL_TEST(best_products() != nullptr,
+            "products with experts are ggml's but for the order of their sums, also in a graph that is computed again") {
+  for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0,
+                               GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4, GGML_TYPE_F16, GGML_TYPE_BF16}) {
+    GraphKernels kernels(kFaster);
     Machine machine(&kernels);
-    const Weights weights(machine, type, {64});
+    const Weights weights(machine, type, {48, 16}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, kColumns, kExperts);
 
+    // The last ones have more rows for an expert than are multiplied at a time.
+    for (const int64_t n_rows : {1, 33, 2, 70, 8, 500}) {
+      check_against_ggml(machine, n_rows, experts(weights), 4, 3, nearness(type));
+    }
     check_rows_alone_and_together(machine, experts(weights));
-    check_against_ggml(machine, 40, experts(weights), 2, 1, 1e-4f);
-    CHECK_EQ(kernels.violation(), "");
+  }
+}
+
+KERNEL_TEST(best_products() != nullptr, "products with experts in formats of 256 numbers are near ggml's") {
+  for (const ggml_type type : {GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
+    GraphKernels kernels(kFaster);
+    Machine machine(&kernels);
+    const Weights weights(machine, type, {48, 16}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, 768, kExperts);
+
+    for (const int64_t n_rows : {1, 33}) check_against_ggml(machine, n_rows, experts(weights), 4, 2, 1.0f);
+    check_rows_alone_and_together(machine, experts(weights));
+  }
+}
+
+// As a mixture has them when a dense layer beside the experts reads the same activations.
+KERNEL_TEST(best_products() != nullptr, "activations in the order of experts are not taken for those in their own") {
+  for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_BF16}) {
+    GraphKernels kernels(kFaster);
+    Machine machine(&kernels);
+    const Weights weights(machine, type, {48, 16}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, kColumns, kExperts);
+    const Weights dense(machine, type, {48});
+    const Graph::Build build = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+      Tensors outputs = experts(weights)(context, input);
+      for (const size_t i : {0, 2}) outputs.push_back(ggml_mul_mat(context, dense[0], outputs[i]->src[1]));
+      ggml_tensor* others = ggml_cont(context, ggml_view_2d(context, outputs[0]->src[2], 1, input->ne[1],
+                                                            outputs[0]->src[2]->nb[1], sizeof(int32_t)));
+      outputs.push_back(ggml_mul_mat_id(context, weights[0], outputs[0]->src[1], others));
+      outputs.push_back(ggml_mul_mat_id(context, weights[0], outputs[0]->src[1], outputs[0]->src[2]));
+      return outputs;
+    };
+
+    for (const int64_t n_rows : {1, 33, 70}) check_against_ggml(machine, n_rows, build, 8, 2, nearness(type));
+  }
+}
+
+TEST("experts whose rows are no multiple of a group stay ggml's") {
+  GraphKernels kernels(kFaster);
+  Machine machine(&kernels);
+  const Weights weights(machine, GGML_TYPE_Q4_1, {24, 8}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, kColumns, kExperts);
+
+  check_against_ggml(machine, 9, experts(weights), 0);
+}
+
+TEST("a deterministic product with experts gives a row the same bits alone and among others") {
+  for (const KernelChoice& choice : {kDeterministic, kDeterministicAlone}) {
+    for (const ggml_type type : kTypes) {
+      GraphKernels kernels(choice);
+      Machine machine(&kernels);
+      const Weights weights(machine, type, {16, 24}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, kColumns, kExperts);
+
+      check_rows_alone_and_together(machine, experts(weights));
+      check_against_ggml(machine, 40, experts(weights), 4, 1, std::max(1e-4f, nearness(type)));
+      CHECK_EQ(kernels.violation(), "");
+    }
   }
 }
 

@@ -16,7 +16,7 @@
 namespace corosrv {
 namespace {
 
-constexpr int64_t kHeadSize = 32, kCells = 48, kMostRows = 48;
+constexpr int64_t kHeadSize = 32, kCells = 48, kMostRows = 48, kExperts = 5, kUsedExperts = 2;
 const std::vector<int64_t> kWidths{32, 64, 96};
 
 // What random graphs are made of besides their input.
@@ -24,6 +24,7 @@ class Leaves {
  public:
   explicit Leaves(Machine& machine) : context_(ggml_init({16 * ggml_tensor_overhead(), nullptr, true})) {
     positions_ = ggml_new_tensor_1d(context_.get(), GGML_TYPE_I32, kMostRows);
+    for (ggml_tensor*& ids : ids_) ids = ggml_new_tensor_2d(context_.get(), GGML_TYPE_I32, kUsedExperts, kMostRows);
     places_ = ggml_new_tensor_1d(context_.get(), GGML_TYPE_I64, kMostRows);
     mask_ = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, kCells, kMostRows);
     for (ggml_tensor*& cache : caches_) cache = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, kHeadSize, kCells);
@@ -35,12 +36,22 @@ class Leaves {
       ggml_backend_tensor_set(positions_, &i, static_cast<size_t>(i) * sizeof i, sizeof i);
       ggml_backend_tensor_set(places_, &place, static_cast<size_t>(i) * sizeof place, sizeof place);
     }
+    std::mt19937 random(3);
+    for (ggml_tensor* ids : ids_) {
+      for (size_t i = 0; i < kMostRows * kUsedExperts; i += kUsedExperts) {
+        const auto first = static_cast<int32_t>(random() % kExperts);
+        const int32_t pair[] = {first, (first + 2) % static_cast<int32_t>(kExperts)};
+        ggml_backend_tensor_set(ids, pair, i * sizeof(int32_t), sizeof pair);
+      }
+    }
     for (const int64_t width : kWidths) {
       const Values row = random_values(static_cast<size_t>(width), 5);
       ggml_backend_tensor_set(rows_[width], row.data(), 0, ggml_nbytes(rows_[width]));
       for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_BF16, GGML_TYPE_F16}) {
         weights_[width].push_back(std::make_unique<Weights>(machine, type, std::vector<int64_t>{32, 64, 96, 16, 48},
                                                             GGML_BACKEND_BUFFER_USAGE_WEIGHTS, width));
+        experts_[width].push_back(std::make_unique<Weights>(machine, type, std::vector<int64_t>{32, 64, 96},
+                                                            GGML_BACKEND_BUFFER_USAGE_WEIGHTS, width, kExperts));
       }
     }
   }
@@ -120,10 +131,28 @@ class Leaves {
     return random() % 2 > 0 ? ggml_swiglu_split(context, gates, values) : ggml_geglu_split(context, gates, values);
   }
 
+  ggml_tensor* expert_product(ggml_context* context, std::mt19937& random, ggml_tensor* x, size_t matrix,
+                              ggml_tensor* ids) const {
+    return ggml_mul_mat_id(context, (*experts_.at(x->ne[0])[random() % 3])[matrix], x, ids);
+  }
+
+  // A mixture of experts, as its layer begins; or the output of all of it for each expert, as rows.
+  ggml_tensor* mixed(ggml_context* context, std::mt19937& random, ggml_tensor* x) const {
+    const size_t matrix = random() % 3;
+    ggml_tensor* ids = ggml_view_2d(context, ids_[random() % 2], kUsedExperts, x->ne[1], ids_[0]->nb[1], 0);
+    ggml_tensor* rows = ggml_reshape_3d(context, x, x->ne[0], 1, x->ne[1]);
+    ggml_tensor* made = expert_product(context, random, rows, matrix, ids);
+    if (random() % 3 > 0) {
+      made = ggml_swiglu_split(context, expert_product(context, random, rows, matrix, ids), made);
+      made = expert_product(context, random, made, random() % 3, ids);
+    }
+    return random() % 2 > 0 ? made : ggml_reshape_2d(context, made, made->ne[0], ggml_nrows(made));
+  }
+
   // Null where x is not of the shape that the kind of node needs.
   ggml_tensor* add(ggml_context* context, std::mt19937& random, ggml_tensor* x, Tensors& made) const {
     const bool is_whole = ggml_is_contiguous(x), is_plane = is_whole && x->ne[2] == 1 && x->ne[1] <= kMostRows;
-    switch (random() % 12) {
+    switch (random() % 14) {
       case 0:
       case 1:
       case 2:
@@ -156,6 +185,9 @@ class Leaves {
                    : nullptr;
       case 10:
         return is_plane && is_wide(x) ? attended(context, random, x) : nullptr;
+      case 11:
+      case 12:
+        return is_plane && is_wide(x) ? mixed(context, random, x) : nullptr;
       default:  // in place: what was there is not to be used any more
         if (x != made.back() || made.size() < 2 || !is_whole || !is_wide(x) || x->view_src != nullptr) return nullptr;
         made.pop_back();
@@ -164,9 +196,9 @@ class Leaves {
   }
 
   const Context context_;
-  ggml_tensor *positions_, *places_, *mask_, *caches_[2];
+  ggml_tensor *positions_, *places_, *mask_, *caches_[2], *ids_[2];
   std::map<int64_t, ggml_tensor*> rows_;
-  std::map<int64_t, std::vector<std::unique_ptr<Weights>>> weights_;
+  std::map<int64_t, std::vector<std::unique_ptr<Weights>>> weights_, experts_;
   ggml_backend_buffer_t buffer_;
 };
 

@@ -399,6 +399,27 @@ TEST("a product writes the outputs of its groups and no others") {
   }
 }
 
+TEST("rows of outputs may lie anywhere") {
+  constexpr size_t kRows = 2 * PackedMatrix::kMostRows - 3, kGap = 50;
+  for (const ProductKernels* kernels : all_kernels()) {
+    const Matrix matrix(BlockFormat::kQ4_1, 64, 2, 6);
+    const PackedMatrix packed = matrix.packed(*kernels);
+    const Blocks rows = random_rows(*kernels, matrix, kRows);
+    const Values whole = product(packed, rows.data(), kRows);
+    Values apart(kRows * kGap, -77.0f);
+    std::vector<float*> outputs;
+    for (size_t row = 0; row < kRows; ++row) outputs.push_back(&apart[(kRows - 1 - row) * kGap + 7]);
+    float* const* places = outputs.data();
+
+    packed.multiply(rows.data(), kRows, 1, 3, places);
+
+    for (size_t i = 0; i < apart.size(); ++i) {
+      const size_t row = kRows - 1 - i / kGap, column = i % kGap - 7;  // of the groups' outputs, or far beyond them
+      CHECK_EQ(apart[i], column < 32 ? whole[row * 64 + 16 + column] : -77.0f);
+    }
+  }
+}
+
 TEST("quantising keeps every value within half a step, and the sums are those of the quants") {
   const Values values = random_values(50 * kBlockValues, 8);
   for (const ProductKernels* kernels : all_kernels()) {
