@@ -31,6 +31,11 @@ Division by_tokens(const ggml_tensor& tensor) { return {Kind::kRows, extent(tens
 
 bool is_contiguous(const ggml_tensor& tensor) { return has_float_rows(tensor) && ggml_is_contiguous(&tensor); }
 
+bool has_number_for_each_row(const ggml_tensor& numbers, const ggml_tensor& rows) {
+  return numbers.type == GGML_TYPE_F32 && numbers.ne[0] == 1 && rows.ne[0] > 1 && numbers.ne[1] == rows.ne[1] &&
+         numbers.ne[2] == rows.ne[2] && numbers.ne[3] == rows.ne[3];
+}
+
 // Of a tensor with the shape of one that threads divide: rows with gaps between them are other parts of memory.
 Access reads_rows(const ggml_tensor& tensor, Division division) {
   return reads(tensor, ggml_is_contiguous(&tensor) ? division : Division{});
@@ -94,17 +99,20 @@ void ElementSteps::forget_inputs() {
   for (Rotation& rotation : rotations_) rotation.is_made = false;
 }
 
-// With a tensor of the same shape, or with one row for all rows.
+// With a tensor of the same shape, with one row for all rows, or a product with one number for each row.
 bool ElementSteps::add_sum_or_product(NodeRun& run, ggml_tensor* node) {
   const ggml_tensor &first = *node->src[0], &second = *node->src[1];
-  const bool is_alike = ggml_are_same_shape(node, &second);
-  if (!is_contiguous(*node) || !is_contiguous(first) || !is_contiguous(second)) return false;
-  if (!ggml_are_same_shape(node, &first)) return false;
-  if (!is_alike && (row_count(second) != 1 || second.ne[0] != node->ne[0])) return false;
+  if (!is_contiguous(*node) || !has_float_rows(first) || !ggml_are_same_shape(node, &first)) return false;
   const Division division = by_rows(*node);
-  const auto compute = node->op == GGML_OP_ADD ? &combine<&ElementKernels::add> : &combine<&ElementKernels::multiply>;
-  run.add({compute, node, &kernels_, division},
-          {reads(first, division), reads(second, is_alike ? division : Division{}), writes(*node, division)});
+  const bool is_sum = node->op == GGML_OP_ADD, is_alike = ggml_are_same_shape(node, &second);
+  Step step{is_sum ? &combine<&ElementKernels::add> : &combine<&ElementKernels::multiply>, node, &kernels_, division};
+  if (!is_sum && has_number_for_each_row(second, *node)) {
+    step.compute = &scale;
+  } else if (!has_float_rows(second) || (!is_alike && (row_count(second) != 1 || second.ne[0] != node->ne[0]))) {
+    return false;
+  }
+  run.add(step, {reads_rows(first, division), is_alike ? reads_rows(second, division) : reads(second),
+                 writes(*node, division)});
   return true;
 }
 
@@ -216,6 +224,15 @@ void ElementSteps::combine(const Step& step, int thread, int n_threads) {
   for (size_t row = share.from; row < share.to; ++row) {
     (kernels.*kRoutine)(floats_at(first, row), floats_at(second, has_one_row ? 0 : row), extent(node, 0),
                         floats_at(node, row));
+  }
+}
+
+void ElementSteps::scale(const Step& step, int thread, int n_threads) {
+  const auto& kernels = *static_cast<const ElementKernels*>(step.context);
+  const ggml_tensor &node = *step.node, &rows = *node.src[0], &factors = *node.src[1];
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  for (size_t row = share.from; row < share.to; ++row) {
+    kernels.scale(floats_at(rows, row), extent(node, 0), *floats_at(factors, row), floats_at(node, row));
   }
 }
 

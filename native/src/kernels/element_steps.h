@@ -59,6 +59,7 @@ class ElementSteps {
   // Step::Compute; the context is the kernels, or the Rotation.
   template <auto kRoutine>
   static void combine(const Step& step, int thread, int n_threads);
+  static void scale(const Step& step, int thread, int n_threads);
   static void normalize(const Step& step, int thread, int n_threads);
   template <auto kRoutine>
   static void combine_columns(const Step& step, int thread, int n_threads);

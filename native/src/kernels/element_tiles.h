@@ -22,6 +22,11 @@ COROSRV_KERNEL void multiply_rows(const float* a, const float* b, size_t n, floa
   for (size_t i = 0; i < n; i += kLanes) store(to + i, mul(load_floats(a + i), load_floats(b + i)));
 }
 
+COROSRV_KERNEL void scale_row(const float* row, size_t n, float factor, float* to) {
+  const Floats factors = floats_of(factor);
+  for (size_t i = 0; i < n; i += kLanes) store(to + i, mul(load_floats(row + i), factors));
+}
+
 COROSRV_KERNEL void normalize(const float* row, size_t n, float epsilon, float* to) {
   constexpr size_t kChains = kElementStep / kLanes;
   Floats sums[kChains];
@@ -34,8 +39,7 @@ COROSRV_KERNEL void normalize(const float* row, size_t n, float epsilon, float* 
     }
   }
   for (size_t c = 1; c < kChains; ++c) sums[0] = add(sums[0], sums[c]);
-  const Floats scale = floats_of(1.0f / std::sqrt(sum_of(sums[0]) / static_cast<float>(n) + epsilon));
-  for (size_t i = 0; i < n; i += kLanes) store(to + i, mul(load_floats(row + i), scale));
+  scale_row(row, n, 1.0f / std::sqrt(sum_of(sums[0]) / static_cast<float>(n) + epsilon), to);
 }
 
 // For numbers below zero it is e^x / (1 + e^x), for others 1 / (1 + e^-x): no power is positive.
@@ -84,7 +88,7 @@ COROSRV_KERNEL void round_to_halves(const float* row, size_t n, uint16_t* to) {
   for (size_t i = 0; i < n; i += kLanes) store_halves(to + i, load_floats(row + i));
 }
 
-constexpr ElementKernels kElements{&add_rows,     &multiply_rows,     &normalize,     &gate,
+constexpr ElementKernels kElements{&add_rows,     &multiply_rows, &scale_row,    &normalize,     &gate,
                                    &gate_by_gelu, &rotate_neighbours, &rotate_halves, &round_to_halves};
 
 }  // namespace

@@ -16,6 +16,7 @@ constexpr size_t kElementStep = 16;
 struct ElementKernels {
   void (*add)(const float* a, const float* b, size_t n, float* to);
   void (*multiply)(const float* a, const float* b, size_t n, float* to);
+  void (*scale)(const float* row, size_t n, float factor, float* to);
   // Divides a row by the root of the mean of its squares, to which `epsilon` is added.
   void (*normalize)(const float* row, size_t n, float epsilon, float* to);
   // Multiplies with gates times their logistic function, SwiGLU, or with their GELU by tanh, GEGLU.

@@ -70,7 +70,7 @@ class Machine {
   ggml_backend_sched_t scheduler() { return scheduler_; }
 
  private:
-  std::vector<char> memory_ = std::vector<char>(128 * ggml_tensor_overhead() + ggml_graph_overhead());
+  std::vector<char> memory_ = std::vector<char>(256 * ggml_tensor_overhead() + ggml_graph_overhead());
   ggml_backend_t device_, backend_;
   ggml_backend_sched_t scheduler_;
 };

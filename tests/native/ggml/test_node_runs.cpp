@@ -128,6 +128,43 @@ class Layer {
   ggml_backend_buffer_t buffer_;
 };
 
+// What a layer of a mixture of experts does with its input: three of eight for each row, by shares.
+class Mixture {
+ public:
+  static constexpr int64_t kInner = 160, kExperts = 8, kUsed = 3;
+
+  explicit Mixture(Machine& machine)
+      : inner_(machine, GGML_TYPE_Q8_0, {kInner, kInner}, kWeights, kColumns, kExperts),
+        down_(machine, GGML_TYPE_Q8_0, {kColumns}, kWeights, kInner, kExperts) {}
+
+  Graph::Build build() const {
+    return [this](ggml_context* context, ggml_tensor* input) -> Tensors {
+      const int64_t n_rows = input->ne[1];
+      ggml_tensor* scores = ggml_cont(context, ggml_view_2d(context, input, kExperts, n_rows, input->nb[1], 0));
+      ggml_tensor* order = ggml_argsort(context, scores, GGML_SORT_ORDER_DESC);
+      ggml_tensor* best = ggml_view_2d(context, order, kUsed, n_rows, order->nb[1], 0);
+      ggml_tensor* shares = ggml_get_rows(context, ggml_reshape_3d(context, scores, 1, kExperts, n_rows), best);
+      ggml_tensor* rows = ggml_reshape_3d(context, input, kColumns, 1, n_rows);
+      ggml_tensor* values = ggml_mul_mat_id(context, inner_[0], rows, best);
+      ggml_tensor* gates = ggml_mul_mat_id(context, inner_[1], rows, best);
+      ggml_tensor* outputs = ggml_mul_mat_id(context, down_[0], ggml_swiglu_split(context, gates, values), best);
+      outputs = ggml_mul(context, outputs, shares);
+      ggml_tensor* sum = part(context, outputs, 0);
+      for (size_t i = 1; i < kUsed; ++i) sum = ggml_add(context, sum, part(context, outputs, i));
+      return {shares, sum};  // as libllama orders them
+    };
+  }
+
+ private:
+  static constexpr ggml_backend_buffer_usage kWeights = GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+
+  static ggml_tensor* part(ggml_context* context, ggml_tensor* outputs, size_t expert) {
+    return ggml_view_2d(context, outputs, kColumns, outputs->ne[2], outputs->nb[2], expert * outputs->nb[1]);
+  }
+
+  const Weights inner_, down_;
+};
+
 float largest(const Values& values) {
   return std::fabs(
       *std::max_element(values.begin(), values.end(), [](float a, float b) { return std::fabs(a) < std::fabs(b); }));
@@ -171,6 +208,26 @@ KERNEL_TEST(best_products() != nullptr && best_elements() != nullptr,
   }
 }
 
+KERNEL_TEST(best_products() != nullptr && best_elements() != nullptr,
+            "the experts of a mixture are one operation, near what ggml computes, and no row needs another") {
+  GraphKernels kernels(kFaster);
+  Machine machine(&kernels), ggml(nullptr);
+  const Mixture mixture(machine), mixture_of_ggml(ggml);
+  const Values together = Graph(machine, 80, mixture.build()).compute(input_of(80, 1))[1];
+
+  for (const int64_t n_rows : {1, 33, 2, 70, 8}) {
+    Graph graph(machine, n_rows, mixture.build()), reference(ggml, n_rows, mixture_of_ggml.build());
+    for (unsigned seed = 1; seed <= 3; ++seed) {
+      Values input = input_of(80, seed);
+      input.resize(static_cast<size_t>(n_rows * kColumns));
+      const std::vector<Values> ours = graph.compute(input), theirs = reference.compute(input);
+      CHECK(largest_difference(ours, theirs) < 0.03f * largest(theirs[1]));
+      if (seed == 1) CHECK(std::memcmp(ours[1].data(), together.data(), ours[1].size() * sizeof(float)) == 0);
+    }
+    CHECK_EQ(graph.n_operations(), reference.n_operations() - 6);
+  }
+}
+
 // The kernels, and how many more of their allocations succeed before one fails.
 struct ShortOfMemory {
   int n_allocations;
@@ -190,16 +247,21 @@ KERNEL_TEST(best_products() != nullptr && best_elements() != nullptr,
             "a layer is the same whatever there is no memory for, also when it is computed again") {
   Machine machine(nullptr), ggml(nullptr);
   const Layer layer(machine), layer_of_ggml(ggml);
-  const Graph::Build build = layer.build(GGML_ROPE_TYPE_NORMAL);
+  const Mixture mixture(machine), mixture_of_ggml(ggml);
+  const auto both = [](const Layer& dense, const Mixture& experts) -> Graph::Build {
+    return [&](ggml_context* context, ggml_tensor* input) {
+      return experts.build()(context, dense.build(GGML_ROPE_TYPE_NORMAL)(context, input)[0]);
+    };
+  };
   const Values input = input_of(8, 1);
-  const std::vector<Values> expected = Graph(ggml, 8, layer_of_ggml.build(GGML_ROPE_TYPE_NORMAL)).compute(input);
-  const float size = largest(expected[0]);
+  const std::vector<Values> expected = Graph(ggml, 8, both(layer_of_ggml, mixture_of_ggml)).compute(input);
+  const float size = largest(expected[1]);
 
   bool has_failed = true;
   for (int n = 0; has_failed; ++n) {
     ShortOfMemory shortage{n};
     ggml_backend_sched_set_eval_callback(machine.scheduler(), &ShortOfMemory::on_node, &shortage);
-    Graph graph(machine, 8, build);
+    Graph graph(machine, 8, both(layer, mixture));
     for (int i = 0; i < 2; ++i) CHECK(largest_difference(graph.compute(input), expected) < 0.03f * size);
     has_failed = shortage.n_allocations < 0;
   }

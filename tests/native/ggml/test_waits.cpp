@@ -24,6 +24,7 @@ class Leaves {
  public:
   explicit Leaves(Machine& machine) : context_(ggml_init({16 * ggml_tensor_overhead(), nullptr, true})) {
     positions_ = ggml_new_tensor_1d(context_.get(), GGML_TYPE_I32, kMostRows);
+    shares_ = ggml_new_tensor_3d(context_.get(), GGML_TYPE_F32, 1, kUsedExperts, kMostRows);
     for (ggml_tensor*& ids : ids_) ids = ggml_new_tensor_2d(context_.get(), GGML_TYPE_I32, kUsedExperts, kMostRows);
     places_ = ggml_new_tensor_1d(context_.get(), GGML_TYPE_I64, kMostRows);
     mask_ = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, kCells, kMostRows);
@@ -36,6 +37,8 @@ class Leaves {
       ggml_backend_tensor_set(positions_, &i, static_cast<size_t>(i) * sizeof i, sizeof i);
       ggml_backend_tensor_set(places_, &place, static_cast<size_t>(i) * sizeof place, sizeof place);
     }
+    const Values shares = random_values(kUsedExperts * kMostRows, 6);
+    ggml_backend_tensor_set(shares_, shares.data(), 0, ggml_nbytes(shares_));
     std::mt19937 random(3);
     for (ggml_tensor* ids : ids_) {
       for (size_t i = 0; i < kMostRows * kUsedExperts; i += kUsedExperts) {
@@ -136,7 +139,7 @@ class Leaves {
     return ggml_mul_mat_id(context, (*experts_.at(x->ne[0])[random() % 3])[matrix], x, ids);
   }
 
-  // A mixture of experts, as its layer begins; or the output of all of it for each expert, as rows.
+  // A mixture of experts, to the end or as far as the output of each expert.
   ggml_tensor* mixed(ggml_context* context, std::mt19937& random, ggml_tensor* x) const {
     const size_t matrix = random() % 3;
     ggml_tensor* ids = ggml_view_2d(context, ids_[random() % 2], kUsedExperts, x->ne[1], ids_[0]->nb[1], 0);
@@ -146,7 +149,14 @@ class Leaves {
       made = ggml_swiglu_split(context, expert_product(context, random, rows, matrix, ids), made);
       made = expert_product(context, random, made, random() % 3, ids);
     }
-    return random() % 2 > 0 ? made : ggml_reshape_2d(context, made, made->ne[0], ggml_nrows(made));
+    if (random() % 3 == 0) return ggml_reshape_2d(context, made, made->ne[0], ggml_nrows(made));
+    made = ggml_mul(context, made, ggml_view_3d(context, shares_, 1, kUsedExperts, x->ne[1], shares_->nb[1],
+                                                shares_->nb[2], 0));
+    ggml_tensor* of_expert[kUsedExperts];
+    for (size_t i = 0; i < kUsedExperts; ++i) {
+      of_expert[i] = ggml_view_2d(context, made, made->ne[0], made->ne[2], made->nb[2], i * made->nb[1]);
+    }
+    return ggml_add(context, of_expert[0], of_expert[1]);
   }
 
   // Null where x is not of the shape that the kind of node needs.
@@ -196,7 +206,7 @@ class Leaves {
   }
 
   const Context context_;
-  ggml_tensor *positions_, *places_, *mask_, *caches_[2], *ids_[2];
+  ggml_tensor *positions_, *places_, *mask_, *caches_[2], *ids_[2], *shares_;
   std::map<int64_t, ggml_tensor*> rows_;
   std::map<int64_t, std::vector<std::unique_ptr<Weights>>> weights_, experts_;
   ggml_backend_buffer_t buffer_;

@@ -31,12 +31,14 @@ bool is_near(float value, double expected) { return std::fabs(value - expected) 
 TEST("sums and products are those of each number") {
   const Values a = random_values(48, 1), b = random_values(48, 2);
   for (const ElementKernels* kernels : all_kernels()) {
-    Values sums(48), products = a;
+    Values sums(48), products = a, scaled(48);
     kernels->add(a.data(), b.data(), 48, sums.data());
     kernels->multiply(products.data(), b.data(), 48, products.data());
+    kernels->scale(a.data(), 48, -0.3f, scaled.data());
     for (size_t i = 0; i < 48; ++i) {
       CHECK_EQ(sums[i], a[i] + b[i]);
       CHECK_EQ(products[i], a[i] * b[i]);
+      CHECK_EQ(scaled[i], a[i] * -0.3f);
     }
   }
 }
