@@ -1,8 +1,9 @@
 """Measures formats of weights beside llama-server, for `make bench`, or `python -m benchmarks.formats --formats Q8_0`.
 
-The packaged model is written in each format; a decoder of 1.1 billion random weights in Q4_K_M follows. Both servers
-get the same file, and the same load in turn. Writes formats.json, formats.md and a plot for each number of clients.
-Formats that formats.json has from the same machine under the same load stay there unless they are measured again.
+The packaged model is written in each format; two decoders of random weights in Q4_K_M follow, the second of them a
+mixture of experts. Both servers get the same file, and the same load in turn. Writes formats.json, formats.md and a
+plot for each number of clients. Formats that formats.json has from the same machine under the same load stay there
+unless they are measured again.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from corosrv.client.bench import plots, words
 from corosrv.client.bench.report import Machine, PointFigures, Section, look
 from corosrv.contracts.settings.model_list import packaged_model
 from tests.support.architectures import quantize
-from tests.support.random_model import write_random_model
+from tests.support.random_model import MIXTURE, DecoderShape, write_random_model
 
 FORMATS = ("Q4_0", "Q4_1", "IQ4_NL", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16")
-RANDOM = "1.1B"  # random weights in Q4_K_M
+RANDOM = {"1.1B": DecoderShape(), "mixture": MIXTURE}  # random weights in Q4_K_M
 SLOTS, CONTEXT = 32, 512  # a slot's tokens
 TOKENS = 64  # of an answer
 
@@ -50,7 +51,7 @@ class FormatResults(msgspec.Struct):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", nargs="*", default=FORMATS, help="libllama's names of them")
-    parser.add_argument("--no-random", action="store_true", help="leave out the model of random weights")
+    parser.add_argument("--no-random", action="store_true", help="leave out the models of random weights")
     parser.add_argument("--clients", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=N_CORES)
@@ -60,17 +61,17 @@ def main() -> None:
     options = ["--mix", "short", "--clients", chosen.clients, "--tokens", str(TOKENS), "--rounds", str(chosen.rounds)]
     setup = Setup("", chosen.threads, SLOTS, CONTEXT)
     results = measure(
-        chosen.peer or build_peer(), setup, options, chosen.formats, with_random_model=not chosen.no_random
+        chosen.peer or build_peer(), setup, options, chosen.formats, with_random_models=not chosen.no_random
     )
     print(markdown(write(results, chosen.out)))
 
 
 def measure(
-    programs: Path, setup: Setup, options: Sequence[str], formats: Sequence[str], *, with_random_model: bool
+    programs: Path, setup: Setup, options: Sequence[str], formats: Sequence[str], *, with_random_models: bool
 ) -> FormatResults:
     """Measures one file after the other, and removes each before the next is written."""
     results = FormatResults(look(), [], [])
-    for name, model in _models(formats, with_random_model):
+    for name, model in _models(formats, with_random_models):
         used = replace(setup, model=str(model))
         with servers.corosrv(used) as ours, servers.llama_server(programs, used) as theirs:
             print(f"{name}: {model.stat().st_size / 1e6:.0f} MB", file=sys.stderr)
@@ -82,14 +83,16 @@ def measure(
     return results
 
 
-def _models(formats: Sequence[str], with_random_model: bool) -> Iterator[tuple[str, Path]]:
+def _models(formats: Sequence[str], with_random_models: bool) -> Iterator[tuple[str, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         for name in formats:
             (model,) = quantize(Path(packaged_model()), Path(folder), [name]).values()
             yield name, model
             model.unlink()
-        if with_random_model:
-            yield RANDOM, write_random_model(Path(folder) / "random-1.1B.Q4_K_M.gguf")
+        for name, shape in RANDOM.items() if with_random_models else ():
+            model = write_random_model(Path(folder) / f"random-{name}.Q4_K_M.gguf", shape)
+            yield name, model
+            model.unlink()
 
 
 def write(results: FormatResults, folder: Path) -> FormatResults:
@@ -129,7 +132,8 @@ def markdown(results: FormatResults) -> str:
         cells = [each.name, f"{each.bytes / 1e6:.0f}", *(_cell(point) for point in each.section.points)]
         lines.append("| " + " | ".join(cells) + " |")
     said = (
-        "How many times as many tokens a second as llama-server, and those of both; 1.1B: random weights in Q4_K_M. "
+        "How many times as many tokens a second as llama-server, and those of both; 1.1B and mixture: random weights "
+        "in Q4_K_M, of which the mixture uses 4 of 32 experts. "
         f"Medians of {words.count(first.rounds, 'round')}. "
         f"{words.machine(results.machine)}. {words.doubts(results.machine)}".strip()
     )

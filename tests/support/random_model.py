@@ -79,6 +79,10 @@ class DecoderShape:
         return sum(math.prod(shape) for _, shape in self.matrices.values()) + len(self.norms) * self.width
 
 
+# Of its 0.91 billion weights, a token uses 0.18.
+MIXTURE = DecoderShape(width=1024, inner=512, layers=16, heads=16, experts=32, used=4)
+
+
 def write_random_model(path: Path, shape: DecoderShape | None = None) -> Path:
     """Writes the model; its texts are random words."""
     shape = shape or DecoderShape()

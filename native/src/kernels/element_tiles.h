@@ -88,7 +88,7 @@ COROSRV_KERNEL void round_to_halves(const float* row, size_t n, uint16_t* to) {
   for (size_t i = 0; i < n; i += kLanes) store_halves(to + i, load_floats(row + i));
 }
 
-constexpr ElementKernels kElements{&add_rows,     &multiply_rows, &scale_row,    &normalize,     &gate,
+constexpr ElementKernels kElements{&add_rows,     &multiply_rows,     &scale_row,     &normalize,      &gate,
                                    &gate_by_gelu, &rotate_neighbours, &rotate_halves, &round_to_halves};
 
 }  // namespace

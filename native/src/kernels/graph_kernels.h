@@ -183,9 +183,9 @@ class GraphKernels {
   ExpertOrder experts_;
   // Of the graph whose nodes come in:
   const ggml_tensor* sorted_ids_ = nullptr;  // whose experts experts_ has the order of after what was seen so far
-  Run* run_ = nullptr;              // the last one; null: the next node of ours begins another
-  ggml_tensor* carrier_ = nullptr;  // that computes it
-  bool was_computed_ = false;       // what was seen so far
+  Run* run_ = nullptr;                       // the last one; null: the next node of ours begins another
+  ggml_tensor* carrier_ = nullptr;           // that computes it
+  bool was_computed_ = false;                // what was seen so far
 };
 
 }  // namespace corosrv

@@ -65,8 +65,7 @@ ActivationForm PackedMatrix::takes() const {
 }
 
 template <typename Activation, typename Output>
-void PackedMatrix::multiply(const Activation* activations, size_t n_rows, size_t from, size_t to,
-                            Output output) const {
+void PackedMatrix::multiply(const Activation* activations, size_t n_rows, size_t from, size_t to, Output output) const {
   constexpr ActivationForm kForm = std::is_same_v<Activation, ActivationBlock> ? ActivationForm::kQuants
                                    : std::is_same_v<Activation, BfloatBlock>   ? ActivationForm::kBfloats
                                                                                : ActivationForm::kFloats;

@@ -187,8 +187,9 @@ Graph::Build experts(const Weights& weights) {
   };
 }
 
-KERNEL_TEST(best_products() != nullptr,
-            "products with experts are ggml's but for the order of their sums, also in a graph that is computed again") {
+KERNEL_TEST(
+    best_products() != nullptr,
+    "products with experts are ggml's but for the order of their sums, also in a graph that is computed again") {
   for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0,
                                GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4, GGML_TYPE_F16, GGML_TYPE_BF16}) {
     GraphKernels kernels(kFaster);

@@ -150,8 +150,8 @@ class Leaves {
       made = expert_product(context, random, made, random() % 3, ids);
     }
     if (random() % 3 == 0) return ggml_reshape_2d(context, made, made->ne[0], ggml_nrows(made));
-    made = ggml_mul(context, made, ggml_view_3d(context, shares_, 1, kUsedExperts, x->ne[1], shares_->nb[1],
-                                                shares_->nb[2], 0));
+    made = ggml_mul(context, made,
+                    ggml_view_3d(context, shares_, 1, kUsedExperts, x->ne[1], shares_->nb[1], shares_->nb[2], 0));
     ggml_tensor* of_expert[kUsedExperts];
     for (size_t i = 0; i < kUsedExperts; ++i) {
       of_expert[i] = ggml_view_2d(context, made, made->ne[0], made->ne[2], made->nb[2], i * made->nb[1]);
