@@ -21,7 +21,8 @@ from tests.models.engine.test_kernels import sets
 from tests.support.architectures import quantize
 from tests.support.engines import packaged_model, read_all
 
-FORMATS = ("Q4_0", "Q4_1", "IQ4_NL", "Q5_0", "Q5_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16")
+FORMATS = ("Q4_0", "Q4_1", "IQ4_NL", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16")
+FORMATS += ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS")
 TEXT = Path(__file__).parents[2] / "README.md"
 N_LIKELIEST = 1000
 EXACT = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off"}  # with it libllama rounds keys to F16

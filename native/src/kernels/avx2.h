@@ -91,9 +91,7 @@ COROSRV_KERNEL inline void load_bfloat_pairs(const uint8_t* from, Floats& first,
 COROSRV_KERNEL inline __m128i load_eight(const uint8_t* bytes) {
   return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
 }
-COROSRV_KERNEL inline Floats load_bytes(const uint8_t* from) {
-  return to_floats(_mm256_cvtepu8_epi32(load_eight(from)));
-}
+COROSRV_KERNEL inline Ints widen_bytes(const uint8_t* from) { return _mm256_cvtepu8_epi32(load_eight(from)); }
 COROSRV_KERNEL inline Floats load_signed_bytes(const uint8_t* from) {
   return to_floats(_mm256_cvtepi8_epi32(load_eight(from)));
 }

@@ -61,6 +61,47 @@ void unpack_k_quants(const uint8_t* nibbles, const uint8_t* fifth, uint8_t* quan
   }
 }
 
+// For each 128 numbers 32 bytes, of which the low bits are the first 32. `third`: as the fifth bits above.
+void unpack_quarters(const uint8_t* quarters, const uint8_t* third, uint8_t* quants) {
+  for (size_t b = 0; b < 8; ++b) {
+    for (size_t i = 0; i < kBlockValues; ++i) {
+      const unsigned low = quarters[b / 4 * 32 + i] >> b % 4 * 2 & 3;
+      const unsigned high = third == nullptr ? 0 : third[i] >> b & 1;
+      quants[b * kBlockValues + i] = static_cast<uint8_t>(low | high << 2);
+    }
+  }
+}
+
+// For each 16 numbers a byte with scale and minimum, of four bits each; their scales at the end.
+void unpack_q2_k(const uint8_t* from, Unpacked& to) {
+  std::memcpy(to.params, from + 80, 4);
+  to.params[3] ^= 0x80;  // a minimum is subtracted
+  std::memcpy(to.params + 4, from, 16);
+  unpack_quarters(from + 16, nullptr, to.quants);
+}
+
+// Third bits, quarters, and 12 bytes of 16 scales with six bits each, less 32; their scale at the end.
+void unpack_q3_k(const uint8_t* from, Unpacked& to) {
+  std::memcpy(to.params, from + 108, 2);
+  const uint8_t* scales = from + 96;
+  for (size_t i = 0; i < 16; ++i) {
+    const unsigned low = scales[i % 8] >> i / 8 * 4 & 15, high = scales[8 + i % 4] >> i / 4 * 2 & 3;
+    to.params[2 + i] = static_cast<uint8_t>((low | high << 4) - 32);
+  }
+  unpack_quarters(from + 32, from, to.quants);
+}
+
+// The scale of scales, two upper bits of each, their lower four; they are less 32.
+void unpack_iq4_xs(const uint8_t* from, Unpacked& to) {
+  std::memcpy(to.params, from, 2);
+  const uint32_t upper = load_word(from + 2) & 0xffff;
+  for (size_t b = 0; b < 8; ++b) {
+    const unsigned low = from[4 + b / 2] >> b % 2 * 4 & 15, high = upper >> b * 2 & 3;
+    to.params[2 + b] = static_cast<uint8_t>((low | high << 4) - 32);
+    unpack_nibbles(from + 8 + 16 * b, to.quants + b * kBlockValues);
+  }
+}
+
 // For each 128 numbers 64 bytes of nibbles, and 32 bytes of upper bits; scales, and their scale at the end.
 void unpack_q6_k(const uint8_t* from, Unpacked& to) {
   std::memcpy(to.params, from + 208, 2);
@@ -94,6 +135,10 @@ void unpack(BlockFormat format, const uint8_t* block, Unpacked& to) {
       // Signed quants become unsigned, with an offset: processors multiply unsigned by signed bytes.
       for (size_t i = 0; i < kBlockValues; ++i) to.quants[i] = block[n_params + i] ^ 0x80;
       return;
+    case BlockFormat::kQ2_K:
+      return unpack_q2_k(block, to);
+    case BlockFormat::kQ3_K:
+      return unpack_q3_k(block, to);
     case BlockFormat::kQ4_K:
       unpack_k_params(block, to.params);
       return unpack_k_quants(block + 16, nullptr, to.quants);
@@ -102,6 +147,8 @@ void unpack(BlockFormat format, const uint8_t* block, Unpacked& to) {
       return unpack_k_quants(block + 48, block + 16, to.quants);
     case BlockFormat::kQ6_K:
       return unpack_q6_k(block, to);
+    case BlockFormat::kIQ4_XS:
+      return unpack_iq4_xs(block, to);
     case BlockFormat::kF16:  // which have no blocks
     case BlockFormat::kBF16:
       return;
@@ -115,6 +162,11 @@ void pack_quants(size_t n_bits, const uint8_t* quants, uint8_t* to) {
     const uint32_t four = load_word(quants + 4 * i);
     if (n_bits == 8) {
       words[i] = four;
+      continue;
+    }
+    if (n_bits < 4) {
+      words[i / 4] |= (four & 0x03030303) << i % 4 * 2;
+      if (n_bits == 3) words[2] |= (four >> 2 & 0x01010101) << i;
       continue;
     }
     words[i % 4] |= (four & 0x0f0f0f0f) << i / 4 * 4;

@@ -35,12 +35,18 @@ std::optional<BlockFormat> format_of(ggml_type type) {
       return BlockFormat::kIQ4_NL;
     case GGML_TYPE_MXFP4:
       return BlockFormat::kMXFP4;
+    case GGML_TYPE_Q2_K:
+      return BlockFormat::kQ2_K;
+    case GGML_TYPE_Q3_K:
+      return BlockFormat::kQ3_K;
     case GGML_TYPE_Q4_K:
       return BlockFormat::kQ4_K;
     case GGML_TYPE_Q5_K:
       return BlockFormat::kQ5_K;
     case GGML_TYPE_Q6_K:
       return BlockFormat::kQ6_K;
+    case GGML_TYPE_IQ4_XS:
+      return BlockFormat::kIQ4_XS;
     case GGML_TYPE_F16:
       return BlockFormat::kF16;
     case GGML_TYPE_BF16:

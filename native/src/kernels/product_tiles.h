@@ -28,6 +28,10 @@ struct Quants : QuantRange<15, 0> {};
 template <>
 struct Quants<BlockFormat::kQ4_0> : QuantRange<15, 8> {};
 template <>
+struct Quants<BlockFormat::kQ2_K> : QuantRange<3, 0> {};
+template <>
+struct Quants<BlockFormat::kQ3_K> : QuantRange<7, 4> {};
+template <>
 struct Quants<BlockFormat::kQ5_0> : QuantRange<31, 16> {};
 template <>
 struct Quants<BlockFormat::kQ5_1> : QuantRange<31, 0> {};
@@ -42,6 +46,8 @@ struct Quants<BlockFormat::kIQ4_NL> : QuantRange<255, 128> {
   static constexpr uint8_t kTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 };
 template <>
+struct Quants<BlockFormat::kIQ4_XS> : Quants<BlockFormat::kIQ4_NL> {};
+template <>
 struct Quants<BlockFormat::kMXFP4> : QuantRange<24, 12> {  // twice the values of four-bit floats
   static constexpr uint8_t kTable[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 };
@@ -54,11 +60,11 @@ COROSRV_KERNEL inline void fetch_ahead(const uint8_t* quants) {
   for (size_t line = 0; line < kBytes; line += kCacheLine) __builtin_prefetch(quants + kBytesAhead + line);
 }
 
-// Returns the bits [kBit, kBit + 1] or [kBit] of each byte, which `mask` selects once they are the bits from 4 on.
-template <int kBit>
+// Returns the bits from kBit on of each byte, which `mask` selects once they are the bits from kTo on.
+template <int kBit, int kTo = 4>
 COROSRV_KERNEL inline Ints upper_bits(Ints packed, Ints mask) {
-  if constexpr (kBit <= 4) return both(shift_left<4 - kBit>(packed), mask);
-  return both(shift_right<(kBit > 4 ? kBit - 4 : 0)>(packed), mask);
+  if constexpr (kBit <= kTo) return both(shift_left<kTo - kBit>(packed), mask);
+  return both(shift_right<(kBit > kTo ? kBit - kTo : 0)>(packed), mask);
 }
 
 // Makes bytes of the quants of one block: register i has numbers 4 i to 4 i + 3 of kLanes rows.
@@ -68,6 +74,17 @@ COROSRV_KERNEL inline void unpack(const uint8_t* quants, Ints (&weights)[8]) {
   if constexpr (kBits == 8) {
 #pragma GCC unroll 8
     for (size_t i = 0; i < 8; ++i) weights[i] = load(quants + i * kLine);
+  } else if constexpr (kBits < 4) {
+    const Ints quarter = bytes_of(0x03);
+#pragma GCC unroll 2
+    for (size_t half = 0; half < 2; ++half) {
+      const Ints packed = load(quants + half * kLine);
+      Ints* const first = weights + 4 * half;
+      first[0] = both(packed, quarter);
+      first[1] = both(shift_right<2>(packed), quarter);
+      first[2] = both(shift_right<4>(packed), quarter);
+      first[3] = both(shift_right<6>(packed), quarter);
+    }
   } else {
     const Ints nibble = bytes_of(0x0f);
 #pragma GCC unroll 4
@@ -76,6 +93,17 @@ COROSRV_KERNEL inline void unpack(const uint8_t* quants, Ints (&weights)[8]) {
       weights[i] = both(packed, nibble);
       weights[i + 4] = both(shift_right<4>(packed), nibble);
     }
+  }
+  if constexpr (kBits == 3) {
+    const Ints third = load(quants + 2 * kLine), mask = bytes_of(0x04);
+    weights[0] = either(weights[0], upper_bits<0, 2>(third, mask));
+    weights[1] = either(weights[1], upper_bits<1, 2>(third, mask));
+    weights[2] = either(weights[2], upper_bits<2, 2>(third, mask));
+    weights[3] = either(weights[3], upper_bits<3, 2>(third, mask));
+    weights[4] = either(weights[4], upper_bits<4, 2>(third, mask));
+    weights[5] = either(weights[5], upper_bits<5, 2>(third, mask));
+    weights[6] = either(weights[6], upper_bits<6, 2>(third, mask));
+    weights[7] = either(weights[7], upper_bits<7, 2>(third, mask));
   }
   if constexpr (kBits == 5) {
     const Ints fifth = load(quants + 4 * kLine), mask = bytes_of(0x10);
@@ -100,7 +128,7 @@ COROSRV_KERNEL inline void unpack(const uint8_t* quants, Ints (&weights)[8]) {
       first[3] = either(first[3], upper_bits<6>(upper, mask));
     }
   }
-  if constexpr (kFormat == BlockFormat::kIQ4_NL || kFormat == BlockFormat::kMXFP4) {
+  if constexpr (kFormat == BlockFormat::kIQ4_NL || kFormat == BlockFormat::kIQ4_XS || kFormat == BlockFormat::kMXFP4) {
     const Ints table = load_table(Quants<kFormat>::kTable);
 #pragma GCC unroll 8
     for (size_t i = 0; i < 8; ++i) weights[i] = look_up(table, weights[i]);
@@ -111,26 +139,34 @@ COROSRV_KERNEL inline void unpack(const uint8_t* quants, Ints (&weights)[8]) {
   }
 }
 
-// Returns the scale of 32 numbers, or of each half of them where a format has two, from `params` of a block of ggml's.
-template <BlockFormat kFormat>
-COROSRV_KERNEL inline Floats scale_of(const uint8_t* params, size_t block, size_t half, size_t lane) {
-  if constexpr (kFormat == BlockFormat::kMXFP4) return load_powers(params + lane);
-  const Floats scale = load_halves(params + 2 * lane);
-  constexpr PackedLayout kLayout = layout_of(kFormat);
-  if constexpr (kFormat == BlockFormat::kQ6_K) {
-    return mul(scale, load_signed_bytes(params + (2 + 2 * block + half) * kGroupRows + lane));
-  } else if constexpr (kLayout.n_blocks > 1) {
-    return mul(scale, load_bytes(params + (4 + 2 * block) * kGroupRows + lane));
+// Returns the scales (kWhich 0) or the minima (1) of a part, before they are multiplied with their own scale: each has
+// a byte, or four bits of one.
+template <BlockFormat kFormat, size_t kWhich>
+COROSRV_KERNEL inline Floats byte_scale(const uint8_t* bytes, size_t part) {
+  if constexpr (kFormat != BlockFormat::kQ2_K) {
+    return to_floats(widen_bytes(bytes + (2 * part + kWhich) * kGroupRows));
   } else {
-    return scale;
+    return to_floats(both(shift_right<4 * kWhich>(widen_bytes(bytes + part * kGroupRows)), ints_of(15)));
   }
 }
 
+// Returns the scale of a part of 32 numbers, all of them or a half, from `params` of a block of ggml's. `part`: which
+// of its parts.
 template <BlockFormat kFormat>
-COROSRV_KERNEL inline Floats minimum_of(const uint8_t* params, size_t block, size_t lane) {
+COROSRV_KERNEL inline Floats scale_of(const uint8_t* params, size_t part, size_t lane) {
+  constexpr PackedLayout kLayout = layout_of(kFormat);
+  if constexpr (kFormat == BlockFormat::kMXFP4) return load_powers(params + lane);
+  const Floats scale = load_halves(params + 2 * lane);
+  if constexpr (kLayout.n_blocks == 1) return scale;
+  if constexpr (kLayout.n_halves == 1) return mul(scale, load_signed_bytes(params + (2 + part) * kGroupRows + lane));
+  return mul(scale, byte_scale<kFormat, 0>(params + 4 * kGroupRows + lane, part));
+}
+
+template <BlockFormat kFormat>
+COROSRV_KERNEL inline Floats minimum_of(const uint8_t* params, size_t part, size_t lane) {
   const Floats minimum = load_halves(params + 2 * (kGroupRows + lane));
   if constexpr (layout_of(kFormat).n_blocks == 1) return minimum;
-  return mul(minimum, load_bytes(params + (5 + 2 * block) * kGroupRows + lane));
+  return mul(minimum, byte_scale<kFormat, 1>(params + 4 * kGroupRows + lane, part));
 }
 
 // Returns the products of the registers [kFrom, kTo) with one row's quants, less the offset.
@@ -147,7 +183,8 @@ template <BlockFormat kFormat, size_t kRows>
 COROSRV_KERNEL void multiply_lanes(const uint8_t* group, size_t n_blocks, const ActivationBlock* rows, float* output,
                                    size_t n_outputs, size_t lane) {
   constexpr PackedLayout kLayout = layout_of(kFormat);
-  constexpr bool kHasMinima = kLayout.n_halves == 2, kHasHalves = kFormat == BlockFormat::kQ6_K;
+  constexpr bool kHasMinima = kLayout.n_halves == 2;
+  constexpr size_t kParts = has_half_scales(kFormat) ? 2 : 1;
   const uint8_t* quants = group + kLayout.group_params(n_blocks) + 4 * lane;
   Floats sums[kRows];
 #pragma GCC unroll 16
@@ -157,24 +194,30 @@ COROSRV_KERNEL void multiply_lanes(const uint8_t* group, size_t n_blocks, const 
     fetch_ahead<kFormat>(quants + b * kLayout.quants());
     Ints weights[8];
     unpack<kFormat>(quants + b * kLayout.quants(), weights);
-    const Floats scales = scale_of<kFormat>(params, b % kLayout.n_blocks, 0, lane);
-    Floats others = scales;  // the scales of the second halves, or the minima
-    if constexpr (kHasHalves) others = scale_of<kFormat>(params, b % kLayout.n_blocks, 1, lane);
-    if constexpr (kHasMinima) others = minimum_of<kFormat>(params, b % kLayout.n_blocks, lane);
+    Floats scales[kParts], minima[kParts];
+#pragma GCC unroll 2
+    for (size_t p = 0; p < kParts; ++p) {
+      scales[p] = scale_of<kFormat>(params, b % kLayout.n_blocks * kParts + p, lane);
+      if constexpr (kHasMinima) minima[p] = minimum_of<kFormat>(params, b % kLayout.n_blocks * kParts + p, lane);
+    }
 #pragma GCC unroll 16
     for (size_t r = 0; r < kRows; ++r) {
       const ActivationBlock& block = rows[r * n_blocks + b];
       const Floats scale = floats_of(block.scale);
-      if constexpr (kHasHalves) {
+      if constexpr (kParts == 1) {
+        const int32_t sum = block.half_sums[0] + block.half_sums[1];
+        if constexpr (kHasMinima) sums[r] = multiply_add(minima[0], floats_of(block.scaled_sum), sums[r]);
+        const Floats all = product<kFormat, 0, 8>(weights, block.quants, sum);
+        sums[r] = multiply_add(all, mul(scales[0], scale), sums[r]);
+      } else {
+        if constexpr (kHasMinima) {
+          sums[r] = multiply_add(minima[0], floats_of(block.scale * static_cast<float>(block.half_sums[0])), sums[r]);
+          sums[r] = multiply_add(minima[1], floats_of(block.scale * static_cast<float>(block.half_sums[1])), sums[r]);
+        }
         const Floats first = product<kFormat, 0, 4>(weights, block.quants, block.half_sums[0]);
         const Floats second = product<kFormat, 4, 8>(weights, block.quants, block.half_sums[1]);
-        sums[r] = multiply_add(first, mul(scales, scale), sums[r]);
-        sums[r] = multiply_add(second, mul(others, scale), sums[r]);
-      } else {
-        const int32_t sum = block.half_sums[0] + block.half_sums[1];
-        if constexpr (kHasMinima) sums[r] = multiply_add(others, floats_of(block.scaled_sum), sums[r]);
-        const Floats all = product<kFormat, 0, 8>(weights, block.quants, sum);
-        sums[r] = multiply_add(all, mul(scales, scale), sums[r]);
+        sums[r] = multiply_add(first, mul(scales[0], scale), sums[r]);
+        sums[r] = multiply_add(second, mul(scales[1], scale), sums[r]);
       }
     }
   }

@@ -19,6 +19,7 @@ from tests.support.architectures import ARCHITECTURES, quantize
 from tests.support.engines import GREEDY, job, opened, packaged_model
 
 FORMATS = ("Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16")
+FORMATS_OF_LLAMA = (*FORMATS, "Q4_1", "Q2_K", "Q3_K_M", "IQ4_XS")
 SLOTS = 12
 # Enough to see that threads share the work in any order; more cost time where others use the processor too.
 ON_TWO_THREADS = ("llama-Q4_K_M", "mixture-F32", "mamba-Q4_1")
@@ -78,7 +79,7 @@ def random_models(folder: Path) -> Mapping[str, Path]:
     """By architecture and format. A llama's rows are as long as K-quants need them."""
     models = {f"{name}-F32": write(folder / f"{name}.gguf") for name, write in ARCHITECTURES.items()}
     for name in ARCHITECTURES:
-        formats = (*FORMATS, "Q4_1") if name == "llama" else ("Q4_1",)
+        formats = FORMATS_OF_LLAMA if name == "llama" else ("Q4_1",)
         written = quantize(models[f"{name}-F32"], folder, formats)
         models |= {f"{name}-{format}": path for format, path in written.items()}
     return models
@@ -95,7 +96,7 @@ def smollm2_files(folder: Path) -> Iterator[Mapping[str, Path]]:
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"llama-{format}" for format in ("F32", "Q4_1", *FORMATS)),
+        *(f"llama-{format}" for format in ("F32", *FORMATS_OF_LLAMA)),
         *(f"{name}-{format}" for name in ARCHITECTURES if name != "llama" for format in ("F32", "Q4_1")),
     ],
 )

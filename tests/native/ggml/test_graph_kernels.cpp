@@ -27,6 +27,9 @@ float nearness(ggml_type type) {
   return type == GGML_TYPE_BF16 ? 0.2f : 2e-5f;
 }
 
+constexpr ggml_type kWideTypes[] = {GGML_TYPE_Q2_K, GGML_TYPE_Q3_K, GGML_TYPE_Q4_K,
+                                    GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS};
+
 // What a layer asks for: three products of the same activations, one of others, and one of the first again.
 Graph::Build layer(const Weights& weights) {
   return [&weights](ggml_context* context, ggml_tensor* input) -> Tensors {
@@ -68,7 +71,7 @@ KERNEL_TEST(best_products() != nullptr,
 KERNEL_TEST(best_products() != nullptr,
             "products with formats of 256 numbers are near ggml's, and no row needs another") {
   constexpr int64_t kWide = 768;
-  for (const ggml_type type : {GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
+  for (const ggml_type type : kWideTypes) {
     GraphKernels kernels(kFaster);
     Machine machine(&kernels);
     const Weights weights(machine, type, {48, 16}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, kWide);
@@ -205,7 +208,7 @@ KERNEL_TEST(
 }
 
 KERNEL_TEST(best_products() != nullptr, "products with experts in formats of 256 numbers are near ggml's") {
-  for (const ggml_type type : {GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
+  for (const ggml_type type : kWideTypes) {
     GraphKernels kernels(kFaster);
     Machine machine(&kernels);
     const Weights weights(machine, type, {48, 16}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, 768, kExperts);

@@ -13,9 +13,10 @@
 namespace corosrv {
 namespace {
 
-constexpr BlockFormat kFormats[] = {BlockFormat::kQ4_0, BlockFormat::kQ4_1,   BlockFormat::kQ5_0,  BlockFormat::kQ5_1,
-                                    BlockFormat::kQ8_0, BlockFormat::kIQ4_NL, BlockFormat::kMXFP4, BlockFormat::kQ4_K,
-                                    BlockFormat::kQ5_K, BlockFormat::kQ6_K};
+constexpr BlockFormat kFormats[] = {BlockFormat::kQ4_0,  BlockFormat::kQ4_1,   BlockFormat::kQ5_0,  BlockFormat::kQ5_1,
+                                    BlockFormat::kQ8_0,  BlockFormat::kIQ4_NL, BlockFormat::kMXFP4, BlockFormat::kQ2_K,
+                                    BlockFormat::kQ3_K,  BlockFormat::kQ4_K,   BlockFormat::kQ5_K,  BlockFormat::kQ6_K,
+                                    BlockFormat::kIQ4_XS};
 
 constexpr BlockFormat kFloats[] = {BlockFormat::kF16, BlockFormat::kBF16};
 
@@ -82,6 +83,25 @@ Weight read(BlockFormat format, const uint8_t* block, size_t i) {
       const int code = nibble(block + 1);
       return {code < 8 ? kFloats4[code] : -kFloats4[code - 8], std::ldexp(1.0, block[0] - 127), 0};
     }
+    case BlockFormat::kQ2_K: {
+      const int quant = block[16 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3, scales = block[i / 16];
+      return {1.0 * quant, half(block + 80) * (scales % 16), -half(block + 82) * (scales / 16)};
+    }
+    case BlockFormat::kQ3_K: {
+      const int low = block[32 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+      const int quant = low + (block[i % 32] >> i / 32 & 1 ? 0 : -4);
+      const uint8_t* scales = block + 96;
+      const size_t s = i / 16;
+      const int four = s < 8 ? scales[s] % 16 : scales[s - 8] / 16, two = scales[8 + s % 4] >> s / 4 * 2 & 3;
+      return {1.0 * quant, half(block + 108) * (four + 16 * two - 32), 0};
+    }
+    case BlockFormat::kIQ4_XS: {
+      const size_t b = i / 32;
+      const int four = b % 2 == 0 ? block[4 + b / 2] % 16 : block[4 + b / 2] / 16;
+      const int two = (block[2] | block[3] << 8) >> 2 * b & 3;
+      const uint8_t byte = block[8 + b * 16 + i % 16];
+      return {kIq4Values[i % 32 < 16 ? byte % 16 : byte / 16], half(block) * (four + 16 * two - 32), 0};
+    }
     case BlockFormat::kQ4_K:
     case BlockFormat::kQ5_K: {
       const bool is_q5 = format == BlockFormat::kQ5_K;
@@ -110,6 +130,8 @@ Weight read(BlockFormat format, const uint8_t* block, size_t i) {
 
 // Where the 16-bit floats of a block lie; MXFP4 has an exponent in their place.
 std::vector<size_t> halves_of(BlockFormat format) {
+  if (format == BlockFormat::kQ2_K) return {80, 82};
+  if (format == BlockFormat::kQ3_K) return {108};
   if (format == BlockFormat::kQ6_K) return {208};
   if (is_float(format)) return {};  // see Matrix
   if (layout_of(format).n_halves == 2) return {0, 2};
@@ -218,9 +240,14 @@ std::vector<const float*> rows_of(const Values& values, size_t n_columns) {
 double expected(const Matrix& matrix, size_t weight_row, const ActivationBlock* row, double& size) {
   double sum = size = 0;
   for (size_t b = 0; b < matrix.n_blocks; ++b) {
-    const double minimum = matrix.weight(weight_row, b, 0).minimum * row[b].scaled_sum;
-    sum += minimum;
-    size += std::fabs(minimum);
+    for (size_t part = 0; part < kBlockValues; part += 16) {
+      const double of_half = 1.0 * row[b].scale * row[b].half_sums[part / 16];
+      const double of_all = part == 0 ? row[b].scaled_sum : 0;
+      const double minimum =
+          matrix.weight(weight_row, b, part).minimum * (has_half_scales(matrix.format) ? of_half : of_all);
+      sum += minimum;
+      size += std::fabs(minimum);
+    }
     for (size_t i = 0; i < kBlockValues; ++i) {
       const Weight weight = matrix.weight(weight_row, b, i);
       const double term = weight.quant * weight.scale * row[b].scale * row[b].quants[i];
@@ -508,9 +535,9 @@ KERNEL_TEST(best_products() != nullptr, "a packed matrix takes hardly more bytes
     const Matrix matrix(format, 48, 8, 1);
     const size_t bytes = matrix.packed(*best_products()).bytes();
 
-    // Six-bit scales get a byte each: 4 bytes more for each 144. Each group ends with a cache line.
+    // Six-bit scales get a byte each: 4 bytes more for each 110. Each group ends with a cache line.
     CHECK(bytes >= matrix.bytes.size());
-    CHECK(bytes <= matrix.bytes.size() * 148 / 144 + 3 * 64);
+    CHECK(bytes <= matrix.bytes.size() * 114 / 110 + 3 * 64);
   }
 }
 
