@@ -15,16 +15,17 @@ namespace corosrv {
 struct Attention {
   size_t head_size;  // numbers of a head; a multiple of kHeadStep
   size_t n_heads;
-  const float* queries;   // of the first head
-  size_t query_stride;    // bytes from head to head
-  size_t n_cells;         // of the cache, hidden ones included
-  const uint16_t* mask;   // a 16-bit float per cell, added to its score; minus infinity hides the cell
-  const uint8_t* keys;    // of the first cell
-  size_t key_stride;      // bytes from cell to cell
-  const uint8_t* values;  // of the first cell
-  size_t value_stride;    // bytes from cell to cell
-  float scale;            // the factor of every score
-  float* output;          // n_heads times head_size numbers; zeros if the mask hides all cells
+  const float* queries;          // of the first head
+  size_t query_stride;           // bytes from head to head
+  size_t n_cells;                // of the cache, hidden ones included
+  const uint16_t* mask;          // a 16-bit float per cell, added to its score; minus infinity hides the cell
+  const uint8_t* keys;           // of the first cell
+  size_t key_stride;             // bytes from cell to cell
+  const uint8_t* values;         // of the first cell
+  size_t value_stride;           // bytes from cell to cell
+  float scale;                   // the factor of every score
+  float* output;                 // n_heads times head_size numbers; zeros if the mask hides all cells
+  const float* sinks = nullptr;  // for each head the score of a cell of zeros that all see; null: there is none
 };
 
 constexpr size_t kHeadStep = 16;

@@ -187,6 +187,10 @@ COROSRV_KERNEL void attend_heads(const Attention& a, size_t head) {
   Running running;
   std::fill_n(running.largest, kTileHeads, kHidden);
   std::fill_n(running.sum, kTileHeads, 0.0f);
+  if (a.sinks != nullptr) {
+    std::copy_n(a.sinks + head, kHeads, running.largest);
+    std::fill_n(running.sum, kHeads, 1.0f);
+  }
   Tile tile;
   for (size_t cell = 0; cell < a.n_cells || tile.n_collected > 0;) {
     cell = fill(a, cell, tile);

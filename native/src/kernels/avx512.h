@@ -39,6 +39,8 @@ COROSRV_KERNEL inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b
 COROSRV_KERNEL inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 COROSRV_KERNEL inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 // The second where one is NaN.
+COROSRV_KERNEL inline Floats minimum(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+// The second where one is NaN.
 COROSRV_KERNEL inline Floats maximum(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 COROSRV_KERNEL inline Floats load_floats(const float* from) { return _mm512_loadu_ps(from); }
 COROSRV_KERNEL inline void store(float* to, Floats a) { _mm512_storeu_ps(to, a); }

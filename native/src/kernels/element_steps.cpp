@@ -41,12 +41,13 @@ Access reads_rows(const ggml_tensor& tensor, Division division) {
   return reads(tensor, ggml_is_contiguous(&tensor) ? division : Division{});
 }
 
-// Returns how threads divide two nodes that are the results of the last two steps, where both are divided alike.
-Division columns_of_last_two(const NodeRun& run, const ggml_tensor* a, const ggml_tensor* b) {
-  if (run.size() < 2) return {};
-  const Step &one = run.from_end(2), &other = run.from_end(1);
-  const bool are_both = (one.node == a && other.node == b) || (one.node == b && other.node == a);
-  return are_both && one.division == other.division ? one.division : Division{};
+// Returns how threads divide a node that is the result of one of the last steps.
+Division division_of(const NodeRun& run, const ggml_tensor* node) {
+  constexpr size_t kLast = 4;
+  for (size_t i = 1; i <= std::min(kLast, run.size()); ++i) {
+    if (run.from_end(i).node == node) return run.from_end(i).division;
+  }
+  return {};
 }
 
 int32_t int_param(const ggml_tensor& node, size_t i) { return node.op_params[i]; }
@@ -82,6 +83,8 @@ ElementSteps::Add ElementSteps::add_of(const ggml_tensor& node) {
     case GGML_OP_ADD:
     case GGML_OP_MUL:
       return &ElementSteps::add_sum_or_product;
+    case GGML_OP_ADD_ID:
+      return &ElementSteps::add_biases;
     case GGML_OP_RMS_NORM:
       return &ElementSteps::add_norm;
     case GGML_OP_GLU:
@@ -126,18 +129,36 @@ bool ElementSteps::add_norm(NodeRun& run, ggml_tensor* node) {
   return true;
 }
 
-// Where the gates and the values are the results of the last two steps, threads divide them as those do.
+// A row for each expert, of which a row gets that of its own.
+bool ElementSteps::add_biases(NodeRun& run, ggml_tensor* node) {
+  const ggml_tensor &rows = *node->src[0], &biases = *node->src[1], &ids = *node->src[2];
+  if (!is_contiguous(*node) || !is_contiguous(rows) || !has_float_rows(biases) || node->ne[3] != 1) return false;
+  Division division = division_of(run, &rows);
+  if (division.kind != Kind::kColumns) division = by_rows(*node);
+  run.add({&combine_by_expert, node, &kernels_, division},
+          {reads(rows, division), reads(biases), reads(ids), writes(*node, division)});
+  return true;
+}
+
+// Where the gates and the values are results of the last steps, threads divide them as those do.
 bool ElementSteps::add_gate(NodeRun& run, ggml_tensor* node) {
   const ggml_tensor *gates = node->src[0], *values = node->src[1];
   const ggml_glu_op kind = ggml_get_glu_op(node);
-  if ((kind != GGML_GLU_OP_SWIGLU && kind != GGML_GLU_OP_GEGLU) || values == nullptr) return false;
-  if (!is_contiguous(*node) || !has_float_rows(*gates) || !has_float_rows(*values)) return false;
-  const bool is_gelu = kind == GGML_GLU_OP_GEGLU;
-  Division division = by_rows(*node);
-  Step::Compute compute = is_gelu ? &combine<&ElementKernels::gate_by_gelu> : &combine<&ElementKernels::gate>;
-  if (const Division columns = columns_of_last_two(run, gates, values); columns.kind == Kind::kColumns) {
-    division = columns;
-    compute = is_gelu ? &combine_columns<&ElementKernels::gate_by_gelu> : &combine_columns<&ElementKernels::gate>;
+  if (values == nullptr || !is_contiguous(*node) || !has_float_rows(*gates) || !has_float_rows(*values)) return false;
+  const Division columns = division_of(run, gates);
+  const bool has_columns = columns.kind == Kind::kColumns && columns == division_of(run, values);
+  const Division division = has_columns ? columns : by_rows(*node);
+  Step::Compute compute;
+  if (kind == GGML_GLU_OP_SWIGLU) {
+    compute = has_columns ? &combine_columns<&ElementKernels::gate> : &combine<&ElementKernels::gate>;
+  } else if (kind == GGML_GLU_OP_GEGLU) {
+    compute = has_columns ? &combine_columns<&ElementKernels::gate_by_gelu> : &combine<&ElementKernels::gate_by_gelu>;
+  } else if (kind == GGML_GLU_OP_SWIGLU_OAI && float_param(*node, 2) == kGateSteepness &&
+             float_param(*node, 3) == kGateLimit) {
+    compute = has_columns ? &combine_columns<&ElementKernels::gate_within_limits>
+                          : &combine<&ElementKernels::gate_within_limits>;
+  } else {
+    return false;
   }
   run.add({compute, node, &kernels_, division},
           {reads_rows(*gates, division), reads_rows(*values, division), writes(*node, division)});
@@ -224,6 +245,22 @@ void ElementSteps::combine(const Step& step, int thread, int n_threads) {
   for (size_t row = share.from; row < share.to; ++row) {
     (kernels.*kRoutine)(floats_at(first, row), floats_at(second, has_one_row ? 0 : row), extent(node, 0),
                         floats_at(node, row));
+  }
+}
+
+void ElementSteps::combine_by_expert(const Step& step, int thread, int n_threads) {
+  const auto& kernels = *static_cast<const ElementKernels*>(step.context);
+  const ggml_tensor &node = *step.node, &ids = *node.src[2];
+  const bool has_columns = step.division.kind == Kind::kColumns;
+  const ThreadShare share = share_of(step.division.n_parts, thread, n_threads);
+  const ThreadShare rows = has_columns ? ThreadShare{0, row_count(node)} : share;
+  const size_t first = has_columns ? share.from * step.division.size : 0;
+  const size_t n = has_columns ? (share.to - share.from) * step.division.size : extent(node, 0);
+  for (size_t row = rows.from; row < rows.to; ++row) {
+    const uint8_t* id = row_at(ids, row / extent(node, 1), 0, 0) + row % extent(node, 1) * ids.nb[0];
+    const auto expert = static_cast<size_t>(*reinterpret_cast<const int32_t*>(id));
+    kernels.add(floats_at(*node.src[0], row) + first, floats_at(*node.src[1], expert) + first, n,
+                floats_at(node, row) + first);
   }
 }
 

@@ -50,6 +50,7 @@ class ElementSteps {
   static Angles angles_of(const ggml_tensor& node);
 
   bool add_sum_or_product(NodeRun& run, ggml_tensor* node);
+  bool add_biases(NodeRun& run, ggml_tensor* node);
   bool add_norm(NodeRun& run, ggml_tensor* node);
   bool add_gate(NodeRun& run, ggml_tensor* node);
   bool add_rotation(NodeRun& run, ggml_tensor* node);
@@ -59,6 +60,7 @@ class ElementSteps {
   // Step::Compute; the context is the kernels, or the Rotation.
   template <auto kRoutine>
   static void combine(const Step& step, int thread, int n_threads);
+  static void combine_by_expert(const Step& step, int thread, int n_threads);
   static void scale(const Step& step, int thread, int n_threads);
   static void normalize(const Step& step, int thread, int n_threads);
   template <auto kRoutine>

@@ -65,6 +65,15 @@ COROSRV_KERNEL void gate_by_gelu(const float* gates, const float* values, size_t
   }
 }
 
+COROSRV_KERNEL void gate_within_limits(const float* gates, const float* values, size_t n, float* to) {
+  const Floats most = floats_of(kGateLimit), least = floats_of(-kGateLimit), one = floats_of(1.0f);
+  for (size_t i = 0; i < n; i += kLanes) {
+    const Floats g = minimum(most, load_floats(gates + i));
+    const Floats value = maximum(least, minimum(most, load_floats(values + i)));
+    store(to + i, mul(mul(g, logistic(mul(g, floats_of(kGateSteepness)))), add(value, one)));
+  }
+}
+
 COROSRV_KERNEL void rotate_neighbours(const float* row, const float* cosines, const float* sines, size_t n, float* to) {
   for (size_t i = 0; i < n; i += kLanes) {
     const Floats numbers = load_floats(row + i);
@@ -88,8 +97,9 @@ COROSRV_KERNEL void round_to_halves(const float* row, size_t n, uint16_t* to) {
   for (size_t i = 0; i < n; i += kLanes) store_halves(to + i, load_floats(row + i));
 }
 
-constexpr ElementKernels kElements{&add_rows,     &multiply_rows,     &scale_row,     &normalize,      &gate,
-                                   &gate_by_gelu, &rotate_neighbours, &rotate_halves, &round_to_halves};
+constexpr ElementKernels kElements{&add_rows,      &multiply_rows,  &scale_row,          &normalize,
+                                   &gate,          &gate_by_gelu,   &gate_within_limits, &rotate_neighbours,
+                                   &rotate_halves, &round_to_halves};
 
 }  // namespace
 

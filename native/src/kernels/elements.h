@@ -11,6 +11,9 @@ namespace corosrv {
 // All counts of numbers are multiples of this.
 constexpr size_t kElementStep = 16;
 
+// Of gate_within_limits().
+constexpr float kGateSteepness = 1.702f, kGateLimit = 7.0f;
+
 // The routines of one instruction set. Each row gives the same, whatever its neighbours (invariant I9). `to` may be one
 // of the inputs, or apart from them.
 struct ElementKernels {
@@ -22,6 +25,8 @@ struct ElementKernels {
   // Multiplies with gates times their logistic function, SwiGLU, or with their GELU by tanh, GEGLU.
   void (*gate)(const float* gates, const float* values, size_t n, float* to);
   void (*gate_by_gelu)(const float* gates, const float* values, size_t n, float* to);
+  // As gpt-oss does: SwiGLU of steeper gates up to 7, with values between -7 and 7, to which one is added.
+  void (*gate_within_limits)(const float* gates, const float* values, size_t n, float* to);
   // Rotates pairs of numbers, which are neighbours or half of the row apart; then n is a multiple of two steps. Both
   // numbers of a pair have the same cosine, and the first of them the negative sine.
   void (*rotate_neighbours)(const float* row, const float* cosines, const float* sines, size_t n, float* to);

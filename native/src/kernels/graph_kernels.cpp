@@ -79,15 +79,19 @@ bool has_cells_of_halves(const ggml_tensor& cache, const ggml_tensor& queries) {
          cache.ne[3] == queries.ne[3];
 }
 
-// Returns whether attend() can compute a node: it has no bias by distance, no cap, no sinks, and a cache of 16-bit
-// floats.
+bool is_row_of_floats(const ggml_tensor& tensor) {
+  return tensor.type == GGML_TYPE_F32 && tensor.nb[0] == sizeof(float) && row_count(tensor) == 1;
+}
+
+// Returns whether attend() can compute a node: it has no bias by distance, no cap, and a cache of 16-bit floats.
 bool is_plain_attention(const ggml_tensor& node) {
   const ggml_tensor &queries = *node.src[0], &keys = *node.src[1], &values = *node.src[2];
-  const ggml_tensor* mask = node.src[3];
+  const ggml_tensor *mask = node.src[3], *sinks = node.src[4];
   return queries.type == GGML_TYPE_F32 && queries.nb[0] == 4 && queries.ne[0] % kHeadStep == 0 &&
          has_cells_of_halves(keys, queries) && has_cells_of_halves(values, queries) && keys.ne[2] == values.ne[2] &&
          queries.ne[2] % keys.ne[2] == 0 && mask != nullptr && mask->type == GGML_TYPE_F16 && mask->nb[0] == 2 &&
-         mask->ne[2] == 1 && mask->ne[3] == queries.ne[3] && node.src[4] == nullptr &&
+         mask->ne[2] == 1 && mask->ne[3] == queries.ne[3] &&
+         (sinks == nullptr || (sinks->op == GGML_OP_NONE && is_row_of_floats(*sinks))) &&
          attention_params(node)[kMaxBias] == 0 && attention_params(node)[kSoftcap] == 0;
 }
 
@@ -111,6 +115,7 @@ Attention attention_of(const ggml_tensor& node, float scale, size_t token, size_
   a.scale = scale;
   const size_t row = (stream * extent(queries, 1) + token) * extent(queries, 2) + key_head * a.n_heads;
   a.output = static_cast<float*>(node.data) + row * a.head_size;
+  if (node.src[4] != nullptr) a.sinks = static_cast<const float*>(node.src[4]->data) + key_head * a.n_heads;
   return a;
 }
 

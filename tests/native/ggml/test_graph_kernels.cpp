@@ -322,12 +322,15 @@ class Cache {
  public:
   static constexpr int64_t kHeadSize = 16, kKeyHeads = 2, kHeads = 6, kCells = 100, kStreams = 2, kMaxRows = 80;
 
-  explicit Cache(Machine& machine) : context_(ggml_init({3 * ggml_tensor_overhead(), nullptr, true})) {
+  explicit Cache(Machine& machine) : context_(ggml_init({4 * ggml_tensor_overhead(), nullptr, true})) {
     for (ggml_tensor** halves : {&keys_, &values_}) {
       *halves = ggml_new_tensor_4d(context_.get(), GGML_TYPE_F16, kHeadSize, kKeyHeads, kCells, kStreams);
     }
     mask_ = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, kCells, kMaxRows * kStreams);
+    sinks_ = ggml_new_tensor_1d(context_.get(), GGML_TYPE_F32, kHeads);
     buffer_ = ggml_backend_alloc_ctx_tensors(context_.get(), machine.backend());
+    const Values sinks{0.5f, -2.0f, 3.0f, 0.0f, 1.5f, -30.0f};
+    ggml_backend_tensor_set(sinks_, sinks.data(), 0, ggml_nbytes(sinks_));
     set(keys_, random_values(static_cast<size_t>(ggml_nelements(keys_)), 1));
     set(values_, random_values(static_cast<size_t>(ggml_nelements(values_)), 2));
     Values mask = random_values(static_cast<size_t>(ggml_nelements(mask_)), 3);
@@ -339,14 +342,16 @@ class Cache {
   Cache& operator=(const Cache&) = delete;
 
   // Attention with the input's rows as queries, half of them in each stream.
-  Graph::Build attention(float max_bias = 0, float softcap = 0) const {
+  Graph::Build attention(float max_bias = 0, float softcap = 0, bool has_sinks = false) const {
     return [=](ggml_context* context, ggml_tensor* input) -> Tensors {
       const int64_t n_rows = input->ne[1] / kStreams;
       ggml_tensor* queries = ggml_reshape_4d(context, input, kHeadSize, kHeads, n_rows, kStreams);
       const size_t row = mask_->nb[1], rows = row * static_cast<size_t>(n_rows);
       ggml_tensor* mask = ggml_view_4d(context, mask_, kCells, n_rows, 1, kStreams, row, rows, rows, 0);
-      return {ggml_flash_attn_ext(context, swapped(context, queries), swapped(context, keys_),
-                                  swapped(context, values_), mask, 0.25f, max_bias, softcap)};
+      ggml_tensor* heads = ggml_flash_attn_ext(context, swapped(context, queries), swapped(context, keys_),
+                                               swapped(context, values_), mask, 0.25f, max_bias, softcap);
+      if (has_sinks) ggml_flash_attn_ext_add_sinks(heads, sinks_);
+      return {heads};
     };
   }
 
@@ -363,7 +368,7 @@ class Cache {
   }
 
   const Context context_;
-  ggml_tensor *keys_, *values_, *mask_;
+  ggml_tensor *keys_, *values_, *mask_, *sinks_;
   ggml_backend_buffer_t buffer_;
 };
 
@@ -374,7 +379,10 @@ KERNEL_TEST(best_attention() != nullptr,
   const Cache cache(machine);
 
   // ggml rounds queries and sums to 16 bits. Other cells or other rows move an output by more than a tenth.
-  for (const int64_t n_rows : {2, 14, 160}) check_against_ggml(machine, n_rows, cache.attention(), 1, 3, 5e-3f);
+  for (const bool has_sinks : {false, true}) {
+    const Graph::Build attention = cache.attention(0, 0, has_sinks);
+    for (const int64_t n_rows : {2, 14, 160}) check_against_ggml(machine, n_rows, attention, 1, 3, 5e-3f);
+  }
 }
 
 KERNEL_TEST(best_attention() != nullptr, "attention of a token gives the same bits alone and among others") {

@@ -128,26 +128,35 @@ class Layer {
   ggml_backend_buffer_t buffer_;
 };
 
-// What a layer of a mixture of experts does with its input: three of eight for each row, by shares.
+// What a layer of a mixture of experts does with its input: three of eight for each row, by shares. With biases it is
+// one of gpt-oss.
 class Mixture {
  public:
   static constexpr int64_t kInner = 160, kExperts = 8, kUsed = 3;
 
   explicit Mixture(Machine& machine)
       : inner_(machine, GGML_TYPE_Q8_0, {kInner, kInner}, kWeights, kColumns, kExperts),
-        down_(machine, GGML_TYPE_Q8_0, {kColumns}, kWeights, kInner, kExperts) {}
+        down_(machine, GGML_TYPE_Q8_0, {kColumns}, kWeights, kInner, kExperts),
+        biases_(machine, GGML_TYPE_F32, {kExperts, kExperts}, kWeights, kInner),
+        down_biases_(machine, GGML_TYPE_F32, {kExperts}, kWeights) {}
 
-  Graph::Build build() const {
-    return [this](ggml_context* context, ggml_tensor* input) -> Tensors {
+  Graph::Build build(bool has_biases = false) const {
+    return [this, has_biases](ggml_context* context, ggml_tensor* input) -> Tensors {
       const int64_t n_rows = input->ne[1];
       ggml_tensor* scores = ggml_cont(context, ggml_view_2d(context, input, kExperts, n_rows, input->nb[1], 0));
       ggml_tensor* order = ggml_argsort(context, scores, GGML_SORT_ORDER_DESC);
       ggml_tensor* best = ggml_view_2d(context, order, kUsed, n_rows, order->nb[1], 0);
       ggml_tensor* shares = ggml_get_rows(context, ggml_reshape_3d(context, scores, 1, kExperts, n_rows), best);
       ggml_tensor* rows = ggml_reshape_3d(context, input, kColumns, 1, n_rows);
-      ggml_tensor* values = ggml_mul_mat_id(context, inner_[0], rows, best);
-      ggml_tensor* gates = ggml_mul_mat_id(context, inner_[1], rows, best);
-      ggml_tensor* outputs = ggml_mul_mat_id(context, down_[0], ggml_swiglu_split(context, gates, values), best);
+      const auto product = [&](ggml_tensor* weights, ggml_tensor* biases, ggml_tensor* inputs) {
+        ggml_tensor* outputs = ggml_mul_mat_id(context, weights, inputs, best);
+        return has_biases ? ggml_add_id(context, outputs, biases, best) : outputs;
+      };
+      ggml_tensor* values = product(inner_[0], biases_[0], rows);
+      ggml_tensor* gates = product(inner_[1], biases_[1], rows);
+      ggml_tensor* inner = has_biases ? ggml_swiglu_oai(context, gates, values, kGateSteepness, kGateLimit)
+                                      : ggml_swiglu_split(context, gates, values);
+      ggml_tensor* outputs = product(down_[0], down_biases_[0], inner);
       outputs = ggml_mul(context, outputs, shares);
       ggml_tensor* sum = part(context, outputs, 0);
       for (size_t i = 1; i < kUsed; ++i) sum = ggml_add(context, sum, part(context, outputs, i));
@@ -162,7 +171,7 @@ class Mixture {
     return ggml_view_2d(context, outputs, kColumns, outputs->ne[2], outputs->nb[2], expert * outputs->nb[1]);
   }
 
-  const Weights inner_, down_;
+  const Weights inner_, down_, biases_, down_biases_;
 };
 
 float largest(const Values& values) {
@@ -213,19 +222,20 @@ KERNEL_TEST(best_products() != nullptr && best_elements() != nullptr,
   GraphKernels kernels(kFaster);
   Machine machine(&kernels), ggml(nullptr);
   const Mixture mixture(machine), mixture_of_ggml(ggml);
-  const Values together = Graph(machine, 80, mixture.build()).compute(input_of(80, 1))[1];
-
-  for (const int64_t n_rows : {1, 33, 2, 70, 8}) {
-    Graph graph(machine, n_rows, mixture.build()), reference(ggml, n_rows, mixture_of_ggml.build());
-    for (unsigned seed = 1; seed <= 3; ++seed) {
-      Values input = input_of(80, seed);
-      input.resize(static_cast<size_t>(n_rows * kColumns));
-      const std::vector<Values> ours = graph.compute(input), theirs = reference.compute(input);
-      CHECK(largest_difference(ours, theirs) < 0.03f * largest(theirs[1]));
-      if (seed == 1) CHECK(std::memcmp(ours[1].data(), together.data(), ours[1].size() * sizeof(float)) == 0);
+  for (const bool has_biases : {false, true})
+    for (const int64_t n_rows : {1, 33, 2, 70, 8}) {
+      const Values together = Graph(machine, 80, mixture.build(has_biases)).compute(input_of(80, 1))[1];
+      Graph graph(machine, n_rows, mixture.build(has_biases)),
+          reference(ggml, n_rows, mixture_of_ggml.build(has_biases));
+      for (unsigned seed = 1; seed <= 3; ++seed) {
+        Values input = input_of(80, seed);
+        input.resize(static_cast<size_t>(n_rows * kColumns));
+        const std::vector<Values> ours = graph.compute(input), theirs = reference.compute(input);
+        CHECK(largest_difference(ours, theirs) < 0.03f * largest(theirs[1]));
+        if (seed == 1) CHECK(std::memcmp(ours[1].data(), together.data(), ours[1].size() * sizeof(float)) == 0);
+      }
+      CHECK_EQ(graph.n_operations(), reference.n_operations() - (has_biases ? 9 : 6));
     }
-    CHECK_EQ(graph.n_operations(), reference.n_operations() - 6);
-  }
 }
 
 // The kernels, and how many more of their allocations succeed before one fails.

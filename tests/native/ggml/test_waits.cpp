@@ -29,6 +29,9 @@ class Leaves {
     places_ = ggml_new_tensor_1d(context_.get(), GGML_TYPE_I64, kMostRows);
     mask_ = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, kCells, kMostRows);
     for (ggml_tensor*& cache : caches_) cache = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, kHeadSize, kCells);
+    for (const int64_t width : kWidths) {
+      biases_[width] = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, width, kExperts);
+    }
     for (const int64_t width : kWidths) rows_[width] = ggml_new_tensor_1d(context_.get(), GGML_TYPE_F32, width);
     buffer_ = ggml_backend_alloc_ctx_tensors(context_.get(), machine.backend());
     ggml_backend_buffer_clear(buffer_, 0);
@@ -49,6 +52,8 @@ class Leaves {
     }
     for (const int64_t width : kWidths) {
       const Values row = random_values(static_cast<size_t>(width), 5);
+      const Values biases = random_values(static_cast<size_t>(width * kExperts), 8);
+      ggml_backend_tensor_set(biases_[width], biases.data(), 0, ggml_nbytes(biases_[width]));
       ggml_backend_tensor_set(rows_[width], row.data(), 0, ggml_nbytes(rows_[width]));
       for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_BF16, GGML_TYPE_F16}) {
         weights_[width].push_back(std::make_unique<Weights>(machine, type, std::vector<int64_t>{32, 64, 96, 16, 48},
@@ -136,7 +141,8 @@ class Leaves {
 
   ggml_tensor* expert_product(ggml_context* context, std::mt19937& random, ggml_tensor* x, size_t matrix,
                               ggml_tensor* ids) const {
-    return ggml_mul_mat_id(context, (*experts_.at(x->ne[0])[random() % 3])[matrix], x, ids);
+    ggml_tensor* made = ggml_mul_mat_id(context, (*experts_.at(x->ne[0])[random() % 3])[matrix], x, ids);
+    return random() % 2 > 0 ? ggml_add_id(context, made, biases_.at(made->ne[0]), ids) : made;
   }
 
   // A mixture of experts, to the end or as far as the output of each expert.
@@ -146,7 +152,9 @@ class Leaves {
     ggml_tensor* rows = ggml_reshape_3d(context, x, x->ne[0], 1, x->ne[1]);
     ggml_tensor* made = expert_product(context, random, rows, matrix, ids);
     if (random() % 3 > 0) {
-      made = ggml_swiglu_split(context, expert_product(context, random, rows, matrix, ids), made);
+      ggml_tensor* gates = expert_product(context, random, rows, matrix, ids);
+      made = random() % 2 > 0 ? ggml_swiglu_oai(context, gates, made, kGateSteepness, kGateLimit)
+                              : ggml_swiglu_split(context, gates, made);
       made = expert_product(context, random, made, random() % 3, ids);
     }
     if (random() % 3 == 0) return ggml_reshape_2d(context, made, made->ne[0], ggml_nrows(made));
@@ -207,7 +215,7 @@ class Leaves {
 
   const Context context_;
   ggml_tensor *positions_, *places_, *mask_, *caches_[2], *ids_[2], *shares_;
-  std::map<int64_t, ggml_tensor*> rows_;
+  std::map<int64_t, ggml_tensor*> rows_, biases_;
   std::map<int64_t, std::vector<std::unique_ptr<Weights>>> weights_, experts_;
   ggml_backend_buffer_t buffer_;
 };

@@ -72,7 +72,8 @@ struct Scene {
     Values output(n_heads * head_size, NAN);
     with({head_size, n_heads, queries.data(), query_stride() * 4, n_cells(), mask.data(),
           reinterpret_cast<const uint8_t*>(keys.data()), cell_stride() * 2,
-          reinterpret_cast<const uint8_t*>(values.data()), cell_stride() * 2, kScale, output.data()});
+          reinterpret_cast<const uint8_t*>(values.data()), cell_stride() * 2, kScale, output.data(),
+          sinks.empty() ? nullptr : sinks.data()});
     return output;
   }
 
@@ -80,7 +81,7 @@ struct Scene {
   Values expected() const {
     Values output;
     for (size_t h = 0; h < n_heads; ++h) {
-      double sum = 0;
+      double sum = sinks.empty() ? 0 : std::exp(sinks[h]);
       std::vector<double> sums(head_size, 0.0);
       for (size_t cell = 0; cell < n_cells(); ++cell) {
         if (mask[cell] == kHidden) continue;
@@ -101,6 +102,7 @@ struct Scene {
   size_t head_size;
   std::vector<uint16_t> mask, keys, values;
   Values queries;
+  Values sinks;  // empty: none
   std::mt19937 random;
 };
 
@@ -122,6 +124,9 @@ TEST("attention agrees with plain arithmetic on random shapes") {
     for (unsigned round = 0; round < 60; ++round) {
       Scene scene(1 + random() % 9, kHeadStep * (1 + random() % 9), 1 + random() % 400, round);
       scene.hide(static_cast<double>(round % 3) / 2.5);
+      for (size_t h = 0; h < scene.n_heads && round % 2 == 0; ++h) {
+        scene.sinks.push_back(static_cast<float>(static_cast<int>(random() % 9) - 4));
+      }
       const Values found = scene.attend(attend), expected = scene.expected();
 
       float most = 0;

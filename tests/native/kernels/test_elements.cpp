@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -59,16 +60,31 @@ TEST("a norm divides by the root of the mean square") {
 TEST("gates are their numbers times the logistic function, or their GELU, however large they are") {
   Values gates = random_values(64, 4, 6);
   gates[0] = 90, gates[1] = -90, gates[2] = 0, gates[3] = 1e12f, gates[4] = -1e12f;
-  const Values values = random_values(64, 5);
+  const Values values = random_values(64, 5, 6);
   for (const ElementKernels* kernels : all_kernels()) {
-    Values gated(64), by_gelu(64);
+    Values gated(64), by_gelu(64), within_limits(64);
     kernels->gate(gates.data(), values.data(), 64, gated.data());
     kernels->gate_by_gelu(gates.data(), values.data(), 64, by_gelu.data());
+    kernels->gate_within_limits(gates.data(), values.data(), 64, within_limits.data());
     for (size_t i = 0; i < 64; ++i) {
       const double gate = gates[i], value = values[i];
       const double cubic = std::sqrt(2 / std::acos(-1.0)) * (gate + 0.044715 * gate * gate * gate);
       CHECK(is_near(gated[i], gate / (1 + std::exp(-gate)) * value));
       CHECK(is_near(by_gelu[i], gate / 2 * (1 + std::tanh(cubic)) * value));
+      const double least = std::min(gate, 7.0), middle = std::max(-7.0, std::min(value, 7.0));
+      CHECK(is_near(within_limits[i], least / (1 + std::exp(-1.702 * least)) * (middle + 1)));
+    }
+  }
+}
+
+TEST("gates of what is not a number are none") {
+  const Values numbers(16, 1.0f), nans(16, NAN);
+  for (const ElementKernels* kernels : all_kernels()) {
+    for (const auto gate : {kernels->gate, kernels->gate_by_gelu, kernels->gate_within_limits}) {
+      Values of_gates(16), of_values(16);
+      gate(nans.data(), numbers.data(), 16, of_gates.data());
+      gate(numbers.data(), nans.data(), 16, of_values.data());
+      for (size_t i = 0; i < 16; ++i) CHECK(std::isnan(of_gates[i]) && std::isnan(of_values[i]));
     }
   }
 }
