@@ -111,6 +111,44 @@ def write_mixture(path: Path) -> Path:
     return _write(path, _metadata("llama", width, **keys), width, [layer] * LAYERS)
 
 
+def write_gpt_oss(path: Path) -> Path:
+    """A mixture as gpt-oss: scores beside those of cells (sinks), biases of experts, and a window in each second layer."""
+    width, inner, experts = 64, 96, 4
+    keys = {
+        **_attention_keys(width, inner),
+        "attention.key_length": width // HEADS,
+        "attention.value_length": width // HEADS,
+        "attention.sliding_window": 16,
+        "expert_count": experts,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": inner,
+    }
+    layer = _attention(width) | {
+        "attn_q.bias": (width,),
+        "attn_k.bias": (width // 2,),
+        "attn_v.bias": (width // 2,),
+        "attn_output.bias": (width,),
+        "attn_sinks": (HEADS,),
+        "post_attention_norm": (width,),
+        "ffn_gate_inp": (width, experts),
+        "ffn_gate_inp.bias": (experts,),
+        "ffn_gate_exps": (width, inner, experts),
+        "ffn_gate_exps.bias": (inner, experts),
+        "ffn_up_exps": (width, inner, experts),
+        "ffn_up_exps.bias": (inner, experts),
+        "ffn_down_exps": (inner, width, experts),
+        "ffn_down_exps.bias": (width, experts),
+    }
+    return _write(
+        path,
+        _metadata("gpt-oss", width, **keys),
+        width,
+        [layer] * LAYERS,
+        output_norm=(width,),
+        output=(width, VOCABULARY),
+    )
+
+
 def write_gemma2(path: Path) -> Path:
     """A gemma whose attention scores are capped, and of whose layers one sees a window of 16 tokens alone."""
     width, inner = 64, 128
@@ -180,6 +218,7 @@ def write_lfm2(path: Path) -> Path:
 ARCHITECTURES: dict[str, Callable[[Path], Path]] = {
     "llama": write_wide_llama,
     "mixture": write_mixture,
+    "gpt-oss": write_gpt_oss,
     "gemma2": write_gemma2,
     "mamba": write_mamba,
     "lfm2": write_lfm2,

@@ -10,7 +10,7 @@ from corosrv.models.engine import Engine
 from corosrv.models.engine.libllama import cpu_identity
 from corosrv.models.engine.trial import difference, draw
 from tests.models.engine.test_probe import options
-from tests.support.architectures import quantize, write_mixture
+from tests.support.architectures import ARCHITECTURES, quantize
 from tests.support.engines import answer, job, opened, packaged_model, read_all, text_of
 
 pytestmark = pytest.mark.model
@@ -86,18 +86,22 @@ def test_other_formats_are_packed_and_answer_as_with_libllama(files, name, kerne
         assert 0.97 * engine.info.size < engine.info.packed_bytes < 1.06 * engine.info.size
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "BF16"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "BF16", "MXFP4_MOE"])
+@pytest.mark.parametrize("architecture", ["mixture", "gpt-oss"])
 @pytest.mark.parametrize("kernels", sets() or [pytest.param("auto", marks=WITH_KERNELS)])
-def test_the_experts_of_a_mixture_are_packed_and_answer_as_with_libllama(tmp_path, name, kernels):
-    model = quantize(write_mixture(tmp_path / "mixture.gguf"), tmp_path, [name])[name]
-    own = options(model, kernels=kernels, copy_bytes=1 << 40)
+def test_the_experts_of_a_mixture_are_packed_and_answer_as_with_libllama(tmp_path, architecture, name, kernels):
+    source = ARCHITECTURES[architecture](tmp_path / "model.gguf")
+    model = quantize(source, tmp_path, [name])[name]
+    # Of so small a model a part has no whole groups of rows: libllama would rearrange MXFP4, and keep it for itself.
+    is_kept = name == "MXFP4_MOE"
+    own = options(model, kernels=kernels, copy_bytes=1 << 40, deterministic=is_kept)
 
     answer, has_own_kernels = draw(own)
 
     assert has_own_kernels
     assert difference(answer, draw(replace(own, kernels="ggml"))[0]) == ""
-    with opened(model=str(model), slots=2, ctx=128, kernels=kernels) as engine:
-        assert 0.8 * engine.info.size < engine.info.packed_bytes < 1.06 * engine.info.size
+    with opened(model=str(model), slots=2, ctx=128, kernels=kernels, deterministic=is_kept) as engine:
+        assert 0.65 * engine.info.size < engine.info.packed_bytes < 1.06 * engine.info.size
 
 
 def test_the_fingerprint_tells_the_kernels_apart(ours, libllamas):

@@ -181,7 +181,7 @@ def test_the_first_context_gives_way_to_the_full_one_before_anybody_has_to_wait(
 
 
 @pytest.mark.usefixtures("own_attention")
-@pytest.mark.parametrize("name", ["gemma2", "lfm2", "mamba", "mixture"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "lfm2", "mamba", "mixture"])
 def test_models_of_every_kind_of_memory_give_way_and_go_on(tmp_path: Path, name: str) -> None:
     model = str(ARCHITECTURES[name](tmp_path / "model.gguf"))
     prompts = [numbered(150, first) for first in range(5)]
