@@ -21,6 +21,7 @@ from corosrv.base.errors import (
     JobRefused,
     JobWaitedTooLong,
     NotFound,
+    PromptTooLong,
     Refused,
 )
 from corosrv.contracts.jobs import AnyJob, Chunk, Finish, ModelCard, Reader, Worker
@@ -173,9 +174,17 @@ class RequestFlow:
         return self.images.intake(keeps_files) if CAPABILITY in card.capabilities else None
 
     def count(self, call: Call) -> int:
-        """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""
+        """Counts the tokens of the prompt that this call would have, also of one that is too long for the context.
+
+        May wait; raises as `answer` does, and PromptTooLong for a prompt of so many bytes that nobody counts them.
+        """
         (prompt,) = call.job.prompts
-        return self.worker.vocabulary(call.job.model).count(prompt)
+        try:
+            return self.worker.vocabulary(call.job.model).count(prompt)
+        except PromptTooLong as error:
+            if error.is_estimate:
+                raise
+            return error.n_tokens
 
     def collect(self, job: AnyJob, priority: int | None = None) -> list[Chunk]:
         """Submits a job and waits for all its chunks. Raises ClientGone, and JobFailed when one of its tasks failed,
