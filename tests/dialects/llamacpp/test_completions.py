@@ -129,17 +129,6 @@ def test_the_prompt_is_shown_as_the_model_reads_it():
     assert call(ByteVocabulary(adds_bos=True)).job.prompts == (Tokens((BOS, *b"Hi")),)
 
 
-def test_an_answer_ends_where_a_line_is_indented_too_little():
-    chunks = [chunk(0, token(5, b"a\n")), chunk(0, token(6, b"  b\n")), chunk(0, token(7, b" c")), last(0, Finish.STOP)]
-
-    answer = complete_json(call(n_indent=2).answer, chunks)
-    *pieces, end = events(*chunks, n_indent=2)
-
-    assert (answer["content"], answer["stop_type"]) == ("a\n  b\n ", "limit")
-    assert "".join(piece["content"] for piece in pieces) == answer["content"]
-    assert (end["stop_type"], end["tokens_predicted"]) == ("limit", 3)
-
-
 def test_the_sampler_that_editors_name_is_passed_over():
     for names in (["top_k", "top_p", "infill"], "kpi"):
         assert job(samplers=names).sampling.samplers == ("top_k", "top_p")

@@ -99,7 +99,7 @@ def call(
                 access.timeout_s,
             )  # fmt: skip
             answer = McpAnswer(plan, echo, parser, turns, keep, options, tools.origins, listed)
-    return Call(job, options.stream, answer, body.priority, card=card)
+    return Call(job, options.stream, answer, body.priority, card=card, ping_interval=body.sse_ping_interval)
 
 
 def _keep(shelf: Shelf, is_stored: bool, conversation: str, new_items: tuple[Item, ...], stored: Stored) -> None:
