@@ -53,6 +53,7 @@ class ServerProperties(msgspec.Struct):
     build_info: str
     is_sleeping: bool
     status: dict[str, Any]
+    media_marker: str  # for which images of `multimodal_data` stand in a text
 
 
 class SlotDescription(msgspec.Struct):

@@ -42,6 +42,7 @@ class NativeFields(TaggedThoughtFields, kw_only=True):
     n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     json_schema: dict[str, Any] | bool | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_PROBS, description="the same as n_probs, which goes before it")] | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
     n_indent: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -150,7 +151,7 @@ def _read(prompt: Prompt, number: int, n_prompts: int, vocabulary: Vocabulary) -
 def _job(body: NativeFields, inputs: tuple[Prompt, ...], card: ModelCard) -> Job:
     if body.n is not None and body.n_cmpl is not None and body.n != body.n_cmpl:
         raise Refused("n and n_cmpl say different things", "n_cmpl")
-    n_probs = body.n_probs or 0
+    n_probs = (body.logprobs if body.n_probs is None else body.n_probs) or 0
     post_sampling = bool(body.post_sampling_probs)
     if post_sampling and not n_probs:
         raise Refused("post_sampling_probs is only allowed with n_probs of at least 1", "post_sampling_probs")

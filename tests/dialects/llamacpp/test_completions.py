@@ -164,7 +164,9 @@ def test_probabilities_are_those_of_the_model():
     assert [one["id"] for one in shown] == [5, 6]
     assert shown[0]["logprob"] == -1.0
     assert len(shown[0]["top_logprobs"]) == 1
-    assert job(n_probs=4).sampling.n_probs == 4
+    assert job(n_probs=4).sampling.n_probs == job(logprobs=4).sampling.n_probs == 4
+    assert job(n_probs=4, logprobs=2).sampling.n_probs == 4
+    assert job(n_probs=0, logprobs=2).sampling.n_probs == -1
 
 
 def test_probabilities_after_sampling_are_no_logarithms():
@@ -349,6 +351,7 @@ def test_biases_that_the_model_cannot_count_are_refused_when_they_are_shown(bias
         ("n_predict", -2),
         ("n_predict", "1"),
         ("n_probs", -1),
+        ("logprobs", 101),
         ("n_probs", 101),
         ("n_probs", True),
         ("post_sampling_probs", True),
