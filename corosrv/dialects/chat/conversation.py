@@ -241,7 +241,7 @@ def name_of(tool: Tool) -> str:
 
 
 def allowed_tools(tools: Sequence[Tool], names: Sequence[str], param: str) -> tuple[Tool, ...]:
-    """Returns the tools that have these names. Raises Refused for a name that none has; `param`: where the names are."""
+    """Returns the tools of these names. Raises Refused for a name that none has; `param`: where the names are."""
     known = set(map(name_of, tools))
     for number, name in enumerate(names):
         if name not in known:

@@ -42,7 +42,9 @@ class NativeFields(TaggedThoughtFields, kw_only=True):
     n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     json_schema: dict[str, Any] | bool | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_PROBS, description="the same as n_probs, which goes before it")] | None = None
+    logprobs: (
+        Annotated[int, Meta(ge=0, le=MAX_PROBS, description="the same as n_probs, which goes before it")] | None
+    ) = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
     n_indent: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None

@@ -286,11 +286,13 @@ def blueprint(streams: ResumableStreams, bodies: BodyReader, max_body_bytes: int
         body = body_reader.decode(incoming, bodies.read(incoming, max_body_bytes), _lookup_decoder)
         wanted = set(body.conversation_ids)
         kind, scope, _ = scoped(incoming.environ, _CONVERSATION, "")
-        return json_response([
-            _found(name[2], answer)
-            for name, answer in streams.logs.owned_by(caller()).named()
-            if name[:2] == (kind, scope) and not wanted.isdisjoint((name[2], name[2].partition(_MODEL_MARK)[0]))
-        ])
+        return json_response(
+            [
+                _found(name[2], answer)
+                for name, answer in streams.logs.owned_by(caller()).named()
+                if name[:2] == (kind, scope) and not wanted.isdisjoint((name[2], name[2].partition(_MODEL_MARK)[0]))
+            ]
+        )
 
     return routes
 
