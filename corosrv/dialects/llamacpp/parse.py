@@ -138,9 +138,9 @@ def _call(
         is_list=is_list or job.n > 1,
         members=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),
     )
-    read = partial(IndentReader, n_tasks=job.n_tasks, least=body.n_indent) if body.n_indent else None
+    clipped = partial(IndentReader, n_tasks=job.n_tasks, least=body.n_indent) if body.n_indent else None
     pings = body.sse_ping_interval
-    return Call(job, options.stream, NativeAnswer(options), body.priority, card=card, read=read, ping_interval=pings)
+    return Call(job, options.stream, NativeAnswer(options), body.priority, card=card, read=clipped, ping_interval=pings)
 
 
 def _read(prompt: Prompt, number: int, n_prompts: int, vocabulary: Vocabulary) -> Prompt:
