@@ -41,7 +41,7 @@ class OwnerLogs:
     def find(self, name: LogName) -> AnswerLog | None:
         return self._by_name.get(name)
 
-    def named(self) -> list[tuple[LogName, AnswerLog]]:
+    def list_names(self) -> list[tuple[LogName, AnswerLog]]:
         """Lists the logs by all of their names."""
         return list(self._by_name.items())
 

@@ -288,8 +288,8 @@ def blueprint(streams: ResumableStreams, bodies: BodyReader, max_body_bytes: int
         kind, scope, _ = scoped(incoming.environ, _CONVERSATION, "")
         return json_response(
             [
-                _found(name[2], answer)
-                for name, answer in streams.logs.owned_by(caller()).named()
+                _describe(name[2], answer)
+                for name, answer in streams.logs.owned_by(caller()).list_names()
                 if name[:2] == (kind, scope) and not wanted.isdisjoint((name[2], name[2].partition(_MODEL_MARK)[0]))
             ]
         )
@@ -297,10 +297,11 @@ def blueprint(streams: ResumableStreams, bodies: BodyReader, max_body_bytes: int
     return routes
 
 
-def _found(conversation: str, answer: AnswerLog) -> FoundStream:
-    age = time.time() - answer.now()
-    ended = int(age + answer.ended_at) if answer.is_ended else 0
-    return FoundStream(conversation, answer.is_ended, answer.n_stream_bytes, int(age + answer.began_at), ended)
+def _describe(conversation: str, answer: AnswerLog) -> FoundStream:
+    date, now = int(time.time()), answer.now()
+    ended = date - int(now - answer.ended_at) if answer.is_ended else 0
+    began = date - int(now - answer.began_at)
+    return FoundStream(conversation, answer.is_ended, answer.n_stream_bytes, began, ended)
 
 
 def _name(incoming: Request) -> LogName:

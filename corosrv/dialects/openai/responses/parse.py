@@ -62,7 +62,9 @@ def call(
     if body.conversation is not None or body.previous_response_id is not None:
         earlier = _earlier(body, shelf, images)
     turns, tools = _turns(body, earlier, shelf, images), read_tools(body.tools or [], access)
-    functions = _allowed(tools.functions, body.tool_choice)
+    choice, functions = body.tool_choice, tools.functions
+    if isinstance(choice, schema.NamedTool) and choice.type == "allowed_tools":
+        functions = _allowed(functions, choice)
 
     def translate(
         turns: tuple[Turn, ...], functions: tuple[Tool, ...], policy: CallPolicy, fits: bool = body.truncation != "auto"
@@ -211,10 +213,8 @@ def _tool_choice(choice: str | schema.NamedTool | None, toolboxes: Sequence[McpT
     return CallPolicy(CallMode.REQUIRED, choice.name)
 
 
-def _allowed(functions: tuple[Tool, ...], choice: str | schema.NamedTool | None) -> tuple[Tool, ...]:
+def _allowed(functions: tuple[Tool, ...], choice: schema.NamedTool) -> tuple[Tool, ...]:
     """Returns the functions that the model may call. Raises Refused for others than functions."""
-    if not isinstance(choice, schema.NamedTool) or choice.type != "allowed_tools":
-        return functions
     param = "tool_choice.tools"
     if not choice.tools:
         raise Refused(f"{param} is required", param, "missing_required_parameter")
