@@ -14,6 +14,9 @@ INSTALLED := $(VENV)/.installed
 TOOLS    := $(VENV)/.tools
 CLIENTS  := $(VENV)/clients/.installed
 LIBLLAMA := $(VENV)/.libllama
+# setuptools warns of every editable installation, and pip shows it.
+EDITABLE := PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip install --quiet \
+            --disable-pip-version-check --no-build-isolation --editable
 NATIVE   := $(wildcard native/src/*/* native/include/* native/*.py)
 CLANGFMT := $(BIN)/clang-format
 CXXFILES := $(wildcard native/src/*/*.cpp native/src/*/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
@@ -117,11 +120,11 @@ endif
 # What the server needs.
 $(INSTALLED): $(LIBLLAMA) $(NATIVE) setup.py setup.cfg pyproject.toml
 	@echo "corosrv: building the native core and installing the rest (about a minute, the first time)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[smollm2]"
+	$(EDITABLE) ".[smollm2]"
 	touch $@
 
 # What tests, lint and measurements need beside it.
 $(TOOLS): setup.cfg | $(INSTALLED)
 	@echo "corosrv: installing what the tests need"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[smollm2,test]"
+	$(EDITABLE) ".[smollm2,test]"
 	touch $@

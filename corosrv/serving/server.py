@@ -362,7 +362,7 @@ class Server:
         if parts.models is not None or parts.upstreams is not None:
             elsewhere = None if self.cluster is None else self.cluster.groups.abort_elsewhere
             yield groups.blueprint(context.groups, elsewhere)
-            yield stream_routes.blueprint(self._streams)
+            yield stream_routes.blueprint(self._streams, self._bodies, self.settings.max_body_bytes)
             yield self._batch_routes()
         for part in context.parts:
             yield from part.blueprints()

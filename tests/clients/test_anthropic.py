@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,6 +160,14 @@ def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
     usage = client.messages.create(**fields, max_tokens=1).usage
 
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_models_have_names_and_dates(client: anthropic.Anthropic) -> None:
+    (listed,) = client.models.list()
+
+    assert (listed.type, listed.display_name, listed.lifecycle) == ("model", listed.id, "active")
+    assert abs(time.time() - listed.created_at.timestamp()) < 3600
+    assert client.models.retrieve(MODEL).display_name == listed.id
 
 
 def test_errors_are_the_clients_own(client: anthropic.Anthropic, server: Server) -> None:

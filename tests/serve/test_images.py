@@ -152,7 +152,11 @@ def test_the_model_says_that_it_takes_images(server):
     assert listed["data"][0]["architecture"] == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
     assert listed["data"][0]["meta"]["row_width"] == N_EMBD
     assert server.get("/v1/models/tiny")[1]["capabilities"] == listed["data"][0]["capabilities"]
-    assert server.get("/props")[1]["modalities"]["vision"] is True
+    props = server.get("/props")[1]
+    assert props["modalities"]["vision"] is True
+    prompt = {"prompt_string": f"Look: {props['media_marker']}", "multimodal_data": [png()]}
+    with server.connect(timeout=30) as connection:
+        assert connection.post({"prompt": prompt, "n_predict": 1}, "/completion").status == 200
     assert server.get("/health")[1]["images"] == "up"
 
 

@@ -53,6 +53,30 @@ def test_a_streamed_completion_is_the_same(connection: Connection) -> None:
     assert (last["stop"], last["content"], last["tokens_predicted"]) == (True, "", 5)
 
 
+def test_a_text_ends_where_a_line_is_indented_too_little(connection: Connection) -> None:
+    editor = {**GREEDY, "n_indent": 4, "n_predict": 500, "return_tokens": True}
+
+    whole = good(connection.post(editor, "/completion"))
+    *pieces, last = events(connection.post({**editor, "stream": True}, "/completion").body)
+
+    assert whole["content"] == "".join(piece["content"] for piece in pieces) == " Paris.\n"
+    assert whole["tokens"] == [token for piece in pieces for token in piece["tokens"]] == TOKENS[:3]
+    for end in (whole, last):
+        assert (end["stop_type"], end["tokens_predicted"], end["truncated"]) == ("limit", 4, False)
+        assert end["timings"]["predicted_n"] == 4, "the job was cancelled there"
+
+
+def test_each_of_several_texts_ends_by_itself(connection: Connection) -> None:
+    prompts = [PROMPT, "def add(a, b):\n    "]
+    body = {**GREEDY, "prompt": prompts, "n_indent": 4, "n_predict": 24}
+
+    first, second = good(connection.post(body, "/completion"))
+
+    assert (first["content"], first["tokens_predicted"]) == (" Paris.\n", 4)
+    assert second["tokens_predicted"] > 4
+    assert all(line.startswith("    ") for line in second["content"].splitlines()[1:])
+
+
 def test_ids_texts_and_both_in_a_row_are_the_same_prompt(connection: Connection) -> None:
     tokens = good(connection.post({"content": PROMPT}, "/tokenize"))["tokens"]
     prompts = [PROMPT, tokens, {"prompt_string": PROMPT}, [*tokens[:2], " of France is"]]

@@ -59,6 +59,18 @@ def test_an_answer_that_was_begun_goes_on(connection: Connection) -> None:
     assert connection.post(begun, MESSAGES).status == 200
 
 
+@pytest.mark.parametrize(
+    "path", [f"{MESSAGES}/count_tokens", "/v1/chat/completions/input_tokens", "/v1/responses/input_tokens"]
+)
+def test_a_prompt_that_is_too_long_is_counted(connection: Connection, path: str) -> None:
+    bodies = [{"messages": [{"role": "user", "content": text}], "input": text} for text in ("x", "x" * 5000)]
+
+    short, long = (connection.post(body, path).json["input_tokens"] for body in bodies)
+
+    assert long == short + 4999
+    assert_error(connection.post({**bodies[1], "max_tokens": 5}, MESSAGES), 400, "invalid_request_error", "4096")
+
+
 def assert_error(answer: Answer, status: int, kind: str, words: str = "") -> None:
     assert answer.status == status, answer.body
     assert answer.json["type"] == "error"
@@ -78,7 +90,7 @@ def assert_error(answer: Answer, status: int, kind: str, words: str = "") -> Non
         ({**HI, "messages": "x"}, "messages"),
         ({"max_tokens": 5}, "messages"),
         ({**HI, "temperature": "hot", "stream": True}, "temperature"),
-        ({**HI, "messages": [{"role": "user", "content": "x" * 5000}]}, "4096"),
+        ({**HI, "messages": [{"role": "user", "content": "x" * 100_000}]}, "4096"),
     ],
 )
 def test_what_cannot_be_taken_is_an_invalid_request(connection: Connection, path: str, body: Any, words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from typing import Any
 
 import pytest
@@ -225,6 +226,26 @@ def test_a_conversation_is_stopped_by_its_route(server: Server) -> None:
     leaving.leave()
 
 
+def test_streams_are_looked_for_by_their_conversations(server: Server) -> None:
+    key, began = new_key(), time.time()
+    stream = whole(server, CHAT, chat(stream=True, max_tokens=3), X_Conversation_Id=f"{key}::tiny").body
+    running = ask(server, CHAT, chat(stream=True, **LONG), X_Conversation_Id=f"{key}-2")
+    first_event(running)
+
+    with server.connect() as connection:
+        found = connection.post({"conversation_ids": [key, f"{key}-2", "never"]}, "/v1/streams/lookup").json
+        connection.ask("DELETE", f"/v1/stream?conv_id={key}-2")
+        assert connection.post({"conversation_ids": [f"{key}-2"]}, "/v1/streams/lookup").json == []
+        assert connection.post({}, "/v1/streams/lookup").status == 400
+        assert connection.ask("GET", f"/v1/stream?conv_id={key}::tiny&from=0").body == stream
+    running.leave()
+
+    done, open_one = sorted(found, key=lambda one: str(one["conversation_id"]), reverse=True)
+    assert (done["conversation_id"], done["is_done"], done["total_bytes"]) == (f"{key}::tiny", True, len(stream))
+    assert int(began) <= done["started_at"] <= done["completed_at"] <= time.time() + 1
+    assert (open_one["is_done"], open_one["completed_at"]) == (False, 0)
+
+
 def test_streams_of_one_api_key_are_not_found_by_another(start: Servers) -> None:
     server = start.start(api_keys="mine,yours")
     body = chat(stream=True, max_tokens=3)
@@ -234,6 +255,10 @@ def test_streams_of_one_api_key_are_not_found_by_another(start: Servers) -> None
     with server.connect() as connection:
         assert connection.ask("GET", "/v1/stream?conv_id=c", headers=mine).status == 200
         assert connection.ask("GET", "/v1/stream?conv_id=c", headers=yours).status == 404
+        counts = [
+            len(connection.post({"conversation_ids": ["c"]}, "/v1/streams/lookup", key).json) for key in (mine, yours)
+        ]
+        assert counts == [1, 0]
         assert whole(server, CHAT, body, Idempotency_Key="k", Last_Event_ID="1", **yours).status == 404
         connection.ask("DELETE", "/v1/stream?conv_id=c", headers=yours)
         assert connection.ask("GET", "/v1/stream?conv_id=c", headers=mine).status == 200

@@ -140,6 +140,32 @@ def test_a_waiting_stream_gets_headers_at_once_and_comments_meanwhile(start: Any
         assert b"".join(pieces).endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat()),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/completion", {"prompt": "x"}),
+        ("/v1/messages", chat(max_tokens=1)),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+def test_a_request_says_after_how_many_seconds_of_silence_a_comment_comes(start: Any, path: str, body: Any) -> None:
+    server = start.start(slots=1, sse_ping_interval=-1)
+    with server.connect() as first, server.connect(timeout=10) as second:
+        first.send(request("POST", CHAT, chat(stream=True, max_tokens=2000)))
+        server.wait_metric("running", 1)
+
+        second.send(request("POST", path, {**body, "stream": True, "sse_ping_interval": 1}))
+        assert second.head().status == 200
+        pieces = second.pieces()
+        next(pieces)
+        began = time.monotonic()
+
+        assert b"ping" in (comment := next(pieces)) or comment == b":\n\n"
+        assert time.monotonic() - began < 5
+
+
 # The connection
 
 

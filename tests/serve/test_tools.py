@@ -90,6 +90,27 @@ def test_a_named_tool_is_called(client: openai.OpenAI) -> None:
     assert check(choice.message) == "get_time"
 
 
+def test_one_of_the_allowed_tools_is_called(client: openai.OpenAI) -> None:
+    some: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_time"}}]}
+    named: Any = {"mode": "required", "tools": [{"type": "function", "name": "get_time"}]}
+    tools: Any = [{"type": "function", **tool["function"]} for tool in FORCED["tools"]]
+    asked = ask(**FORCED, temperature=0)
+    asked["tool_choice"] = {"type": "allowed_tools", "allowed_tools": some}
+
+    (choice,) = client.chat.completions.create(**asked).choices
+    response = client.responses.create(
+        model=asked["model"],
+        input=asked["messages"],
+        tools=tools,
+        tool_choice={"type": "allowed_tools", **named},
+        temperature=0,
+    )
+
+    assert check(choice.message) == "get_time"
+    assert [item.name for item in response.output if item.type == "function_call"][:1] == ["get_time"]
+    assert response.tool_choice.type == "allowed_tools"  # type: ignore[union-attr]
+
+
 def test_a_streamed_call_is_right_too(client: openai.OpenAI) -> None:
     asked = ask(**FORCED, temperature=0)
     with client.chat.completions.stream(**asked) as stream:

@@ -198,6 +198,7 @@ class PromptTooLong(Refused):
         )
         self.n_tokens = n_tokens
         self.context = context
+        self.is_estimate = is_estimate
 
 
 class InvalidTrip(Refused):

@@ -195,7 +195,8 @@ def call(
     stream = bool(body.stream)
     # A stream begins with the number of the prompt's tokens, which the first progress chunk has.
     answer = MessageAnswer(card, parser, request_id, omits_thoughts=_omits_thoughts(body.thinking))
-    return Call(replace(job, tells_progress=stream), stream, answer, body.priority, card=card)
+    job = replace(job, tells_progress=stream)
+    return Call(job, stream, answer, body.priority, card=card, ping_interval=body.sse_ping_interval)
 
 
 def _conversation(body: schema.PromptBody, card: ModelCard, images: ImageIntake | None) -> Conversation:

@@ -240,6 +240,15 @@ def name_of(tool: Tool) -> str:
     return str(tool["function"]["name"])
 
 
+def allowed_tools(tools: Sequence[Tool], names: Sequence[str], param: str) -> tuple[Tool, ...]:
+    """Returns the tools of these names. Raises Refused for a name that none has; `param`: where the names are."""
+    known = set(map(name_of, tools))
+    for number, name in enumerate(names):
+        if name not in known:
+            raise Refused(f"{param}[{number}]: there is no tool of the name '{name[:64]}'", f"{param}[{number}]")
+    return tuple(tool for tool in tools if name_of(tool) in names)
+
+
 def parameters_of(tool: Tool) -> Any:
     """Returns the schema of a checked tool's arguments."""
     return tool["function"]["parameters"]

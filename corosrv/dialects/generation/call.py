@@ -7,14 +7,14 @@ count events; and events tell how far the job is, where a client asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
 from corosrv.base.errors import CorosrvError
-from corosrv.contracts.jobs import Chunk, Job, ModelCard, TokenInfo
+from corosrv.contracts.jobs import Chunk, Job, ModelCard, Reader, TokenInfo
 from corosrv.dialects.generation.fields import GenerationFields
 from corosrv.dialects.generation.forks import ForkableAnswer
 from corosrv.dialects.generation.job_usage import PromptProgress, Tally
@@ -77,6 +77,9 @@ class Answer(Protocol):
         """Makes the event of an error that ends the stream."""
 
 
+Read = Callable[[Reader[Chunk]], Reader[Chunk]]
+
+
 class Call(msgspec.Struct, frozen=True):
     """A request translated: the job, and what makes its answer from the job's chunks."""
 
@@ -87,6 +90,8 @@ class Call(msgspec.Struct, frozen=True):
     is_lines: bool = False  # a stream is lines of JSON, not server-sent events
     forkable: ForkableAnswer | None = None  # keeps the answer's tokens
     card: ModelCard | None = None  # of the model that answers; None: it is looked up
+    read: Read | None = None  # ends the answer where its text says so, before the job would
+    ping_interval: float | None = None  # seconds of silence before a comment in its stream; None: the server's own
 
 
 def event(value: Any) -> bytes:

@@ -21,10 +21,11 @@ from corosrv.base.errors import (
     JobRefused,
     JobWaitedTooLong,
     NotFound,
+    PromptTooLong,
     Refused,
 )
 from corosrv.contracts.jobs import AnyJob, Chunk, Finish, ModelCard, Reader, Worker
-from corosrv.dialects.generation.call import Answer, Call
+from corosrv.dialects.generation.call import Answer, Call, Read
 from corosrv.dialects.generation.forks import ForkableAnswer, ForkFields, ForkTable
 from corosrv.dialects.generation.job_usage import JobRecord, submit
 from corosrv.images.intake import ImageIntake
@@ -173,9 +174,17 @@ class RequestFlow:
         return self.images.intake(keeps_files) if CAPABILITY in card.capabilities else None
 
     def count(self, call: Call) -> int:
-        """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""
+        """Counts the tokens of the prompt that this call would have, also of one that is too long for the context.
+
+        May wait; raises as `answer` does, and PromptTooLong for a prompt of so many bytes that nobody counts them.
+        """
         (prompt,) = call.job.prompts
-        return self.worker.vocabulary(call.job.model).count(prompt)
+        try:
+            return self.worker.vocabulary(call.job.model).count(prompt)
+        except PromptTooLong as error:
+            if error.is_estimate:
+                raise
+            return error.n_tokens
 
     def collect(self, job: AnyJob, priority: int | None = None) -> list[Chunk]:
         """Submits a job and waits for all its chunks. Raises ClientGone, and JobFailed when one of its tasks failed,
@@ -190,8 +199,9 @@ class RequestFlow:
         find_failure: FailureOf,
         forkable: ForkableAnswer | None = None,
         card: ModelCard | None = None,
+        read: Read | None = None,
     ) -> list[Chunk]:
-        reader, record = self._submit(replace(job, terms=request_terms(priority)), forkable, card)
+        reader, record = self._submit(replace(job, terms=request_terms(priority)), forkable, card, read)
         try:
             if member is not None:
                 member.bind(reader.cancel)
@@ -219,10 +229,10 @@ class RequestFlow:
 
     def _answer(self, call: Call, member: GroupMember | None, find_failure: FailureOf) -> Response:
         if not call.stream:
-            chunks = self._collect(call.job, call.priority, member, find_failure, call.forkable, call.card)
+            chunks = self._collect(call.job, call.priority, member, find_failure, call.forkable, call.card, call.read)
             return json_response(call.answer.complete(chunks))
         job = replace(call.job, stream=True, terms=request_terms(call.priority))
-        reader, record = self._submit(job, call.forkable, call.card)
+        reader, record = self._submit(job, call.forkable, call.card, call.read)
         if member is not None:
             member.bind(reader.cancel)
         stream = sse.EventStream(
@@ -230,19 +240,20 @@ class RequestFlow:
             reader,
             call.answer.first(),
             JobEvents(call.answer, record, member, find_failure),
-            self.streams,
+            self.streams if call.ping_interval is None else replace(self.streams, ping_interval=call.ping_interval),
             sse.BLANK if call.is_lines else sse.PING,
         )
         stream.wait_for_start(HEAD_SECONDS, functools.partial(_check_start, find_failure))
         return sse.response(stream, sse.LINES if call.is_lines else sse.EVENTS)
 
     def _submit(
-        self, job: AnyJob, forkable: ForkableAnswer | None, card: ModelCard | None
+        self, job: AnyJob, forkable: ForkableAnswer | None, card: ModelCard | None, read: Read | None
     ) -> tuple[Reader[Chunk], JobRecord]:
         """Submits a job, and keeps its answer where it may be forked. Waits and raises as job_usage.submit does."""
         if forkable is not None:
             self.forks.keep(forkable, caller())
-        return submit(self.worker, job, self.logs_json, forkable, card)
+        reader, record = submit(self.worker, job, self.logs_json, forkable, card)
+        return reader if read is None else read(reader), record
 
     def forked(self, fork: ForkFields, model: str | None, ask_others: Callable[[str], list[bytes]]) -> ForkableAnswer:
         """Returns the answer that a request forks; `model`: that it names.

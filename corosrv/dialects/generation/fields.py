@@ -100,6 +100,9 @@ Window = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Priority = Annotated[
     int, Meta(ge=0, le=9, description="1 is first in the queue, 9 last; 0 is 5, or what the header X-Priority says")
 ]
+PingInterval = Annotated[
+    int, Meta(ge=-1, le=86_400, description="seconds of silence in the stream before a comment line; -1: never")
+]
 Biases = dict[str, float | bool] | list[tuple[int | str, float | bool]]
 
 
@@ -161,6 +164,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
+    sse_ping_interval: PingInterval | None = None
 
 
 _ThoughtTokens = Annotated[int, Meta(ge=-1)]

@@ -1,7 +1,7 @@
 """One task's answer in llama-server's own form, which other dialects show beside theirs when they are asked to.
 
 The settings that a job is generated with stand there under llama-server's names. `describe` and its kin show tokens and
-how likely they were, for chats too. `Indent` ends a text that fills a gap in an indented block.
+how likely they were, for chats too.
 """
 
 from __future__ import annotations
@@ -153,33 +153,6 @@ def _biases(sampling: Sampling, vocabulary: Vocabulary) -> list[dict[str, Any]]:
     return biases
 
 
-class Indent:
-    """Ends a text at the first line that is indented by less than `least`, as llama-server does.
-
-    Spaces and tabs count alike. The first line has no say: it goes on with one that stands before the gap.
-    """
-
-    def __init__(self, least: int) -> None:
-        self.is_over = False
-        self._least = least
-        self._so_far: int | None = None  # of the line that has begun, while it has nothing else
-
-    def take(self, text: str) -> str:
-        """Returns the part of the next piece that still belongs to the text."""
-        if self.is_over:
-            return ""
-        for place, character in enumerate(text):
-            if self._so_far is not None:
-                if character in " \t":
-                    self._so_far += 1
-                    continue
-                if self._so_far < self._least:
-                    self.is_over = True
-                    return text[:place]
-            self._so_far = 0 if character == "\n" else None
-        return text
-
-
 def spell(piece: bytes) -> str:
     """Writes a token's text; what is no whole character is shown as U+FFFD, and `bytes` has it."""
     return piece.decode("utf-8", "replace")
@@ -227,7 +200,6 @@ class NativeForm:
     prompts: tuple[str, ...]
     stream: bool = False  # the text is sent by the end, and is not in it once more
     return_tokens: bool = False
-    n_indent: int = 0  # lines that are indented less end the text
 
     @classmethod
     def for_job(
@@ -259,12 +231,6 @@ class NativeTask:
         self._tokens: list[int] = []
         self._probs: list[TokenInfo] = []
         self._has_new_line = False
-        self._indent = Indent(form.n_indent)
-
-    def clip(self, chunk: Chunk) -> Chunk:
-        """Returns the next chunk without what comes behind the end of the text."""
-        text = self._indent.take(chunk.text) if self._form.n_indent else chunk.text
-        return msgspec.structs.replace(chunk, text=text, tokens=()) if self._indent.is_over else chunk
 
     def add(self, chunk: Chunk) -> None:
         self.tally.add(chunk)
@@ -307,7 +273,7 @@ class NativeTask:
             prompt=self._form.prompts[self._index // self._form.job.n],
             has_new_line=self._has_new_line,
             truncated=self._is_truncated(chunk, n_prompt + n_predicted),
-            stop_type="limit" if self._indent.is_over else _stop_type(chunk),
+            stop_type=_stop_type(chunk),
             stopping_word=chunk.stopping_word,
             # The last token was never read by the model.
             tokens_cached=n_prompt + max(n_predicted - 1, 0) - chunk.dropped_tokens,

@@ -18,6 +18,7 @@ from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Job, ModelCard
 from corosrv.dialects.generation import native
 from corosrv.dialects.generation.fields import ModelName
+from corosrv.dialects.generation.prompts import MEDIA_MARKER
 from corosrv.dialects.openai import routes as openai
 from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
@@ -65,6 +66,7 @@ def describe(card: ModelCard, switches: Switches) -> dict[str, Any]:
         "model_path": card.file,
         "model_ftype": card.meta.get("ftype", ""),
         "modalities": {"vision": "images" in card.capabilities, "audio": False, "video": False},
+        "media_marker": MEDIA_MARKER,
         "chat_template": card.chat_template,
         "chat_template_caps": _template_caps(card.template_abilities) if was_loaded else {},
         "bos_token": card.bos,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -17,7 +17,7 @@ from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.fields import Lora, ModelName
 from corosrv.dialects.generation.native import NativeForm
 from corosrv.dialects.generation.prompts import PromptField, TaggedThoughtFields, is_several, prompts, with_budget
-from corosrv.dialects.llamacpp.answers import NativeAnswer
+from corosrv.dialects.llamacpp.answers import IndentReader, NativeAnswer
 from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake
 
@@ -32,7 +32,6 @@ UNSUPPORTED: fields.Neutral = {
     **{name: neutral for name, neutral in fields.EVERYWHERE.items() if name != "n_indent"},
     **fields.NO_FORKS,
     "n_cache_reuse": (0,),
-    "sse_ping_interval": (),
 }
 
 
@@ -43,6 +42,9 @@ class NativeFields(TaggedThoughtFields, kw_only=True):
     n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     json_schema: dict[str, Any] | bool | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
+    logprobs: (
+        Annotated[int, Meta(ge=0, le=MAX_PROBS, description="the same as n_probs, which goes before it")] | None
+    ) = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
     n_indent: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -132,11 +134,13 @@ def _call(
     )
     options = AnswerOptions.from_fields(
         body,
-        native_form=replace(form, n_indent=body.n_indent or 0),
+        native_form=form,
         is_list=is_list or job.n > 1,
         members=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),
     )
-    return Call(job, options.stream, NativeAnswer(options), body.priority, card=card)
+    clipped = partial(IndentReader, n_tasks=job.n_tasks, least=body.n_indent) if body.n_indent else None
+    pings = body.sse_ping_interval
+    return Call(job, options.stream, NativeAnswer(options), body.priority, card=card, read=clipped, ping_interval=pings)
 
 
 def _read(prompt: Prompt, number: int, n_prompts: int, vocabulary: Vocabulary) -> Prompt:
@@ -149,14 +153,14 @@ def _read(prompt: Prompt, number: int, n_prompts: int, vocabulary: Vocabulary) -
 def _job(body: NativeFields, inputs: tuple[Prompt, ...], card: ModelCard) -> Job:
     if body.n is not None and body.n_cmpl is not None and body.n != body.n_cmpl:
         raise Refused("n and n_cmpl say different things", "n_cmpl")
-    n_probs = body.n_probs or 0
+    n_probs = (body.logprobs if body.n_probs is None else body.n_probs) or 0
     post_sampling = bool(body.post_sampling_probs)
     if post_sampling and not n_probs:
         raise Refused("post_sampling_probs is only allowed with n_probs of at least 1", "post_sampling_probs")
     n = body.n or body.n_cmpl or 1
     if isinstance(body.logit_bias, dict):
         body.logit_bias = [(_token_or_text(key), bias) for key, bias in body.logit_bias.items()]
-    has_tokens = bool(n_probs or body.stream or body.return_tokens)
+    has_tokens = bool(n_probs or body.stream or body.return_tokens or body.n_indent)
     job = fields.job(
         body,
         inputs,

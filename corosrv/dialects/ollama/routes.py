@@ -174,12 +174,14 @@ def make_blueprint(views: Views, is_mounted: bool) -> Blueprint:
     return routes
 
 
+_OF_OPERATORS = ("create", "copy", "push", "blobs")
+
+
 def _refuse(path: str = "") -> Response:
-    raise NotFound(
-        f"{PREFIX}/{path[:80]} is not offered here: models are made, copied and uploaded by this server's operator",
-        None,
-        "not_offered",
-    )
+    words = "GET /docs lists all paths; those of OpenAI begin with /v1"
+    if path.partition("/")[0] in _OF_OPERATORS:
+        words = "models are made, copied and uploaded by this server's operator"
+    raise NotFound(f"{PREFIX}/{path[:80]} is not offered here: {words}", None, "not_offered")
 
 
 class OllamaRoutes:

@@ -215,6 +215,10 @@ class ListedModel(msgspec.Struct):
     meta: dict[str, Any]
     capabilities: list[str]
     status: ModelStatus
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
     parent: str | msgspec.UnsetType = msgspec.UNSET  # of a LoRA adapter: its model
 
 
@@ -224,6 +228,7 @@ class ModelList(msgspec.Struct):
     object: Literal["list"]
     data: list[ListedModel]
     models: list[dict[str, Any]]
+    has_more: bool
 
 
 class InputTokens(msgspec.Struct):

@@ -296,7 +296,8 @@ def call(
     if forkable is not None:
         forkable.id = answer.id
     priority = body.priority if body.service_tier is None else priority_of(body)
-    return Call(job, options.stream, answer, priority, forkable=forkable, card=card)
+    pings = body.sse_ping_interval
+    return Call(job, options.stream, answer, priority, forkable=forkable, card=card, ping_interval=pings)
 
 
 # Fields that make the prompt, or show it; which branches are the best is for their client to say.

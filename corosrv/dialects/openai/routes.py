@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime, timezone
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -29,11 +30,12 @@ from corosrv.web.http.terms import FROM_WORKER
 def listing(worker: Worker, takes_embeds: bool = False) -> dict[str, Any]:
     """Makes the answer of GET /v1/models; `models` is for clients of Ollama, as llama-server has it.
 
+    Clients of Anthropic read the same list, for which it says that there is no other page.
     `takes_embeds`: the setting prompt_embeds.
     """
     cards = _cards(worker)
     data = [_describe(card, takes_embeds) for card in cards]
-    return {"object": "list", "data": data, "models": list(map(_describe_as_ollama, cards))}
+    return {"object": "list", "data": data, "models": list(map(_describe_as_ollama, cards)), "has_more": False}
 
 
 def find(worker: Worker, name: str, takes_embeds: bool = False) -> dict[str, Any]:
@@ -66,8 +68,19 @@ def _describe(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
         "meta": _meta(card, takes_embeds),
         "capabilities": sorted(card.capabilities),
         "architecture": {"input_modalities": _modalities(card), "output_modalities": ["text"]},
+        **for_anthropic(card.id, card.created),
     }
     return described | {"parent": card.parent} if card.parent else described
+
+
+def for_anthropic(name: str, created: int) -> dict[str, Any]:
+    """Returns the members of a model that clients of Anthropic read beside its id. `created`: Unix time."""
+    return {
+        "type": "model",
+        "display_name": name,
+        "created_at": f"{datetime.fromtimestamp(created, timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+        "lifecycle": "active",
+    }
 
 
 def _modalities(card: ModelCard) -> list[str]:

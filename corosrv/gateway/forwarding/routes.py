@@ -18,6 +18,7 @@ from corosrv.dialects.anthropic.answers import MessagesError
 from corosrv.dialects.ollama import routes as ollama
 from corosrv.dialects.ollama.catalog import TaggedList, TaggedModel, spellings
 from corosrv.dialects.openai import api_docs
+from corosrv.dialects.openai.routes import for_anthropic
 from corosrv.fleet.upstreams.pool import UpstreamPool
 from corosrv.fleet.upstreams.upstream import UpstreamState
 from corosrv.gateway.forwarding.forwarder import Forwarder
@@ -45,6 +46,7 @@ def listing(names: Iterable[str], created: int, local: dict[str, Any] | None = N
         "object": "list",
         "data": [*local["data"], *(describe(name, created) for name in others)],
         "models": [*local["models"], *({"name": name, "model": name, "type": "model"} for name in others)],
+        "has_more": False,
     }
 
 
@@ -59,6 +61,7 @@ def describe(name: str, created: int) -> dict[str, Any]:
         "tags": [],
         "status": {"value": "loaded"},
         "meta": {},
+        **for_anthropic(name, created),
     }
 
 

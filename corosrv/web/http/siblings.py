@@ -41,7 +41,7 @@ from corosrv.web.keys import PEER_CALLER, digest, key_of
 
 log = logging.getLogger("corosrv.http")
 
-_NEEDS_STATE = re.compile(r"/(?:responses|conversations|groups|stream)(?:/|$)")
+_NEEDS_STATE = re.compile(r"/(?:responses|conversations|groups|streams?)(?:/|$)")
 _STATE_FIELDS = frozenset(("IDEMPOTENCY-KEY", "X-CONVERSATION-ID", "X-GROUP-ID"))
 _SUFFIX = ".front"
 _MAX_PASSED = 160 << 10  # bytes that were read: a datagram holds some 200 KiB

@@ -87,7 +87,8 @@ class AnswerLog(EventLog[LoggedEvent]):
         self.needs_client = True  # without one, the answer is cancelled in a while
         self.recording: Recording | None = None  # gets a copy
         self.n_bytes = LOG_COST
-        self.left_at: float | None = owner.now()  # when its last client left
+        self.began_at = owner.now()
+        self.left_at: float | None = self.began_at  # when its last client left
         self.ended_at = 0.0
         self.names: set[LogName] = set()
         self._owner = owner
@@ -162,6 +163,15 @@ class AnswerLog(EventLog[LoggedEvent]):
             self._owner.note_end(self)
 
     # For whoever reads.
+
+    def now(self) -> float:
+        """Returns the time by the clock of `began_at` and `ended_at`."""
+        return self._owner.now()
+
+    @property
+    def n_stream_bytes(self) -> int:
+        """The bytes of the stream so far, those that are kept no longer included."""
+        return self._n_bytes_lost + sum(len(event.wire) for event in self._kept)
 
     def advance(self) -> None:
         if self._room is not None:

@@ -41,6 +41,10 @@ class OwnerLogs:
     def find(self, name: LogName) -> AnswerLog | None:
         return self._by_name.get(name)
 
+    def list_names(self) -> list[tuple[LogName, AnswerLog]]:
+        """Lists the logs by all of their names."""
+        return list(self._by_name.items())
+
     def check_room(self) -> None:
         """Raises TooManyLogs if those that run leave no room for one more."""
         if LOG_COST * (len(self._running) + 1) > self._max_bytes:

@@ -9,20 +9,24 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import gevent
 import msgspec
 from flask import Blueprint, Request, Response, request
+from msgspec import Meta
 
 from corosrv.base.errors import CorosrvError, NotFound, Refused
-from corosrv.web.http import sse
+from corosrv.web.http import body_reader, sse
+from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.openapi import operation
+from corosrv.web.http.reply import json_response
 from corosrv.web.kept.answer_log import AnswerLog, FollowedEvents, LogName, StreamReader
 from corosrv.web.kept.answer_logs import AnswerLogs
 
@@ -34,6 +38,7 @@ MAX_NAME = 255  # characters
 
 CONVERSATION_FIELD = "HTTP_X_CONVERSATION_ID"  # in WSGI's words
 _LAST_EVENT_FIELD = "HTTP_LAST_EVENT_ID"
+_CONVERSATION = "conversation"  # the kind of name
 _PLAIN = re.compile(rf"[ -~]{{1,{MAX_NAME}}}")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 # A server that asks for no keys may pass them on: whoever has another one is not given what the first one got.
@@ -207,7 +212,25 @@ class StreamQuery(ConversationQuery):
     from_: int = msgspec.field(name="from", default=0)
 
 
-def blueprint(streams: ResumableStreams) -> Blueprint:
+class LookupBody(msgspec.Struct):
+    conversation_ids: Annotated[list[str], Meta(max_length=1024)]
+
+
+class FoundStream(msgspec.Struct):
+    """A stream of a conversation; times are Unix time, `completed_at` 0 while it runs."""
+
+    conversation_id: str
+    is_done: bool
+    total_bytes: int
+    started_at: int
+    completed_at: int
+
+
+_lookup_decoder = msgspec.json.Decoder(LookupBody)
+_MODEL_MARK = "::"  # in front of the model, with which llama-server's page ends the names of streams
+
+
+def blueprint(streams: ResumableStreams, bodies: BodyReader, max_body_bytes: int) -> Blueprint:
     """The routes that llama-server has for streams of conversations."""
     routes = Blueprint("streams", __name__)
 
@@ -249,9 +272,38 @@ def blueprint(streams: ResumableStreams) -> Blueprint:
             answer.drop()
         return Response(status=204)
 
+    @routes.post("/v1/streams/lookup")
+    @operation(
+        "Streams",
+        "Look for streams",
+        "Tells which of these conversations have a stream that can be read on, `ID::MODEL` among those of `ID`.",
+        body=LookupBody,
+        answer=list[FoundStream],
+        statuses=(400,),
+    )
+    def look() -> Response:
+        incoming = current(request)
+        body = body_reader.decode(incoming, bodies.read(incoming, max_body_bytes), _lookup_decoder)
+        wanted = set(body.conversation_ids)
+        kind, scope, _ = scoped(incoming.environ, _CONVERSATION, "")
+        return json_response(
+            [
+                _describe(name[2], answer)
+                for name, answer in streams.logs.owned_by(caller()).list_names()
+                if name[:2] == (kind, scope) and not wanted.isdisjoint((name[2], name[2].partition(_MODEL_MARK)[0]))
+            ]
+        )
+
     return routes
+
+
+def _describe(conversation: str, answer: AnswerLog) -> FoundStream:
+    date, now = int(time.time()), answer.now()
+    ended = date - int(now - answer.ended_at) if answer.is_ended else 0
+    began = date - int(now - answer.began_at)
+    return FoundStream(conversation, answer.is_ended, answer.n_stream_bytes, began, ended)
 
 
 def _name(incoming: Request) -> LogName:
     conversation = incoming.args.get("conv_id", "")
-    return scoped(incoming.environ, "conversation", _conversation(conversation, "conv_id"))
+    return scoped(incoming.environ, _CONVERSATION, _conversation(conversation, "conv_id"))

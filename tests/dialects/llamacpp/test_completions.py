@@ -129,17 +129,6 @@ def test_the_prompt_is_shown_as_the_model_reads_it():
     assert call(ByteVocabulary(adds_bos=True)).job.prompts == (Tokens((BOS, *b"Hi")),)
 
 
-def test_an_answer_ends_where_a_line_is_indented_too_little():
-    chunks = [chunk(0, token(5, b"a\n")), chunk(0, token(6, b"  b\n")), chunk(0, token(7, b" c")), last(0, Finish.STOP)]
-
-    answer = complete_json(call(n_indent=2).answer, chunks)
-    *pieces, end = events(*chunks, n_indent=2)
-
-    assert (answer["content"], answer["stop_type"]) == ("a\n  b\n ", "limit")
-    assert "".join(piece["content"] for piece in pieces) == answer["content"]
-    assert (end["stop_type"], end["tokens_predicted"]) == ("limit", 3)
-
-
 def test_the_sampler_that_editors_name_is_passed_over():
     for names in (["top_k", "top_p", "infill"], "kpi"):
         assert job(samplers=names).sampling.samplers == ("top_k", "top_p")
@@ -175,7 +164,9 @@ def test_probabilities_are_those_of_the_model():
     assert [one["id"] for one in shown] == [5, 6]
     assert shown[0]["logprob"] == -1.0
     assert len(shown[0]["top_logprobs"]) == 1
-    assert job(n_probs=4).sampling.n_probs == 4
+    assert job(n_probs=4).sampling.n_probs == job(logprobs=4).sampling.n_probs == 4
+    assert job(n_probs=4, logprobs=2).sampling.n_probs == 4
+    assert job(n_probs=0, logprobs=2).sampling.n_probs == -1
 
 
 def test_probabilities_after_sampling_are_no_logarithms():
@@ -360,6 +351,7 @@ def test_biases_that_the_model_cannot_count_are_refused_when_they_are_shown(bias
         ("n_predict", -2),
         ("n_predict", "1"),
         ("n_probs", -1),
+        ("logprobs", 101),
         ("n_probs", 101),
         ("n_probs", True),
         ("post_sampling_probs", True),

@@ -108,7 +108,9 @@ def test_a_body_that_is_no_json_is_a_400(client: FlaskClient):
 
 def test_what_is_not_offered_says_so(client: FlaskClient):
     assert client.post("/api/copy", json={}).status_code == 404
-    assert "/api/copy is not offered here" in client.post("/api/copy", json={}).json["error"]
+    for path in ("/api/copy", "/api/blobs/sha256:0"):
+        assert f"{path} is not offered here: models are made" in client.post(path, json={}).json["error"]
+    assert "OpenAI begin with /v1" in client.post("/api/v1/chat/completions", json={}).json["error"]
     assert client.delete("/api/delete", json={"model": "synthetic"}).status_code == 501
     assert "corosrv models rm" in client.delete("/api/delete", json={"model": "synthetic"}).json["error"]
 

@@ -660,6 +660,10 @@ def test_tools_reach_the_template_in_one_form():
     }
 
 
+def allowed(mode: str, *names: str) -> Any:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [function(name=name) for name in names]}}
+
+
 @pytest.mark.parametrize("nothing", [{}, {"tools": None}, {"tools": []}, {"tools": [NOBODY], "tool_choice": "none"}])
 def test_without_tools_to_call_nothing_is_shown_and_nothing_forced(nothing):
     job = chat(**nothing).job
@@ -692,7 +696,11 @@ def test_without_tools_to_call_nothing_is_shown_and_nothing_forced(nothing):
         ({"tools": [RAIN], "tool_choice": 5}, "tool_choice"),
         ({"tools": [RAIN], "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tools": [RAIN], "tool_choice": function(name="sun")}, "tool_choice"),
-        ({"tools": [RAIN], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tools": [RAIN], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [RAIN], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": [RAIN], "tool_choice": allowed("none", "rain")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": [RAIN], "tool_choice": allowed("auto", "rain", "sun")}, "tool_choice.allowed_tools.tools[1]"),
+        ({"tools": [RAIN], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": function(name="rain")}, "tool_choice"),

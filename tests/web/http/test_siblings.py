@@ -95,6 +95,7 @@ def request(path: str = "/v1/responses", body: bytes = b"", method: str = "POST"
         (request("/llm/v1/conversations/conv_1/items", method="GET"), True),
         (request("/v1/groups/a", method="DELETE"), True),
         (request("/v1/stream?conv_id=a", method="GET"), True),
+        (request("/v1/streams/lookup"), True),
     ],
     ids=lambda value: value.uri if isinstance(value, Request) else str(value),
 )

@@ -195,6 +195,16 @@ def test_who_scrolls_up_stays_there(chat, script):
     assert chat.run("document.querySelector('.scroll').scrollTop") == 100
 
 
+def test_who_leaves_while_the_chat_still_scrolls_sees_no_error(chat, script):
+    script.pieces = ["line\n\n"] * 100
+    chat.say_and_wait("Go")
+    chat.run("document.querySelector('.scroll').scrollTop = 100; location.hash = '#/services'")
+    chat.wait("!document.querySelector('.scroll')")
+    chat.run("new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 60)))")  # the event has come
+
+    assert [line for line in chat.page.logged if '"network"' not in line] == []
+
+
 def test_blocks_that_are_complete_are_drawn_once(chat, script):
     script.pieces, script.pause_s = [f"Paragraph {n}.\n\n" for n in range(60)], 0.02
     chat.say("Go")

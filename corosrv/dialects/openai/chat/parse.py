@@ -16,6 +16,7 @@ from corosrv.dialects.chat.conversation import (
     Conversation,
     Part,
     Turn,
+    allowed_tools,
     check_count,
     join,
     misplaced_image,
@@ -60,13 +61,19 @@ def _tools(body: schema.ChatBody) -> tuple[dict[str, Any], ...]:
         return ()
     check_count(body.tools)
     functions = [tool.function for tool in body.tools]
-    return tuple(make_tool(function.name, function.description, function.parameters) for function in functions)
+    tools = tuple(make_tool(function.name, function.description, function.parameters) for function in functions)
+    if isinstance(body.tool_choice, schema.AllowedChoice):
+        names = [tool.function.name for tool in body.tool_choice.allowed_tools.tools]
+        return allowed_tools(tools, names, "tool_choice.allowed_tools.tools")
+    return tools
 
 
 def _tool_choice(body: schema.ChatBody) -> CallPolicy:
     choice = body.tool_choice
     if isinstance(choice, schema.NamedTool):
         return CallPolicy(CallMode.REQUIRED, choice.function.name)
+    if isinstance(choice, schema.AllowedChoice):
+        return _POLICIES[choice.allowed_tools.mode]
     return _POLICIES[choice or "auto"]
 
 
@@ -231,7 +238,8 @@ def call(
     if forkable is not None:
         forkable.id = answer.id
     priority = body.priority if body.service_tier is None else priority_of(body)
-    return Call(job, options.stream, answer, priority, forkable=forkable, card=card)
+    pings = body.sse_ping_interval
+    return Call(job, options.stream, answer, priority, forkable=forkable, card=card, ping_interval=pings)
 
 
 def conversation(

@@ -70,9 +70,19 @@ class FunctionName(msgspec.Struct):
     name: str
 
 
-class NamedTool(msgspec.Struct):
-    type: Literal["function"]
+class NamedTool(msgspec.Struct, tag="function"):
     function: FunctionName
+
+
+class AllowedTools(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1)]
+
+
+class AllowedChoice(msgspec.Struct, tag="allowed_tools"):
+    """Some of the tools, of which alone the model may or has to call some; it is shown no others."""
+
+    allowed_tools: AllowedTools
 
 
 class PredictedText(msgspec.Struct):
@@ -95,7 +105,7 @@ class ChatBody(FormFields, kw_only=True):
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     echo: bool | None = None  # the answer has the beginning of the message that it continues
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None

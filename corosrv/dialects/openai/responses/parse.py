@@ -21,6 +21,7 @@ from corosrv.dialects.chat.conversation import (
     ToolPlaces,
     Turn,
     TurnList,
+    allowed_tools,
     newest_turns,
 )
 from corosrv.dialects.chat.prepare import Parser, prepare
@@ -61,6 +62,9 @@ def call(
     if body.conversation is not None or body.previous_response_id is not None:
         earlier = _earlier(body, shelf, images)
     turns, tools = _turns(body, earlier, shelf, images), read_tools(body.tools or [], access)
+    choice, functions = body.tool_choice, tools.functions
+    if isinstance(choice, schema.NamedTool) and choice.type == "allowed_tools":
+        functions = _allowed(functions, choice)
 
     def translate(
         turns: tuple[Turn, ...], functions: tuple[Tool, ...], policy: CallPolicy, fits: bool = body.truncation != "auto"
@@ -75,7 +79,7 @@ def call(
 
     policy = _tool_choice(body.tool_choice, tools.toolboxes)
     # What MCP servers have is not known yet: the request is checked without it.
-    job, parser = translate(turns, tools.functions, CallPolicy(CallMode.NONE) if tools.toolboxes else policy)
+    job, parser = translate(turns, functions, CallPolicy(CallMode.NONE) if tools.toolboxes else policy)
     options = AnswerOptions.from_fields(body, logprobs=items.LOGPROBS in (body.include or ()))
     is_stored = body.store is not False
     echo = _echo(body, tools, job, card, is_stored)
@@ -94,12 +98,12 @@ def call(
         approved = approved_calls(context, turns, tools.toolboxes)
         if tools.toolboxes:
             plan = McpPlan(
-                translate, turns, tools.functions, tools.toolboxes, policy, _chosen_server(body.tool_choice),
+                translate, turns, functions, tools.toolboxes, policy, _chosen_server(body.tool_choice),
                 known_lists(context, tools.toolboxes), approved, body.max_tool_calls, body.max_output_tokens,
                 access.timeout_s,
             )  # fmt: skip
             answer = McpAnswer(plan, echo, parser, turns, keep, options, tools.origins, listed)
-    return Call(job, options.stream, answer, body.priority, card=card)
+    return Call(job, options.stream, answer, body.priority, card=card, ping_interval=body.sse_ping_interval)
 
 
 def _keep(shelf: Shelf, is_stored: bool, conversation: str, new_items: tuple[Item, ...], stored: Stored) -> None:
@@ -198,6 +202,8 @@ def _tool_choice(choice: str | schema.NamedTool | None, toolboxes: Sequence[McpT
             words = "tool_choice.server_label: tools has no MCP server of this label"
             raise Refused(words, "tool_choice.server_label")
         return CallPolicy(CallMode.REQUIRED, choice.name)
+    if choice.type == "allowed_tools":
+        return CallPolicy(CallMode(choice.mode or "auto"))
     if choice.type != "function":
         raise NotSupported(
             f"tool_choice.type: only 'function' is offered here, not {choice.type[:40]!r}", "tool_choice.type"
@@ -205,6 +211,17 @@ def _tool_choice(choice: str | schema.NamedTool | None, toolboxes: Sequence[McpT
     if choice.name is None:
         raise Refused("tool_choice.name is required", "tool_choice.name", "missing_required_parameter")
     return CallPolicy(CallMode.REQUIRED, choice.name)
+
+
+def _allowed(functions: tuple[Tool, ...], choice: schema.NamedTool) -> tuple[Tool, ...]:
+    """Returns the functions that the model may call. Raises Refused for others than functions."""
+    param = "tool_choice.tools"
+    if not choice.tools:
+        raise Refused(f"{param} is required", param, "missing_required_parameter")
+    for number, tool in enumerate(choice.tools):
+        if tool.type != "function":
+            raise NotSupported(f"{param}[{number}]: only functions may be listed here", f"{param}[{number}]")
+    return allowed_tools(functions, [tool.name or "" for tool in choice.tools], param)
 
 
 def _chosen_server(choice: str | schema.NamedTool | None) -> str | None:

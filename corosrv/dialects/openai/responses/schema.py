@@ -161,6 +161,8 @@ class NamedTool(msgspec.Struct, omit_defaults=True):
     type: str
     name: str | None = None
     server_label: str | None = None
+    mode: Literal["auto", "required"] | None = None  # of type allowed_tools, as `tools` are
+    tools: list[NamedTool] | None = None
 
 
 class ResponseBody(fields.ThoughtFields, kw_only=True):

@@ -78,8 +78,8 @@ export function Chat({ conversation, keep, store, answering, server, look, choos
 function useScroll(conversation, nTurns) {
   const place = useRef();
   const held = useRef({ isStuck: true }).current;
-  held.onScroll ??= () => {
-    const { scrollTop, scrollHeight, clientHeight } = place.current;
+  held.onScroll ??= ({ currentTarget }) => {
+    const { scrollTop, scrollHeight, clientHeight } = currentTarget; // place is empty once another page is shown
     held.isStuck = scrollHeight - scrollTop - clientHeight < 60;
   };
   held.follow ??= () => {

@@ -182,6 +182,9 @@ def test_what_is_not_offered_is_refused_by_name(asked, name, value):
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [{"type": "web_search"}]}}, "tool_choice.tools[0]"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [{"type": "function"}]}}, "tool_choice.tools[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [LOOK, {"type": "function"}]}, "tools[1].name"),
         ({"tools": [LOOK, {"type": "custom", "name": "patch"}]}, "tools[1].type"),
@@ -232,6 +235,14 @@ def test_tools_are_offered_in_the_form_of_templates(asked):
 )
 def test_a_choice_of_tools(asked, sent, meant):
     assert asked(tools=[LOOK], tool_choice=sent).tool_choice == meant
+
+
+def test_a_choice_of_some_tools_shows_no_others(asked):
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "look"}]}
+    conversation = asked(tools=[{**LOOK, "name": "other"}, LOOK], tool_choice=choice)
+
+    assert conversation.tool_choice == CallPolicy(CallMode.REQUIRED)
+    assert [tool["function"]["name"] for tool in conversation.job.prompts[0].tools] == ["look"]
 
 
 @pytest.mark.parametrize(

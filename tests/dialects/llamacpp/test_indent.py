@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.dialects.generation.native import Indent
+from corosrv.dialects.llamacpp.answers import Indent
 
 
 @pytest.mark.parametrize(
