@@ -245,6 +245,8 @@ def _know_others(server: Server, worker: Any) -> None:
     if siblings is not None:
         server.context.siblings = siblings
         siblings.limiting.append(server.accounts.has_limits)
+        # Upstreams may know callers whom this server does not: their state is spread over the processes.
+        siblings.knows_callers.append(server.settings.needs_key or server.parts.upstreams is not None)
 
 
 def check_several(settings: Settings) -> None:

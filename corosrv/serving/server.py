@@ -203,7 +203,9 @@ class Server:
             self.accounts.share(cluster.key_limits())
         if self.parts.upstreams is not None:
             cluster.share_permits(self.parts.upstreams.pool)
+            self.parts.upstreams.forwarder.homes.share(cluster.client, cluster.names)
         if self.parts.peers is not None:
+            self.parts.peers.homes.share(cluster.client, cluster.names)
             cluster.registry.on_read = self.parts.peers.see
         return cluster
 

@@ -157,10 +157,10 @@ class UpstreamPart(Part):
             reads_sessions=settings.upstream_policy == "sticky",
         )
         models_here: LocalModels | None = None if local is None else PoolModels(local, settings.upstream_spill)
-        self._forwarder = Forwarder(self.pool, context.bodies, context.http_stats, options, context.groups)
+        self.forwarder = Forwarder(self.pool, context.bodies, context.http_stats, options, context.groups)
         self._routes = ForwardingRoutes(
             self.pool,
-            self._forwarder,
+            self.forwarder,
             context.answers,
             models_here,
             is_strict=server.strict_model,
@@ -226,7 +226,7 @@ class UpstreamPart(Part):
 
     def direct(self, entrance: Entrance) -> DirectForwarding:
         """Returns what forwards plain requests without Flask."""
-        return DirectForwarding(self._forwarder, entrance)
+        return DirectForwarding(self.forwarder, entrance)
 
     def has_path(self, path: str) -> bool:
         """Returns True: errors have this part's shape wherever no other part but models answers, who have it too."""

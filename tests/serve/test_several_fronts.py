@@ -138,6 +138,75 @@ def test_fronts_share_the_permits_of_an_engine_behind_other_fronts_and_what_they
         assert [ask(before, "POST", CHAT, HI).status for _ in range(6)] == [200] * 6
 
 
+RESPONSE: dict[str, Any] = {"model": "m", "input": "hi", "max_output_tokens": 16}
+
+
+def test_a_response_is_found_at_the_upstream_that_keeps_it_whichever_front_is_asked_also_when_all_were_replaced(
+    tmp_path: Path, short_tmp: Path, cache: Path
+) -> None:
+    with redis_server() as redis, servers(tmp_path, cache) as started:
+        behind = [started.start(*SERVE, model="m=synthetic:", ctx=4096) for _ in range(2)]
+        before = started.start(
+            *SERVE, "-w", "3", run_dir=short_tmp / "a", COROSRV_MODEL="", redis_url=redis.url,
+            upstream=" ".join(f"http://127.0.0.1:{server.port}" for server in behind), upstream_policy="round_robin",
+        )  # fmt: skip
+        eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+        senders = [{}, {"Authorization": "Bearer none"}, {"Authorization": "Bearer other"}]
+        ids = [ask(before, "POST", "/v1/responses", RESPONSE, senders[n % 3]).json["id"] for n in range(6)]
+
+        def statuses(method: str = "GET", action: str = "", body: Any = None) -> set[int]:
+            asked = [(id, sender) for id in ids for sender in senders]
+            return {ask(before, method, f"/v1/responses/{id}{action}", body, sender).status for id, sender in asked}
+
+        def follow(id: str) -> Answer:
+            return ask(before, "POST", "/v1/responses", RESPONSE | {"previous_response_id": id})
+
+        assert (statuses(), statuses(action="/input_items")) == ({200}, {200})
+        assert [follow(id).json["previous_response_id"] for id in ids] == ids
+        old = before.workers()
+        for pid in old:
+            Process(pid).kill()
+        eventually(lambda: len(new := before.workers()) == 3 and not {*new} & {*old}, 30, "other fronts")
+        eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+        assert statuses() == {200}
+        assert [follow(id).json["previous_response_id"] for id in ids] == ids
+        assert [ask(before, "DELETE", f"/v1/responses/{id}").status for id in ids] == [200] * 6
+        assert statuses() == {404}
+
+
+def test_a_response_is_found_at_the_peer_that_has_made_it_whichever_front_of_both_is_asked(
+    tmp_path: Path, short_tmp: Path, cache: Path
+) -> None:
+    ports = [free_port() for _ in range(3)]
+    with servers(tmp_path, cache) as started:
+        (short_tmp / "c").mkdir(mode=0o700)
+        here, *there = (
+            started.start(
+                "corosrv", "serve", "--port", str(port), "-w", "2", run_dir=short_tmp / name, strict_model=1, ctx=4096,
+                model=f"{model}=synthetic:?tokens_per_s=100", peer_token=TOKEN, replica_id=name,
+                peers=" ".join(f"http://127.0.0.1:{other}" for other in ports if other != port),
+            )
+            for name, model, port in zip("abc", ("own", "m", "m"), ports, strict=True)
+        )  # fmt: skip
+        eventually(
+            lambda: {ask(here, "POST", CHAT, HI | {"model": "m"}).headers["x-corosrv-served-by"] for _ in range(12)}
+            == {"b", "c"},
+            60, "both peers",
+        )  # fmt: skip
+        made = [ask(here, "POST", "/v1/responses", RESPONSE) for _ in range(6)]
+        ids, makers = [each.json["id"] for each in made], [each.headers["x-corosrv-served-by"] for each in made]
+        assert {*makers} == {"b", "c"}
+
+        found = [ask(here, "GET", f"/v1/responses/{id}") for id in ids]
+        follows = [ask(here, "POST", "/v1/responses", RESPONSE | {"previous_response_id": id}) for id in ids]
+
+        assert [each.json["id"] for each in found] == ids
+        assert [each.headers["x-corosrv-served-by"] for each in (*found, *follows)] == makers * 2
+        assert [each.json["previous_response_id"] for each in follows] == ids
+        assert [ask(here, "DELETE", f"/v1/responses/{id}").status for id in ids] == [200] * 6
+        assert {ask(at, "GET", f"/v1/responses/{id}").status for id in ids for at in (here, *there)} == {404}
+
+
 def test_peers_of_several_fronts_answer_for_each_other_and_one_of_them_may_die(
     tmp_path: Path, short_tmp: Path, cache: Path
 ) -> None:

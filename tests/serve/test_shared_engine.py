@@ -119,9 +119,10 @@ def test_a_key_has_one_answer(shared: Server) -> None:
     assert sum("idempotency-replayed" in answer.headers for answer in answers) == 7
 
 
-def n_fronts(server: Server) -> int:
+def n_fronts(server: Server, headers: dict[str, str]) -> int:
     """Counts the workers that answer one of them."""
-    return len(set(re.findall(r'corosrv_open_streams{front="(\d+)"}', ask(server, "GET", "/metrics").body.decode())))
+    shown = ask(server, "GET", "/metrics", None, headers).body.decode()
+    return len(set(re.findall(r'corosrv_open_streams{front="(\d+)"}', shown)))
 
 
 def chat_body(**more: Any) -> dict[str, Any]:
@@ -183,7 +184,16 @@ def test_an_engine_that_is_killed_is_followed_by_another(own: Server) -> None:
     assert len(own.workers()) == 3
 
 
-def test_a_worker_that_is_killed_takes_nothing_of_the_others(own: Server) -> None:
+def test_what_is_stored_is_found_whatever_a_client_sends_as_its_key_where_none_is_asked_for(shared: Server) -> None:
+    senders = [{}, *({"Authorization": f"Bearer {number}"} for number in range(6))]
+    body = {"input": "hi", "max_output_tokens": 1}
+    ids = [ask(shared, "POST", "/v1/responses", body, sender).json["id"] for sender in senders]
+
+    assert {ask(shared, "GET", f"/v1/responses/{id}", None, who).status for id in ids for who in senders} == {200}
+
+
+def test_a_worker_that_is_killed_takes_nothing_of_the_others(start: Servers, run_dir: str) -> None:
+    own = start_three(start, run_dir, "synthetic:?tokens_per_s=100", api_keys=",".join(map(str, range(20))))
     engine = own.engine
     callers = [{"Authorization": f"Bearer {number}"} for number in range(20)]
     body = {"input": "hi", "max_output_tokens": 1}
@@ -202,17 +212,17 @@ def test_a_worker_that_is_killed_takes_nothing_of_the_others(own: Server) -> Non
 
     def has_four() -> bool:
         statuses.append(ask(own, "GET", "/health").status)
-        statuses.append(ask(own, "POST", "/v1/chat/completions", chat_body()).status)
+        statuses.append(ask(own, "POST", "/v1/chat/completions", chat_body(), callers[0]).status)
         return own.log.count("model synthetic: loaded") == 4
 
     eventually(has_four, what="another worker")
     assert set(statuses) == {200}
-    eventually(lambda: all(n_fronts(own) == 3 for _ in range(6)), what="three workers that know each other")
+    eventually(lambda: all(n_fronts(own, callers[0]) == 3 for _ in range(6)), what="three workers that know each other")
     assert found() == found_then
     assert set(found_then) == {200, 404}
     assert engine.is_alive
-    ids = [ask(own, "POST", "/v1/responses", {"input": "hi", "max_output_tokens": 3}).json["id"] for _ in range(6)]
-    assert [ask(own, "GET", f"/v1/responses/{id}").status for id in ids] == [200] * 6
+    ids = [ask(own, "POST", "/v1/responses", body, callers[0]).json["id"] for _ in range(6)]
+    assert [ask(own, "GET", f"/v1/responses/{id}", None, callers[0]).status for id in ids] == [200] * 6
 
 
 def test_counters_are_those_of_the_engine_at_every_worker(own: Server) -> None:

@@ -135,6 +135,8 @@ class Siblings:
         self._watcher: Any = None
         # Tell whether a caller's API key has limits: one process has to count for such a key.
         self.limiting: list[Callable[[str], bool]] = []
+        # Tell of each server of this process whether it knows callers by their credentials: else all are one.
+        self.knows_callers: list[bool] = []
         self._unpassed = Flood(log, "%d requests could not be passed to the worker process that has their state")
 
     def start(self) -> None:
@@ -185,9 +187,21 @@ class Siblings:
 
         Its head was read, and nothing of its body was used. May wait at a start, and while API keys are read again.
         """
-        caller = _caller_of(request)
+        caller = self._caller_of(request)
         needs_state = _NEEDS_STATE.search(request.path) or any(name in _STATE_FIELDS for name, _ in request.headers)
         return self._choose(caller) if needs_state or self._has_limits(caller) else None
+
+    def _caller_of(self, request: Request) -> str:
+        """Returns the name of the caller whose API key is in a request's head, made from the key; empty without one,
+        and where no key is asked for: what one client has stored is found by all, whatever they send as their key.
+
+        A peer says the name in place of the key. Whether it is one is seen where the request is served.
+        """
+        fields = dict(request.headers)
+        key = None
+        if any(self.knows_callers) or not self.knows_callers:
+            key = key_of(fields.get("AUTHORIZATION", ""), fields.get("X-API-KEY", ""))
+        return fields.get(PEER_CALLER.upper(), "") if key is None else digest(key).hex()
 
     def _has_limits(self, caller: str) -> bool:
         return any(has_limits(caller) for has_limits in self.limiting)
@@ -328,7 +342,7 @@ class Siblings:
         Raises Overloaded for a key with limits.
         """
         self._unpassed.count()
-        if self._has_limits(_caller_of(request)):
+        if self._has_limits(self._caller_of(request)):
             raise Overloaded
         return False
 
@@ -342,16 +356,6 @@ def _locked(folder: str) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def _caller_of(request: Request) -> str:
-    """Returns the name of the caller whose API key is in a request's head, made from the key; empty without one.
-
-    A peer says the name in place of the key. Whether it is one is seen where the request is served.
-    """
-    fields = dict(request.headers)
-    key = key_of(fields.get("AUTHORIZATION", ""), fields.get("X-API-KEY", ""))
-    return fields.get(PEER_CALLER.upper(), "") if key is None else digest(key).hex()
 
 
 def head_of(request: Request) -> bytes:

@@ -120,6 +120,18 @@ def test_a_key_with_limits_has_one_owner_whoever_passes_its_requests_on(three: P
     assert len(owners) == 1
 
 
+def test_callers_are_one_where_no_server_of_the_process_asks_for_keys(three: Processes) -> None:
+    callers = [request(), *(request(Authorization=f"Bearer key-{n}") for n in range(30))]
+
+    def owners() -> set[str]:
+        return {three.of[0].owner_of(caller) or three.paths[0] for caller in callers}
+
+    three.of[0].knows_callers += [False, True]
+    assert len(owners()) == 3
+    three.of[0].knows_callers.remove(True)
+    assert len(owners()) == 1
+
+
 def test_callers_are_spread_and_stay_when_another_process_ends(three: Processes) -> None:
     callers = [request(Authorization=f"Bearer key-{n}") for n in range(300)]
     before = [three.of[0].owner_of(caller) or three.paths[0] for caller in callers]
