@@ -11,11 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import grpc
 import pytest
 
 from corosrv.app import check_several
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import load
+from corosrv.dialects.kserve.grpc import protocol
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import infer_request
 from tests.serve.server import GUNICORN, SERVE, Process, Server, free_port, servers
@@ -78,6 +80,96 @@ def test_calls_of_one_port_for_grpc_run_in_the_workers_of_both_fronts(pair: Serv
     answers = [infer(grpc_port(pair), sent=infer_request("nap", seconds)) for _ in range(16)]
 
     assert len({answer.raw_output_contents[0] for answer in answers}) == 2
+
+
+def keyed(model: str, key: str, *tensors: Tensor, **parameters: Any) -> tuple[Any, dict[str, str]]:
+    """Returns what `infer` takes for a call with an idempotency key."""
+    return infer_request(model, *tensors, id="q", parameters=parameters), {"idempotency-key": key}
+
+
+def test_a_key_over_grpc_has_one_answer_whichever_front_is_asked_and_the_same_over_http(pair: Server):
+    sent, metadata = keyed("nap", "one", Tensor("seconds", "FP64", [1], data=[0.0]))
+    other, _ = keyed("nap", "one", Tensor("seconds", "FP64", [1], data=[0.5]))
+
+    answers = [infer(grpc_port(pair), metadata, sent) for _ in range(16)]
+    tensor = {"name": "seconds", "datatype": "FP64", "shape": [1], "data": [0.0]}
+    over_http = ask(pair, "POST", "/v2/models/nap/infer", {"id": "q", "inputs": [tensor]}, {"Idempotency-Key": "one"})
+    refused = []
+    for _ in range(8):
+        with pytest.raises(grpc.RpcError) as error:
+            infer(grpc_port(pair), metadata, other)
+        refused.append(error.value)
+
+    assert {answer.raw_output_contents[0] for answer in answers} == {
+        over_http.json["outputs"][0]["data"][0].to_bytes(8, "little")
+    }
+    assert over_http.headers["idempotency-replayed"] == "true"
+    assert {(error.code(), "another request" in error.details()) for error in refused} == {
+        (grpc.StatusCode.INVALID_ARGUMENT, True)
+    }
+
+
+def test_a_call_under_a_key_runs_once_while_both_fronts_are_asked_for_it(pair: Server):
+    sent, metadata = keyed("nap", "two", Tensor("seconds", "FP64", [1], data=[1.0]))
+
+    def call(_: int) -> Any:
+        try:
+            return infer(grpc_port(pair), metadata, sent).raw_output_contents[0]
+        except grpc.RpcError as error:
+            return error.code()
+
+    with ThreadPoolExecutor(8) as clients:
+        found = list(clients.map(call, range(8)))
+
+    assert Counter(map(type, found)) == {bytes: 1, grpc.StatusCode: 7}
+    assert {*found} >= {grpc.StatusCode.FAILED_PRECONDITION}
+    assert (
+        len(
+            {infer(grpc_port(pair), metadata, sent).raw_output_contents[0], *found}
+            - {grpc.StatusCode.FAILED_PRECONDITION}
+        )
+        == 1
+    )
+
+
+@pytest.mark.model
+def test_a_stream_over_grpc_is_made_once_under_a_key_and_a_client_that_leaves_ends_it(
+    tmp_path: Path, short_tmp: Path, cache: Path
+) -> None:
+    text = Tensor("text_input", "BYTES", [1], data=[b"Once upon a time"])
+    with servers(tmp_path, cache) as started:
+        server = started.start(*SERVE, "-w", "2", run_dir=short_tmp / "a", model="", ctx=4096, grpc_port=free_port())
+        eventually(lambda: server.log.count("gRPC listens") == 2, 60, "two processes of gRPC")
+        (model,) = (one["id"] for one in server.get("/v1/models")[1]["data"])
+
+        def stream(key: str, max_tokens: int) -> tuple[Any, grpc.Channel]:
+            channel = grpc.insecure_channel(
+                f"127.0.0.1:{grpc_port(server)}", [("grpc.use_local_subchannel_pool", 1)]
+            )  # fmt: skip
+            call = channel.stream_stream(
+                f"/{protocol.SERVICE}/ModelStreamInfer",
+                request_serializer=protocol.ModelInferRequest.SerializeToString,
+                response_deserializer=protocol.ModelStreamInferResponse.FromString,
+            )
+            sent, metadata = keyed(model, key, text, max_tokens=max_tokens, temperature=1.5)
+            return call(iter([sent]), timeout=60, wait_for_ready=True, metadata=list(metadata.items())), channel
+
+        def read(key: str) -> tuple[str, int]:
+            answers, channel = stream(key, 12)
+            with channel:
+                pieces = [one.infer_response.raw_output_contents[0][4:].decode() for one in answers]
+            return "".join(pieces), len(pieces)
+
+        texts = {read("one") for _ in range(8)}
+        assert len(texts) == 1
+        assert texts.pop()[1] > 6
+        assert server.metric("generated_tokens_total") <= 12
+
+        for number in range(4):  # whichever process has them
+            answers, channel = stream(f"left {number}", 3000)
+            next(answers)
+            channel.close()
+            server.wait_metric("running", 0)
 
 
 @pytest.mark.parametrize(

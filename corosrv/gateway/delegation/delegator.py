@@ -1,13 +1,14 @@
 """Hands a call to a peer, if this server could not serve it: the HTTP request at hand, or a call of another origin.
 
-That is so for errors which promise that nothing of it has run; `reason_of` and `is_for_peers` say which.
+That is so for errors which promise that nothing of it has run; `reason_of` and `is_for_peers` say which. `OwnerAnswers`
+hands a call to another worker process of this server.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from http import HTTPStatus
@@ -29,9 +30,10 @@ from corosrv.base.errors import (
     QueueFull,
     Refused,
     Starting,
+    Unavailable,
     WorkerGone,
 )
-from corosrv.contracts.jobs.infer import ForwardRequest, InferJob, InferReader
+from corosrv.contracts.jobs.infer import ForwardRequest, HandlerCard, InferItem, InferJob, InferReader, ModelTarget
 from corosrv.contracts.jobs.terms import Account
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.call import event
@@ -41,7 +43,7 @@ from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.failures import UpstreamBusy
 from corosrv.gateway.delegation.call import DelegatedCall, PeerRefusal, PeerRequest
 from corosrv.gateway.delegation.guard import current_trip, note_visited
-from corosrv.gateway.delegation.infer import PeerAnswers, request_of, target_of
+from corosrv.gateway.delegation.infer import PeerAnswers, SiblingCall, request_of, target_of
 from corosrv.gateway.delegation.peer import Peer
 from corosrv.gateway.delegation.roster import PeerRecord, Roster
 from corosrv.gateway.delegation.targets import (
@@ -53,15 +55,26 @@ from corosrv.gateway.delegation.targets import (
     dialect_path,
     kept_id,
 )
-from corosrv.gateway.delegation.trip import SERVED_BY, DelegationStats, Result, Trip, onward_headers
+from corosrv.gateway.delegation.trip import (
+    CALLER,
+    COUNTS,
+    SERVED_BY,
+    TOKEN,
+    DelegationStats,
+    Result,
+    Trip,
+    onward_headers,
+)
 from corosrv.gateway.forwarding.answers import AnswerPassing
 from corosrv.gateway.forwarding.forwarder import NotingReader, ResponseHomes, error_event, makes_responses
 from corosrv.gateway.forwarding.headers import answer_headers
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.http.terms import arrival, request_terms
+from corosrv.web.http.siblings import Siblings
+from corosrv.web.http.terms import FROM_CALLER, FROM_WORKER, arrival, request_terms
 from corosrv.web.key_account import COUNTED, KeyAccount
+from corosrv.workers.worker.parent.call_services import CallAnswers
 
 _UNKNOWN_CODES = frozenset({"model_not_found", "capability_not_found", "no_match"})
 
@@ -297,3 +310,63 @@ def _of_refusal(refusal: PeerRefusal) -> Response:
         response.headers[name] = value
     response.headers[SERVED_BY] = refusal.replica
     return response
+
+
+_OF_PEERS = frozenset({TOKEN, CALLER, COUNTS})
+
+
+class OwnerAnswers:
+    """The answers to a call of the worker process that has its caller's answers under idempotency keys, maybe this one.
+
+    Belongs to the hub's thread.
+    """
+
+    def __init__(
+        self, job: InferJob, siblings: Siblings, submit: Callable[[InferJob], CallAnswers], max_bytes: int
+    ) -> None:
+        """`submit`: runs the call here. `max_bytes`: see PeerAnswers."""
+        self._job = job
+        self._siblings = siblings
+        self._submit = submit
+        self._max_bytes = max_bytes
+        self._answers: CallAnswers | None = None  # once it is known who gives them
+        self._is_cancelled = False
+
+    @property
+    def card(self) -> HandlerCard:
+        target = self._job.target
+        if self._answers is not None:
+            return self._answers.card
+        return HandlerCard(target.name, target.version) if isinstance(target, ModelTarget) else HandlerCard("")
+
+    @property
+    def is_replayed(self) -> bool:
+        return self._answers is not None and self._answers.is_replayed
+
+    def __iter__(self) -> Iterator[InferItem]:
+        """Yields the answers and their InferEnd. Waits. Raises what `submit` does, and Unavailable."""
+        self._answers = answers = self._begin()
+        if self._is_cancelled:
+            answers.cancel()
+        yield from answers
+
+    def _begin(self) -> CallAnswers:
+        caller = self._job.terms.caller
+        try:
+            connection = self._siblings.connect(caller, {FROM_CALLER: caller, FROM_WORKER: "1"})
+        except OSError:
+            raise Unavailable("the worker process that has the answers under this key is busy; try again") from None
+        if connection is None:
+            return self._submit(self._job)
+        request = request_of(self._job, "")
+        own = replace(request, headers=tuple(field for field in request.headers if field[0] not in _OF_PEERS))
+        return PeerAnswers(SiblingCall(connection, own), self._job, self._max_bytes)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self._answers is not None:
+            self._answers.cancel()
+
+    def close(self) -> None:
+        if self._answers is not None:
+            self._answers.close()
