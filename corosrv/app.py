@@ -224,7 +224,7 @@ def _for_several(settings: Settings, worker: Any) -> Settings:
     server = settings.server
     if monkey.is_module_patched("socket"):  # otherwise no engine of another process can be waited for
         server = replace(server, engine=server.engine or "process")
-    if server.model_bytes and len(settings.models) > 1:
+    if server.model_bytes and len(settings.models) > 1 and server.engine != "process":
         log.warning("COROSRV_MODEL_BYTES is kept by each of the worker processes for models that it has loaded")
     if hasattr(worker, "share_state"):
         worker.share_state(open_run_dir(settings.operator.run_dir or default_path()))

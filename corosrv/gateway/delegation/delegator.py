@@ -168,7 +168,7 @@ class Delegator:
         if not self._peers or not (is_plain or may_be_foreign or own_error.status == HTTPStatus.NOT_FOUND):
             return None
         request_body = RequestBody(incoming, body)
-        kept = self._kept(request_body)
+        kept = self._kept_response(request_body)
         if kept is None and not (is_plain or may_be_foreign):
             return None
         target = self._targets.find(request_body)
@@ -194,7 +194,7 @@ class Delegator:
             self._homes.forget(caller(), kept.id)
         return response
 
-    def _kept(self, body: RequestBody) -> KeptResponse | None:
+    def _kept_response(self, body: RequestBody) -> KeptResponse | None:
         """Returns the response that a request asks about, or goes on from, if a peer has made it for the caller.
 
         Waits for the body. Raises Refused for one that cannot be read.

@@ -74,7 +74,8 @@ _RESPONSES = ("/v1/responses", "/responses")
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 _LOOKED_AT = 4096  # bytes at the beginning of an answer, where its id stands
 
-# KEYS: homes of a caller's responses by their ids, the ids in their order. ARGV: id, home, most of them, lifetime in ms.
+# KEYS: the makers of a caller's responses by their ids, and the ids in their order. ARGV: id, maker, how many are
+# remembered, and for how many ms.
 _NOTE = """
 if redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) == 1 and redis.call('RPUSH', KEYS[2], ARGV[1]) > tonumber(ARGV[3]) then
   redis.call('HDEL', KEYS[1], redis.call('LPOP', KEYS[2]))
@@ -117,7 +118,8 @@ class ResponseHomes:
 
     def find(self, caller: str, id: str) -> str:
         """Returns who has made a response; an empty text where nobody is known. May wait for Redis."""
-        known = self._homes.get(caller, {}).get(id, "")
+        homes = self._homes.get(caller)  # which makes none
+        known = "" if homes is None else homes.get(id, "")
         client = self._client
         if known or client is None or not id.startswith("resp_"):
             return known

@@ -14,7 +14,6 @@ from __future__ import annotations
 import _socket  # the system's own sockets, whatever is patched
 import array
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -33,7 +32,7 @@ from gevent import socket as gevent_socket
 from gevent.hub import get_hub
 from gunicorn.http.message import Request
 
-from corosrv.base.run_dir import path_in
+from corosrv.base.run_dir import locked, path_in
 from corosrv.web.http.connection import Overloaded
 from corosrv.web.http.reply import Flood
 from corosrv.web.http.terms import FROM_WORKER
@@ -141,7 +140,7 @@ class Siblings:
 
     def start(self) -> None:
         """Takes connections from now on, in the place of a process that has ended. Raises OSError."""
-        with _locked(self._folder):
+        with locked(self._folder):
             n_in = Counter(one.place for one in self._find() if one.is_alive())
             self._path = self._path_at(min(range(self._n_processes), key=lambda place: n_in[place]))
             Path(self._path).unlink(missing_ok=True)  # of an earlier process with these numbers
@@ -345,17 +344,6 @@ class Siblings:
         if self._has_limits(self._caller_of(request)):
             raise Overloaded
         return False
-
-
-@contextlib.contextmanager
-def _locked(folder: str) -> Iterator[None]:
-    """Holds a lock of all processes that have a folder, for a moment: whoever waits for it blocks."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 def head_of(request: Request) -> bytes:

@@ -26,9 +26,11 @@ from corosrv.models.engine.process.messages import (
     EngineHello,
     EngineLoaded,
     EngineRefusal,
+    EngineRelease,
     ForgetTasks,
     FromFront,
     FrontHello,
+    ReleaseIfIdle,
     SlotAnswer,
     SlotQuestion,
     SlotReply,
@@ -72,6 +74,9 @@ class SharedEngine(Protocol):
 
     def note_change(self) -> None:
         """Tells the fronts of the counters soon: something began or ended."""
+
+    def release_if_idle(self) -> bool:
+        """Asks all fronts to leave, unless something runs; returns whether it did."""
 
     def alone_among_suspects(self) -> AbstractContextManager[None]:
         """Waits until no other task runs that the engine may die of, whichever front it is of."""
@@ -153,6 +158,9 @@ class FrontSession:
             self._forget(message.number)
         elif isinstance(message, SlotQuestion):
             gevent.spawn(self._answer, message)
+        elif isinstance(message, ReleaseIfIdle):
+            if not self._host.release_if_idle():
+                self.send(EngineRelease(is_refused=True))
         else:
             raise ProtocolError("a front has greeted twice")
 
