@@ -124,6 +124,7 @@ class UpstreamPart(Part):
     def __init__(self, context: ServerContext, settings: UpstreamSettings, local: ModelPool | None = None) -> None:
         """`local`: the models that are served beside upstreams. Raises SettingsError for a wrong upstream."""
         server = context.settings.server
+        self._context = context
         self._is_beside = local is not None
         self._is_mounted = context.is_mounted
         # Lets requests for the router's paths pass, which are not there without it.
@@ -213,8 +214,11 @@ class UpstreamPart(Part):
 
     def blueprints(self) -> tuple[Blueprint, ...]:
         guard = self._router_guard
-        router = () if guard is None else (upstream_routes.router_blueprint(self.pool, guard, self._key_variables),)
-        return (self._routes.blueprint(), *router)
+        if guard is None:
+            return (self._routes.blueprint(),)
+        ask_others = self._context.ask_other_workers
+        router = upstream_routes.router_blueprint(self.pool, guard, self._key_variables, ask_others)
+        return (self._routes.blueprint(), router)
 
     def ollama(self) -> Blueprint:
         """Makes the routes of Ollama's API, for a server that has upstreams alone."""

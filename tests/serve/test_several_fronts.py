@@ -299,6 +299,39 @@ def test_a_response_is_found_at_the_peer_that_has_made_it_whichever_front_of_bot
         assert {ask(at, "GET", f"/v1/responses/{id}").status for id in ids for at in (here, *there)} == {404}
 
 
+def test_the_routers_paths_reach_all_fronts(tmp_path: Path, short_tmp: Path, cache: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("the-token\n")
+    operator = {"Authorization": "Bearer the-token"}
+    with redis_server() as redis, servers(tmp_path, cache) as started:
+        behind = started.start(*SERVE, model="m=synthetic:?tokens_per_s=50", slots=8)
+        before = started.start(
+            *SERVE, "-w", "3", run_dir=short_tmp / "a", COROSRV_MODEL="", redis_url=redis.url, router_paths=1,
+            mgmt_token_file=token, upstream=f"http://127.0.0.1:{behind.port}?concurrency=8",
+        )  # fmt: skip
+        eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+        own, other = f"http://127.0.0.1:{behind.port}", "http://127.0.0.1:1"
+
+        def listed() -> set[tuple[str, ...]]:
+            return {tuple(ask(before, "GET", "/list_workers", None, operator).json["urls"]) for _ in range(9)}
+
+        assert ask(before, "POST", f"/add_worker?url={other}", None, operator).status == 200
+        assert listed() == {(own, other)}
+        assert ask(before, "POST", f"/remove_worker?url={other}", None, operator).status == 200
+        assert listed() == {(own,)}
+
+        with ThreadPoolExecutor(6) as clients:
+            asking = [clients.submit(ask, before, "POST", CHAT, HI | {"max_tokens": 2000}) for _ in range(6)]
+            behind.wait_metric("running", 6)
+            loads = [ask(before, "GET", "/get_loads", None, operator).json["workers"] for _ in range(4)]
+            aborted = ask(before, "POST", "/abort_request", {"abort_all": True}, operator)
+            statuses = {one.result().status for one in asking}
+
+    assert loads == [[{"worker": own, "load": 6}]] * 4
+    assert aborted.json == {"aborted": 6}
+    assert 200 not in statuses
+
+
 def test_peers_of_several_fronts_answer_for_each_other_and_one_of_them_may_die(
     tmp_path: Path, short_tmp: Path, cache: Path
 ) -> None:

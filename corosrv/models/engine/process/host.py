@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import gevent
 import msgspec
@@ -19,6 +19,7 @@ from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.models.engine import Engine
 from corosrv.models.engine.process.connector import peer_of
 from corosrv.models.engine.process.messages import (
+    BanTasks,
     EngineFailed,
     EngineLoaded,
     EngineLoading,
@@ -62,6 +63,7 @@ class EngineHost:
         self._created = int(time.time())
         self._suspects = BoundedSemaphore(1)
         self._on_use = on_use
+        self._bans: dict[bytes, float] = {}  # until when jobs are refused, by their fingerprints
         self._released_at = -LINGER
 
     def run(self) -> None:
@@ -143,6 +145,19 @@ class EngineHost:
     def note_change(self) -> None:
         """Tells the fronts of the counters soon: something began or ended."""
         self._changed.set()
+
+    def tell_ban(self, ban: BanTasks) -> None:
+        """Tells all fronts, also those that come, what engines have died of."""
+        if ban.fingerprint not in self._bans:
+            self._bans[ban.fingerprint] = time.monotonic() + ban.seconds
+            for session in list(self._sessions):
+                session.send(ban)
+
+    @property
+    def bans(self) -> Iterable[BanTasks]:
+        """What fronts that come are to refuse."""
+        now = time.monotonic()
+        return [BanTasks(fingerprint, until - now) for fingerprint, until in self._bans.items() if until > now]
 
     def release_if_idle(self) -> bool:
         """Asks all fronts to leave, unless something runs; returns whether it did. The process ends with the last."""

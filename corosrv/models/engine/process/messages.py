@@ -77,6 +77,16 @@ class SlotQuestion(_EngineMessage, frozen=True, tag="question"):
     scales: dict[int, float] = {}
 
 
+class BanTasks(_EngineMessage, frozen=True, tag="ban"):
+    """Tells what engines have died of; to a front: that no front may send it.
+
+    `fingerprint`: see RemoteJob.fingerprint; `seconds`: for which it is refused from now on.
+    """
+
+    fingerprint: bytes
+    seconds: float
+
+
 class ReleaseIfIdle(_EngineMessage, frozen=True, tag="release_if_idle"):
     """Asks that the model is unloaded, unless it is in use: its memory is needed for another one. EngineRelease
     answers."""
@@ -170,7 +180,7 @@ class SlotReply(_EngineMessage, frozen=True, tag="answer"):
     fault: Fault | None = None
 
 
-FromFront = FrontHello | SubmitTasks | CancelTasks | ForgetTasks | ChunksRead | SlotQuestion | ReleaseIfIdle
+FromFront = FrontHello | SubmitTasks | CancelTasks | ForgetTasks | ChunksRead | SlotQuestion | BanTasks | ReleaseIfIdle
 ToFront = (
     EngineHello
     | EngineRefusal
@@ -178,6 +188,7 @@ ToFront = (
     | EngineLoaded
     | EngineFailed
     | EngineRelease
+    | BanTasks
     | TasksAccepted
     | TasksDeclined
     | TaskChunks

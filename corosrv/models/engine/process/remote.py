@@ -32,6 +32,7 @@ from corosrv.models.engine.process.jobs import RemoteJob, RemoteReader, tells_st
 from corosrv.models.engine.process.ledger import JobLedger
 from corosrv.models.engine.process.link import EngineLink, greet
 from corosrv.models.engine.process.messages import (
+    BanTasks,
     ChunksRead,
     EngineFailed,
     EngineLoaded,
@@ -202,11 +203,16 @@ class RemoteEngine(EngineLife):
             self.load_progress = message.progress
         elif isinstance(message, EngineLoaded):
             self._stats = message.stats
+            # What engines have died of at this front, no other one is to send.
+            for fingerprint, seconds in self._ledger.suspects.bans(time.monotonic()).items():
+                self._send(BanTasks(fingerprint, seconds))
             self._ledger.resume_all(message.info.context)  # before new ones are sent, which may take their places
             self._is_up.set()
             self._loading.set(message)
         elif isinstance(message, EngineRelease):
             self._on_release()
+        elif isinstance(message, BanTasks):
+            self._ledger.suspects.ban(message.fingerprint, message.seconds, time.monotonic())
         elif isinstance(message, EngineFailed):
             self._loading.set_exception(errors.ModelFailed(message.reason))
 
