@@ -139,5 +139,5 @@ class KservePart(Part):
             )
         ]
         if self._objects is not None:
-            blueprints.append(routes.objects_blueprint(self._objects, context.bodies))
+            blueprints.append(routes.objects_blueprint(self._objects, context.bodies, context.ask_other_workers))
         return tuple(blueprints)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +81,38 @@ def test_calls_of_one_port_for_grpc_run_in_the_workers_of_both_fronts(pair: Serv
     answers = [infer(grpc_port(pair), sent=infer_request("nap", seconds)) for _ in range(16)]
 
     assert len({answer.raw_output_contents[0] for answer in answers}) == 2
+
+
+def test_objects_are_found_whichever_front_has_them(pair: Server):
+    value = struct.pack("<d", 0.0)
+    tensor = {"name": "seconds", "datatype": "FP64", "shape": [1]}
+
+    def keep() -> str:
+        answer = ask(pair, "POST", "/v2/models/keep/infer", {"inputs": [tensor | {"data": [0.0]}]})
+        return str(answer.json["outputs"][0]["data"][0])
+
+    def use(id: str) -> int:
+        body = {"inputs": [tensor | {"parameters": {"object_ref": id}}]}
+        return ask(pair, "POST", "/v2/models/nap/infer", body).status
+
+    def store(method: str = "POST", path: str = "/v2/objects") -> str:
+        return str(ask(pair, method, path, value, {"Content-Type": "application/x-double"}).json["id"])
+
+    mine, theirs = [store() for _ in range(6)], [keep() for _ in range(6)]
+    read = [ask(pair, "GET", f"/v2/objects/{id}") for id in (*mine, *theirs)]
+    assert [(answer.status, answer.body) for answer in read] == [(200, value)] * 12
+    assert {answer.headers["content-type"] for answer in read[:6]} == {"application/x-double"}
+    assert len({answer.headers["etag"] for answer in read}) == 1
+    assert [use(id) for id in (*mine, *theirs) for _ in range(3)] == [200] * 36
+
+    for _ in range(4):
+        last = store("PUT", "/v2/objects/by-key/mine")
+        found = [ask(pair, "GET", "/v2/objects?key=mine").json["objects"] for _ in range(4)]
+        assert [[one["id"] for one in each] for each in found] == [[last]] * 4
+
+    assert [ask(pair, "DELETE", f"/v2/objects/{id}").status for id in (*mine, *theirs)] == [200] * 12
+    assert {ask(pair, "GET", f"/v2/objects/{id}").status for id in (*mine, *theirs)} == {404}
+    assert {use(id) for id in (*mine, *theirs)} == {404}
 
 
 def keyed(model: str, key: str, *tensors: Tensor, **parameters: Any) -> tuple[Any, dict[str, str]]:

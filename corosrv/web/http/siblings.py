@@ -1,9 +1,9 @@
 """Passes connections between the worker processes of one server, so that each caller's state is in one of them.
 
-Stored responses, conversations, answers under idempotency keys, streams that may be resumed, groups, and what an API
-key with limits has left are kept in memory. A request that makes or needs some goes to the process that its caller's
-credentials choose: the whole connection does, with what was read of it, over a Unix socket. No byte of the answer is
-copied. Other requests stay where they arrived.
+Stored responses, conversations, answers under idempotency keys, streams that may be resumed, groups, objects, and what
+an API key with limits has left are kept in memory. A request that makes or needs some goes to the process that its
+caller's credentials choose: the whole connection does, with what was read of it, over a Unix socket. No byte of the
+answer is copied. Other requests stay where they arrived.
 
 What all of them have to hear or to tell, as counters, is asked of each: it is passed one end of a pair of sockets, as
 the connection of a client that sends the same request.
@@ -20,9 +20,11 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import flask
@@ -35,12 +37,12 @@ from gunicorn.http.message import Request
 from corosrv.base.run_dir import locked, path_in
 from corosrv.web.http.connection import Overloaded
 from corosrv.web.http.reply import Flood
-from corosrv.web.http.terms import FROM_WORKER
+from corosrv.web.http.terms import FROM_CALLER, FROM_WORKER
 from corosrv.web.keys import PEER_CALLER, digest, key_of
 
 log = logging.getLogger("corosrv.http")
 
-_NEEDS_STATE = re.compile(r"/(?:responses|conversations|groups|stream)(?:/|$)")
+_NEEDS_STATE = re.compile(r"/(?:responses|conversations|groups|stream|objects)(?:/|$)")
 _STATE_FIELDS = frozenset(("IDEMPOTENCY-KEY", "X-CONVERSATION-ID", "X-GROUP-ID"))
 _SUFFIX = ".front"
 _MAX_PASSED = 160 << 10  # bytes that were read: a datagram holds some 200 KiB
@@ -74,6 +76,7 @@ class OtherAnswer(NamedTuple):
 
     status: int
     body: bytes
+    headers: Mapping[str, str] = MappingProxyType({})  # by their names in lower case
 
 
 class FrontSocket(NamedTuple):
@@ -313,6 +316,17 @@ class Siblings:
             _repeated(request, body, path),
             {FROM_WORKER: "1"},
         )
+        return self._ask_all(passed)
+
+    def fetch(self, path: str, caller: str) -> OtherAnswer | None:
+        """Returns what another process has for a caller at this path; None where none has anything. Waits as
+        ask_others() does."""
+        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{_ASKED}: this\r\nConnection: close\r\n\r\n"
+        environ = {FROM_CALLER: caller, FROM_WORKER: "1"}
+        answers = self._ask_all(PassedConnection(("", 0), ("localhost", 0), head.encode("latin-1"), environ))
+        return next((answer for answer in answers if answer.status == HTTPStatus.OK), None)
+
+    def _ask_all(self, passed: PassedConnection) -> list[OtherAnswer]:
         others = [one.path for one in self._live() if one.path != self._path]
         asked = [gevent.spawn(self._ask, path, passed, time.monotonic() + _PATIENCE) for path in others]
         gevent.joinall(asked)
@@ -327,7 +341,8 @@ class Siblings:
             ours.settimeout(max(_PAUSE, deadline - time.monotonic()))
             answer = HTTPResponse(ours, method=None)
             answer.begin()
-            return OtherAnswer(answer.status, answer.read())
+            headers = {name.lower(): value for name, value in answer.getheaders()}
+            return OtherAnswer(answer.status, answer.read(), headers)
         except (OSError, HTTPException) as error:  # a TimeoutError among them
             log.warning("worker process %s did not answer: %r", Path(process).stem, error)
             return None
