@@ -247,6 +247,7 @@ def _know_others(server: Server, worker: Any) -> None:
     if siblings is not None:
         server.context.siblings = siblings
         siblings.limiting.append(server.accounts.has_limits)
+        siblings.keeps_sessions |= server.parts.app is not None
         # Upstreams may know callers whom this server does not: their state is spread over the processes.
         siblings.knows_callers.append(server.settings.needs_key or server.parts.upstreams is not None)
 

@@ -83,6 +83,19 @@ def test_calls_of_one_port_for_grpc_run_in_the_workers_of_both_fronts(pair: Serv
     assert len({answer.raw_output_contents[0] for answer in answers}) == 2
 
 
+def test_calls_of_a_session_run_in_one_worker_and_sessions_in_the_workers_of_both_fronts(pair: Server):
+    body = {"inputs": [{"name": "seconds", "datatype": "FP64", "shape": [1], "data": [0.0]}]}
+
+    def worker_of(session: str) -> int:
+        answer = ask(pair, "POST", "/v2/models/nap/infer", body, {"X-Session-Id": session})
+        return int(answer.json["outputs"][0]["data"][0])
+
+    workers = [{worker_of(f"session {number}") for _ in range(6)} for number in range(8)]
+
+    assert {*map(len, workers)} == {1}
+    assert len(set().union(*workers)) == 2
+
+
 def test_objects_are_found_whichever_front_has_them(pair: Server):
     value = struct.pack("<d", 0.0)
     tensor = {"name": "seconds", "datatype": "FP64", "shape": [1]}

@@ -44,6 +44,7 @@ log = logging.getLogger("corosrv.http")
 
 _NEEDS_STATE = re.compile(r"/(?:responses|conversations|groups|stream|objects)(?:/|$)")
 _STATE_FIELDS = frozenset(("IDEMPOTENCY-KEY", "X-CONVERSATION-ID", "X-GROUP-ID"))
+_SESSION = "X-SESSION-ID"
 _SUFFIX = ".front"
 _MAX_PASSED = 160 << 10  # bytes that were read: a datagram holds some 200 KiB
 _DATAGRAM = 256 << 10
@@ -139,6 +140,7 @@ class Siblings:
         self.limiting: list[Callable[[str], bool]] = []
         # Tell of each server of this process whether it knows callers by their credentials: else all are one.
         self.knows_callers: list[bool] = []
+        self.keeps_sessions = False  # calls of a session belong to one process, whose handlers may know it
         self._unpassed = Flood(log, "%d requests could not be passed to the worker process that has their state")
 
     def start(self) -> None:
@@ -191,7 +193,12 @@ class Siblings:
         """
         caller = self._caller_of(request)
         needs_state = _NEEDS_STATE.search(request.path) or any(name in _STATE_FIELDS for name, _ in request.headers)
-        return self._choose(caller) if needs_state or self._has_limits(caller) else None
+        if needs_state or self._has_limits(caller):
+            return self._choose(caller)
+        session = (
+            next((value for name, value in request.headers if name == _SESSION), "") if self.keeps_sessions else ""
+        )
+        return self._choose(f"{caller}\0{session}") if session else None
 
     def _caller_of(self, request: Request) -> str:
         """Returns the name of the caller whose API key is in a request's head, made from the key; empty without one,
