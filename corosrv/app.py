@@ -31,7 +31,7 @@ from corosrv.contracts.settings import PredictionSettings, Settings
 from corosrv.serving.server import Server
 from corosrv.web.http import reply, worker_watch
 from corosrv.web.http.lean_flask import LeanFlask
-from corosrv.web.http.terms import FROM_BATCH, FROM_CALLER, nearest_route
+from corosrv.web.http.terms import nearest_route
 from corosrv.web.http.worker_watch import NEVER_STARTS
 
 if TYPE_CHECKING:
@@ -119,8 +119,6 @@ def _below(prefix: str, application: Any, server: Server) -> Any:
 
     def answer(environ: dict[str, Any], start_response: Any) -> Any:
         path = environ["PATH_INFO"]
-        if FROM_BATCH in environ or FROM_CALLER in environ:  # of this server's own: it knows no prefix
-            return application(environ, start_response)
         if path == prefix:
             query = environ.get("QUERY_STRING", "")
             return redirect(f"{prefix}/" + (f"?{query}" if query else ""), 308)(environ, start_response)
@@ -246,6 +244,7 @@ def _know_others(server: Server, worker: Any) -> None:
     siblings: Siblings | None = getattr(worker, "siblings", None)
     if siblings is not None:
         server.context.siblings = siblings
+        worker.own_app = worker.own_app or server.inner_app
         siblings.limiting.append(server.accounts.has_limits)
         siblings.keeps_sessions |= server.parts.app is not None
         # Upstreams may know callers whom this server does not: their state is spread over the processes.

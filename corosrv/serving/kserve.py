@@ -67,7 +67,7 @@ class KservePart(Part):
         """Runs a call over gRPC: in the worker process that has the answers of its caller, if it has an idempotency
         key. See submit_to."""
         siblings = self._context.siblings
-        if siblings is None or not (job.terms.idempotency_key and self._takes_keys) or self._context.is_mounted:
+        if siblings is None or not (job.terms.idempotency_key and self._takes_keys):
             return self._submit_here(job)
         from corosrv.gateway.delegation.delegator import OwnerAnswers
 
