@@ -126,7 +126,7 @@ class EngineBudget:
     def _ask(self, digest: str) -> None:
         if _is_refused(self._folder, digest):
             self._refused[digest] = time.monotonic()
-            del self._asked[digest]  # it may be idle in a moment
+            self._asked.pop(digest, None)  # it may be idle in a moment
 
 
 def _is_held(path: Path) -> bool:
