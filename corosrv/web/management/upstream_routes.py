@@ -127,9 +127,9 @@ def router_blueprint(
     return api
 
 
-def _summed(own: dict[str, Any], others: list[OtherAnswer]) -> dict[str, Any]:
+def _summed(own: dict[str, Any], other_answers: list[OtherAnswer]) -> dict[str, Any]:
     """Returns an answer of /get_loads or /abort_request with what other worker processes have counted, or any other."""
-    bodies = [msgspec.json.decode(other.body) for other in others if other.status == HTTPStatus.OK]
+    bodies = [msgspec.json.decode(other.body) for other in other_answers if other.status == HTTPStatus.OK]
     if "aborted" in own:
         return {"aborted": sum((body["aborted"] for body in bodies), own["aborted"])}
     if "workers" not in own:

@@ -155,7 +155,7 @@ class EngineHost:
 
     @property
     def bans(self) -> Iterable[BanTasks]:
-        """What fronts that come are to refuse."""
+        """The bans that fronts which come are told."""
         now = time.monotonic()
         return [BanTasks(fingerprint, until - now) for fingerprint, until in self._bans.items() if until > now]
 

@@ -79,7 +79,7 @@ class SharedEngine(Protocol):
 
     @property
     def bans(self) -> Iterable[BanTasks]:
-        """What engines have died of, as fronts have told."""
+        """The bans that fronts which come are told."""
 
     def tell_ban(self, ban: BanTasks) -> None:
         """Tells all fronts, also those that come, what engines have died of."""
