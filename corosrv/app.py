@@ -222,7 +222,7 @@ def _for_several(settings: Settings, worker: Any) -> Settings:
     server = settings.server
     if monkey.is_module_patched("socket"):  # otherwise no engine of another process can be waited for
         server = replace(server, engine=server.engine or "process")
-    if server.model_bytes and len(settings.models) > 1:
+    if server.model_bytes and len(settings.models) > 1 and server.engine != "process":
         log.warning("COROSRV_MODEL_BYTES is kept by each of the worker processes for models that it has loaded")
     if hasattr(worker, "share_state"):
         worker.share_state(open_run_dir(settings.operator.run_dir or default_path()))
@@ -244,7 +244,11 @@ def _know_others(server: Server, worker: Any) -> None:
     siblings: Siblings | None = getattr(worker, "siblings", None)
     if siblings is not None:
         server.context.siblings = siblings
+        worker.own_app = worker.own_app or server.inner_app
         siblings.limiting.append(server.accounts.has_limits)
+        siblings.keeps_sessions |= server.parts.app is not None
+        # Upstreams may know callers whom this server does not: their state is spread over the processes.
+        siblings.knows_callers.append(server.settings.needs_key or server.parts.upstreams is not None)
 
 
 def check_several(settings: Settings) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from corosrv.base.errors import SettingsError
@@ -54,3 +56,15 @@ def path_in(folder: str, name: str) -> str:
             "set COROSRV_RUN_DIR to a shorter one"
         )
     return path
+
+
+@contextlib.contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Holds a lock of all processes that have a folder, for a moment: whoever waits for it blocks."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # at once: gevent closes files in the hub's next turn
+        os.close(lock)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 import gevent.monkey
 
@@ -14,7 +17,7 @@ from corosrv.base import errors, waits
 from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models import plan as size
 from corosrv.models.loadable import Loadable
-from corosrv.models.plan import HOLDING, ModelState, plan
+from corosrv.models.plan import HOLDING, LoadPlan, ModelState, Standing, plan
 from corosrv.models.served import ServedModel, Wakeup
 
 if TYPE_CHECKING:
@@ -27,6 +30,18 @@ _RLock = gevent.monkey.get_original("_thread", "RLock")
 
 
 _OTHERS_PAUSE = 1.0  # seconds between two looks at whether others have let go of memory
+_ENGINES_PAUSE = 0.1  # and at whether engines have ended that were asked to
+
+
+class EngineMemory(Protocol):
+    """Counts the engines of all worker processes; see corosrv.models.engine.process.budget."""
+
+    def lock_out_others(self) -> AbstractContextManager[None]: ...
+    def held_bytes(self, models: Iterable[ModelSettings]) -> tuple[int, list[bool]]: ...
+    def reserve(self, model: ModelSettings, n_bytes: int) -> None: ...
+    def note(self, model: ModelSettings, n_bytes: int) -> None: ...
+    def give_up(self, model: ModelSettings) -> None: ...
+    def ask_for_room(self, n_bytes: int) -> None: ...
 
 
 class Keeper:
@@ -43,10 +58,13 @@ class Keeper:
         memory_elsewhere: Callable[[], int] = lambda: 0,
         make_download: Callable[[ModelSettings], HubDownload] | None = None,
         on_failed_load: Callable[[], None] = lambda: None,
+        engines: EngineMemory | None = None,
     ) -> None:
         """`memory_elsewhere`: the bytes of the budget that worker processes claim. `make_download`: for models of a
-        hub, where there may be some. `on_failed_load`: called after each load that fails.
+        hub, where there may be some. `on_failed_load`: called after each load that fails. `engines`: counts all of
+        them, where they have processes of their own; None: the models of this process are all that there are.
         """
+        self._engines = engines
         self._make_download = make_download
         self._memory_elsewhere = memory_elsewhere
         self._on_failed_load = on_failed_load
@@ -91,16 +109,36 @@ class Keeper:
         with self.lock:
             standings = [model.standing for model in self.models]
             now, elsewhere = time.monotonic(), self._memory_elsewhere()
-            decided = plan(standings, self._limit, self._idle_s, now, elsewhere)
-            for name in decided.unload:
-                self.begin_unload(by_name[name])
-            for model in standings:
-                if model.can_download:
-                    self._begin_download(by_name[model.name])
-            for name in decided.load:
-                self._begin_load(by_name[name])
-            waits_for_others = elsewhere > 0 and len(decided.load) < sum(model.can_load for model in standings)
-            return min(decided.next_at or math.inf, now + _OTHERS_PAUSE) if waits_for_others else decided.next_at
+            n_wanted = sum(model.can_load for model in standings)
+            engines = self._engines if self._limit and n_wanted else None
+            with contextlib.nullcontext() if engines is None else engines.lock_out_others():
+                decided = self._plan(standings, now, elsewhere, engines)
+                for name in decided.unload:
+                    self.begin_unload(by_name[name])
+                for model in standings:
+                    if model.can_download:
+                        self._begin_download(by_name[model.name])
+                for name in decided.load:
+                    self._begin_load(by_name[name])
+            waits_for_others = (elsewhere > 0 or engines is not None) and len(decided.load) < n_wanted
+            pause = _OTHERS_PAUSE if engines is None else _ENGINES_PAUSE
+        if engines is not None and decided.shortage:
+            engines.ask_for_room(decided.shortage)
+        return min(decided.next_at or math.inf, now + pause) if waits_for_others else decided.next_at
+
+    def _plan(
+        self, standings: Sequence[Standing], now: float, elsewhere: int, engines: EngineMemory | None
+    ) -> LoadPlan:
+        """Plans with what all engines take, where they are counted; else with what the models of this process do."""
+        if engines is None:
+            return plan(standings, self._limit, self._idle_s, now, elsewhere)
+        n_bytes, are_running = engines.held_bytes(model.load_settings for model in self.models)
+        # What is counted already takes no more.
+        counted = [
+            replace(model, bytes=0) if is_running or model.state in HOLDING else model
+            for model, is_running in zip(standings, are_running, strict=True)
+        ]
+        return plan(counted, self._limit, self._idle_s, now, elsewhere + n_bytes, asks_others=True)
 
     @property
     def held_bytes(self) -> int:
@@ -115,6 +153,8 @@ class Keeper:
             model.failed(f"it needs some {model.bytes} bytes, and COROSRV_MODEL_BYTES allows {self._limit}")
         else:
             log.info("model %s: loading", model.name)
+            if self._engines is not None:
+                self._engines.reserve(model.load_settings, model.bytes)
             waits.spawn("corosrv-load", self._load, model, engine)
 
     def _load(self, model: ServedModel, engine: Loadable) -> None:
@@ -125,7 +165,12 @@ class Keeper:
             if is_wanted and failure:
                 model.failed(failure)
             elif is_wanted:
+                settings = model.load_settings
                 model.loaded()
+                if self._engines is not None:
+                    self._engines.note(settings, model.bytes)
+        if self._engines is not None and not (is_wanted and not failure):
+            self._engines.give_up(model.load_settings)
         if is_wanted:
             log.info("model %s: %s", model.name, failure or "loaded")
         if failure or not is_wanted:

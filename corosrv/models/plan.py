@@ -130,12 +130,16 @@ class LoadPlan:
     load: tuple[str, ...] = ()
     unload: tuple[str, ...] = ()
     next_at: float | None = None
+    shortage: int = 0  # bytes that others are to let go of for the first in line
 
 
-def plan(models: Iterable[Standing], limit: int, idle_s: float, now: float, elsewhere: int = 0) -> LoadPlan:
+def plan(
+    models: Iterable[Standing], limit: int, idle_s: float, now: float, elsewhere: int = 0, *, asks_others: bool = False
+) -> LoadPlan:
     """Loads what is wanted, first come, first served, as far as `limit` bytes go (0: no limit).
 
-    `elsewhere`: bytes of the limit that others hold, such as worker processes.
+    `elsewhere`: bytes of the limit that others hold, such as worker processes. `asks_others`: whoever holds them makes
+    room, and no model is unloaded for another here.
 
     Idle models make room, the least recently used first, and only if that is enough; they go by themselves after
     `idle_s` seconds (0: never). While the first in line waits for room, nobody passes it, so that it is not starved.
@@ -147,15 +151,17 @@ def plan(models: Iterable[Standing], limit: int, idle_s: float, now: float, else
     room = _FreeRoom(models, limit, elsewhere)
     room.unload(expired)
     load: list[str] = []
+    shortage = 0
     for model in sorted((model for model in models if model.can_load), key=_wanted_since):
         if not room.has(model):
-            room.make(model, spare)
+            lacking = room.make(model, () if asks_others else spare)
+            shortage = max(lacking, 0) if asks_others else 0
             break
         room.take(model)
         load.append(model.name)
     staying = [model for model in spare if model.name not in room.unloaded]
     next_at = staying[0].idle_since + idle_s if idle_s and staying else None
-    return LoadPlan(tuple(load), tuple(room.unloaded), next_at)
+    return LoadPlan(tuple(load), tuple(room.unloaded), next_at, shortage)
 
 
 def _wanted_since(model: Standing) -> float:
@@ -185,7 +191,8 @@ class _FreeRoom:
             self.unloaded.append(model.name)
             self._coming += model.bytes
 
-    def make(self, model: Standing, idle: Iterable[Standing]) -> None:
+    def make(self, model: Standing, idle: Iterable[Standing]) -> int:
+        """Has idle models make room, if that is enough; returns the bytes that are lacking even so."""
         shortage = model.bytes - self._free - self._coming
         victims: list[Standing] = []
         for candidate in idle:
@@ -195,3 +202,4 @@ class _FreeRoom:
             shortage -= candidate.bytes
         if shortage <= 0:
             self.unload(victims)
+        return shortage

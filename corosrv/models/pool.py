@@ -17,7 +17,7 @@ from corosrv.contracts.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, Sl
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, Settings
 from corosrv.models.fitting import gguf
-from corosrv.models.keeper import Keeper
+from corosrv.models.keeper import EngineMemory, Keeper
 from corosrv.models.loadable import Loadable
 from corosrv.models.plan import ModelState, Standing
 from corosrv.models.served import ServedModel, named_adapters
@@ -63,6 +63,7 @@ class ModelPool:
         make_download: Callable[[ModelSettings], HubDownload] | None = None,
         on_failed_load: Callable[[], None] = lambda: None,
         may_use: Callable[[Sequence[str]], bool] | None = None,
+        engines: EngineMemory | None = None,
     ) -> None:
         """Keeps the settings and reads the heads of the model files; nothing starts before `start`.
 
@@ -72,9 +73,9 @@ class ModelPool:
         refused.
         `make_download`: makes the download of a model that is named on a hub. `on_failed_load`: called after each load
         that fails. `may_use`: tells of a model's names whether the request at hand may use it; if it may not, it is as
-        if there were no such model. None: all may be used.
+        if there were no such model. None: all may be used. `engines`: see Keeper.
         """
-        self._keeper = Keeper(settings, make, memory_elsewhere, make_download, on_failed_load)
+        self._keeper = Keeper(settings, make, memory_elsewhere, make_download, on_failed_load, engines)
         self._lock = self._keeper.lock
         self._models = self._keeper.models
         self._first = self._models[0]
@@ -325,6 +326,13 @@ class ModelPool:
             if model.is_used:
                 raise errors.Refused(f"the model '{name}' is in use", "model", "model_in_use")
             self._keeper.begin_unload(model)
+
+    def release(self, name: str) -> None:
+        """Begins to unload a model that nobody uses, because another process needs the room. Never waits."""
+        with self._lock:
+            model = self._by_name[name]
+            if model.standing.is_idle and not self._is_closed:
+                self._keeper.begin_unload(model)
 
     def _usable(self, name: str) -> ServedModel:
         model = self._model_named(name)

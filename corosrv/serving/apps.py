@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import gevent
 from flask import Blueprint
@@ -31,7 +32,7 @@ from corosrv.workers.manager.joined import JoinedProcess, Joining
 from corosrv.workers.manager.manager import Manager, ManagerSettings
 from corosrv.workers.manager.plan import Claim
 from corosrv.workers.manager.pool_memory import PoolMemory
-from corosrv.workers.objects import ObjectCollector, ObjectStore
+from corosrv.workers.objects import FoundObject, ObjectCollector, ObjectStore
 from corosrv.workers.wire.calls import PoolCard
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
@@ -85,7 +86,7 @@ class AppPart(Part):
         self._context = context
         self._failure = ""  # why no worker has started
         self._sweeper: gevent.Greenlet | None = None
-        self.objects = ObjectStore()
+        self.objects = ObjectStore(find_elsewhere=self._find_object)
         self.dispatcher = Dispatcher(
             DispatchSettings(
                 max_calls=app.max_queue,
@@ -131,6 +132,14 @@ class AppPart(Part):
     @property
     def held_bytes(self) -> int:
         return self.manager.held_memory
+
+    def _find_object(self, object_id: str, caller: str) -> FoundObject | None:
+        """Looks for a caller's object in the other worker processes. Waits."""
+        siblings = self._context.siblings
+        found = None if siblings is None else siblings.fetch(f"/v2/objects/{quote(object_id, safe='')}", caller)
+        if found is None:
+            return None
+        return FoundObject(found.body, found.headers["content-type"], found.headers["etag"])
 
     def start(self) -> None:
         self._failure = why_not_served("handlers")

@@ -10,14 +10,14 @@ from prometheus_client.registry import Collector
 
 from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown, Starting
 from corosrv.contracts.jobs import State
-from corosrv.contracts.jobs.infer import InferWorker
+from corosrv.contracts.jobs.infer import InferJob, InferWorker
 from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve import api_docs, routes, schema
 from corosrv.dialects.kserve.grpc.front import GrpcCollector, GrpcConfig, GrpcFront
 from corosrv.serving.part import Part, ServerContext
 from corosrv.web.inference_gateway import GatewayRules
 from corosrv.workers.objects import ObjectStore
-from corosrv.workers.worker.parent.call_services import CallServices, submit_to
+from corosrv.workers.worker.parent.call_services import CallAnswers, CallServices, submit_to
 
 _STATES = {
     WorkerState.STARTING: State.STARTING,
@@ -41,6 +41,7 @@ class KservePart(Part):
         self._takes_keys = self._settings.idempotency_bytes > 0
         self._calls = calls
         self._objects = objects
+        self._submit_here = submit_to(calls)
         self.grpc = self._grpc()
 
     def _grpc(self) -> GrpcFront | None:
@@ -59,8 +60,19 @@ class KservePart(Part):
         context, tracer = self._context, self._context.tracer
         begin_call = None if tracer is None else tracer.begin_call
         accounts = context.accounts if server.api_keys_file else None
-        services = CallServices(submit_to(self._calls), self._objects, context.ask_peers, begin_call, accounts)
+        services = CallServices(self._submit, self._objects, context.ask_peers, begin_call, accounts)
         return GrpcFront(config, self._calls, context.check, services)
+
+    def _submit(self, job: InferJob) -> CallAnswers:
+        """Runs a call over gRPC: in the worker process that has the answers of its caller, if it has an idempotency
+        key. See submit_to."""
+        siblings = self._context.siblings
+        if siblings is None or not (job.terms.idempotency_key and self._takes_keys):
+            return self._submit_here(job)
+        from corosrv.gateway.delegation.delegator import OwnerAnswers
+
+        max_bytes = self._context.settings.kserve.v2_max_body_bytes
+        return OwnerAnswers(job, siblings, self._submit_here, max_bytes)
 
     def start(self) -> None:
         if self.grpc is not None:
@@ -127,5 +139,5 @@ class KservePart(Part):
             )
         ]
         if self._objects is not None:
-            blueprints.append(routes.objects_blueprint(self._objects, context.bodies))
+            blueprints.append(routes.objects_blueprint(self._objects, context.bodies, context.ask_other_workers))
         return tuple(blueprints)

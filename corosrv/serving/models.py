@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from corosrv.images.vision.encoder import EncoderStats
     from corosrv.images.vision.engine import LanguageEngine
     from corosrv.images.vision.models import VisionModels
+    from corosrv.models.engine.process.budget import EngineBudget
     from corosrv.models.engine.process.remote import RemoteEngine
 
 log = logging.getLogger("corosrv")
@@ -97,6 +98,7 @@ class ModelPart(Part):
         if self._has_process and (problem := why_not_served("engines in processes of their own (COROSRV_ENGINE)")):
             raise SettingsError(problem)
         self._remote: WeakSet[RemoteEngine] = WeakSet()
+        self._engines = self._engine_budget()
         self._images = ImageReader(settings.images, find_caller=_caller)
         self._vision = _vision(settings)
         self._webhooks = _webhooks(self._settings)
@@ -109,7 +111,15 @@ class ModelPart(Part):
             make_download=self._download,
             on_failed_load=self._on_failed_load,
             may_use=_may_use if self._settings.api_keys_file else None,
+            engines=self._engines,
         )
+
+    def _engine_budget(self) -> EngineBudget | None:
+        if not self._has_process:
+            return None
+        from corosrv.models.engine.process.budget import EngineBudget
+
+        return EngineBudget(self._run_dir)
 
     def model_names(self) -> list[str]:
         return sorted(self.pool.names())
@@ -119,12 +129,13 @@ class ModelPart(Part):
         return self.pool.held_bytes
 
     def _make(self, model: ModelSettings) -> Loadable:
-        if not self._has_process:
+        if self._engines is None:
             engine: LanguageEngine = Engine(model)
         else:
             from corosrv.models.engine.process.remote import RemoteEngine
 
-            engine = RemoteEngine(model, self._run_dir)
+            release = partial(self.pool.release, model.names[0])
+            engine = RemoteEngine(model, self._run_dir, self._engines.take_reserved, release)
             self._remote.add(engine)
         return self._vision.make(model, engine) if self._vision is not None and model.mmproj else engine
 

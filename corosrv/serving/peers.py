@@ -24,7 +24,7 @@ from corosrv.gateway.delegation.guard import PeerGuard
 from corosrv.gateway.delegation.hook import DelegationHook, peer_view
 from corosrv.gateway.delegation.peer import FoundPeers, Peer, PeerAsker, PeerNotice, PeerSeal, parse_peer
 from corosrv.gateway.delegation.trip import DelegationCollector, DelegationStats
-from corosrv.gateway.forwarding.forwarder import error_body
+from corosrv.gateway.forwarding.forwarder import ResponseHomes, error_body
 from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.management import routes as peer_routes
 
@@ -59,6 +59,7 @@ class PeerPart(Part):
             delegate_max=settings.delegate_max,
             delegate_on_full=settings.delegate_on_full,
         )
+        self.homes = ResponseHomes("peers")
         delegator = Delegator(
             self.roster,
             self._asker.peers,
@@ -68,6 +69,7 @@ class PeerPart(Part):
             options,
             context.error_body,
             self._models_here,
+            self.homes,
         )
         context.delegate = delegator.answers
         self._hook = DelegationHook(self.roster, delegator, context.bodies, context.error_body)

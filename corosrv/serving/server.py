@@ -159,8 +159,9 @@ class Server:
             batches.folder, self._bodies, settings.max_body_bytes, settings.file_bytes, batches.runner.wake
         )
 
+    @functools.cache  # noqa: B019 - a process has one server, as long as it lives
     def inner_app(self) -> Flask:
-        """Makes an app with the routes that make_blueprint() made, for requests that come from this process itself."""
+        """Makes an app with the routes that make_blueprint() made, for requests that come from worker processes."""
         app = LeanFlask("corosrv.inner")
         app.register_blueprint(self._root or self.make_blueprint(has_hooks=False))
         if not self._root_has_hooks:
@@ -203,7 +204,9 @@ class Server:
             self.accounts.share(cluster.key_limits())
         if self.parts.upstreams is not None:
             cluster.share_permits(self.parts.upstreams.pool)
+            self.parts.upstreams.forwarder.homes.share(cluster.client, cluster.names)
         if self.parts.peers is not None:
+            self.parts.peers.homes.share(cluster.client, cluster.names)
             cluster.registry.on_read = self.parts.peers.see
         return cluster
 

@@ -124,6 +124,7 @@ class UpstreamPart(Part):
     def __init__(self, context: ServerContext, settings: UpstreamSettings, local: ModelPool | None = None) -> None:
         """`local`: the models that are served beside upstreams. Raises SettingsError for a wrong upstream."""
         server = context.settings.server
+        self._context = context
         self._is_beside = local is not None
         self._is_mounted = context.is_mounted
         # Lets requests for the router's paths pass, which are not there without it.
@@ -157,10 +158,10 @@ class UpstreamPart(Part):
             reads_sessions=settings.upstream_policy == "sticky",
         )
         models_here: LocalModels | None = None if local is None else PoolModels(local, settings.upstream_spill)
-        self._forwarder = Forwarder(self.pool, context.bodies, context.http_stats, options, context.groups)
+        self.forwarder = Forwarder(self.pool, context.bodies, context.http_stats, options, context.groups)
         self._routes = ForwardingRoutes(
             self.pool,
-            self._forwarder,
+            self.forwarder,
             context.answers,
             models_here,
             is_strict=server.strict_model,
@@ -213,8 +214,11 @@ class UpstreamPart(Part):
 
     def blueprints(self) -> tuple[Blueprint, ...]:
         guard = self._router_guard
-        router = () if guard is None else (upstream_routes.router_blueprint(self.pool, guard, self._key_variables),)
-        return (self._routes.blueprint(), *router)
+        if guard is None:
+            return (self._routes.blueprint(),)
+        ask_others = self._context.ask_other_workers
+        router = upstream_routes.router_blueprint(self.pool, guard, self._key_variables, ask_others)
+        return (self._routes.blueprint(), router)
 
     def ollama(self) -> Blueprint:
         """Makes the routes of Ollama's API, for a server that has upstreams alone."""
@@ -226,7 +230,7 @@ class UpstreamPart(Part):
 
     def direct(self, entrance: Entrance) -> DirectForwarding:
         """Returns what forwards plain requests without Flask."""
-        return DirectForwarding(self._forwarder, entrance)
+        return DirectForwarding(self.forwarder, entrance)
 
     def has_path(self, path: str) -> bool:
         """Returns True: errors have this part's shape wherever no other part but models answers, who have it too."""

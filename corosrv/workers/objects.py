@@ -12,9 +12,10 @@ import re
 import secrets
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -103,6 +104,14 @@ class _CallerUse:
     n_bytes: int = 0
 
 
+class FoundObject(NamedTuple):
+    """An object that another process of the server keeps."""
+
+    content: bytes
+    content_type: str
+    etag: str
+
+
 class ObjectStore:
     """Keeps objects. When it is full, it evicts those of the caller that holds most.
 
@@ -111,8 +120,16 @@ class ObjectStore:
     Needs no lock on one hub: no step switches.
     """
 
-    def __init__(self, max_bytes: int = 1 << 30, max_object: int = 64 << 20, max_objects: int = MAX_OBJECTS) -> None:
+    def __init__(
+        self,
+        max_bytes: int = 1 << 30,
+        max_object: int = 64 << 20,
+        max_objects: int = MAX_OBJECTS,
+        find_elsewhere: Callable[[str, str], FoundObject | None] = lambda object_id, caller: None,
+    ) -> None:
+        """`find_elsewhere`: looks for a caller's object that is not here; may wait."""
         self.max_object = max_object
+        self.find_elsewhere = find_elsewhere
         self._max_objects = max_objects
         self._max_bytes = max_bytes
         self._objects: OrderedDict[str, StoredObject] = OrderedDict()  # the least recently read first
@@ -270,11 +287,18 @@ class ObjectStore:
 
 
 def content_of(store: ObjectStore | None, object_id: str, caller: str) -> memoryview:
-    """Returns the content of a caller's object, to which an input refers. Raises ObjectNotFound and ObjectExpired,
-    and NotOffered where the server has no store."""
+    """Returns the content of a caller's object, to which an input refers. May wait for other processes.
+
+    Raises ObjectNotFound and ObjectExpired, and NotOffered where the server has no store.
+    """
     if store is None:
         raise NotOffered("this server stores no objects: it serves no application")
-    return store.get(object_id, time.monotonic(), caller).content.view()
+    try:
+        return store.get(object_id, time.monotonic(), caller).content.view()
+    except ObjectNotFound:
+        if (found := store.find_elsewhere(object_id, caller)) is None:
+            raise
+        return memoryview(found.content)
 
 
 class ObjectCollector(Collector):

@@ -47,6 +47,13 @@ def test_memory_that_others_hold_is_no_room():
     assert decide(ready("a"), wanted("b", size=20), limit=30, elsewhere=10) == LoadPlan(unload=("a",))
 
 
+def test_others_are_told_what_is_lacking_and_nobody_here_makes_room_where_they_do_it():
+    models = ready("a", size=0), wanted("b", size=20)  # of what others count, nothing is counted here
+
+    assert plan(models, 30, 0.0, 100.0, 25, asks_others=True) == LoadPlan(shortage=15)
+    assert plan(models, 30, 0.0, 100.0, 10, asks_others=True) == LoadPlan(load=("b",))
+
+
 def test_the_least_recently_used_makes_room():
     decided = decide(ready("a", idle_since=5), ready("b", idle_since=3), wanted("c"), limit=20)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serve.server import SERVE, Server, servers
+from corosrv.formats.tensors import Tensor
+from tests.dialects.kserve.grpc.client import infer_request
+from tests.serve.server import SERVE, Server, free_port, servers
+from tests.serve.test_grpc import grpc_port, infer
 from tests.serve.wire import request
 from tests.support.waiting import eventually
 
@@ -98,3 +103,36 @@ def test_worker_processes_tell_each_other_below_it(tmp_path: Path, cache: Path) 
         assert running() == {2}
         assert generate(keep_alive=0) == 200
         eventually(lambda: running() == {1}, what="no worker has the model")
+
+
+def test_worker_processes_send_each_other_lines_of_batches_and_calls_under_a_key_below_it(
+    tmp_path: Path, cache: Path
+) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    line = {"method": "POST", "url": "/v1/responses", "body": {"model": "m", "input": "hi", "max_output_tokens": 16}}
+    text = "\n".join(json.dumps({"custom_id": str(number), **line}) for number in range(3)).encode()
+    sent = infer_request("m", Tensor("text_input", "BYTES", [1], data=[b"hi"]), parameters={"max_tokens": 3})
+    keys = [f"key-{number}" for number in range(4)]  # of some of which another process than the batches' has the state
+    with servers(tmp_path, cache) as started:
+        server = started.start(
+            *SERVE, "-w", "2", "--api-prefix", PREFIX, model="m=synthetic:", ctx=4096, files_path=files,
+            api_keys=",".join(keys), grpc_port=free_port(), wait_for=None,
+        )  # fmt: skip
+        server.wait_until("ok", prefix=PREFIX)
+        for key in keys:
+            with server.client(key, PREFIX) as client:
+                file = client.files.create(file=("lines.jsonl", text), purpose="batch")
+                id = client.batches.create(input_file_id=file.id, endpoint="/v1/responses", completion_window="24h").id
+                eventually(lambda id=id: client.batches.retrieve(id).status == "completed", what="the batch's end")
+                assert client.batches.retrieve(id).request_counts.completed == 3
+            metadata = {"authorization": f"Bearer {key}", "idempotency-key": "one"}
+            answers = [infer(grpc_port(server), metadata, sent) for _ in range(6)]
+            assert len({answer.SerializeToString() for answer in answers}) == 1
+
+        def n_generated() -> int:
+            with server.connect() as connection:
+                shown = connection.ask("GET", f"{PREFIX}/metrics", None, {"Authorization": f"Bearer {keys[0]}"}).body
+            return int(float(re.findall(rb"corosrv_generated_tokens_total{[^}]*} (\S+)", shown)[0]))
+
+        eventually(lambda: n_generated() == len(keys) * (3 * 16 + 3), what="the tokens of each line and of one call")

@@ -249,6 +249,30 @@ def test_worker_processes_of_an_app_share_an_engine_and_the_state_of_callers(sta
     assert {ask(server, "GET", "/ping").status for _ in range(6)} == {200}
 
 
+def test_lines_of_batches_run_in_the_worker_process_that_has_the_state_of_their_key(
+    start: Servers, tmp_path: Path
+) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    keys = [f"key-{number}" for number in range(4)]  # of some of which another process than the batches' has the state
+    server = start_several(start, tmp_path, FRONT, files_path=files, api_keys=",".join(keys))
+    line = {"method": "POST", "url": "/v1/responses", "body": {"input": "hi", "max_output_tokens": 1}}
+    text = json.dumps({"custom_id": "one", **line}).encode()
+
+    for key in keys:
+        with server.client(key, "/llm") as client:
+            file = client.files.create(file=("lines.jsonl", text), purpose="batch")
+            id = client.batches.create(input_file_id=file.id, endpoint="/v1/responses", completion_window="24h").id
+            done = eventually(lambda id=id: _ended(client.batches.retrieve(id)), what="the batch's end")
+            (result,) = map(json.loads, client.files.content(done.output_file_id).text.splitlines())
+            response = result["response"]["body"]
+            assert client.responses.retrieve(response["id"]).id == response["id"]
+
+
+def _ended(batch: Any) -> Any:
+    return batch if batch.status == "completed" else None
+
+
 def test_worker_processes_that_share_no_state_say_so_and_share_an_engine(start: Servers, tmp_path: Path) -> None:
     server = start_several(start, tmp_path, "gevent")
 

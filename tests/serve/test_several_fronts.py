@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import grpc
 import pytest
 
 from corosrv.app import check_several
 from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import load
+from corosrv.dialects.kserve.grpc import protocol
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import infer_request
 from tests.serve.server import GUNICORN, SERVE, Process, Server, free_port, servers
@@ -80,6 +83,141 @@ def test_calls_of_one_port_for_grpc_run_in_the_workers_of_both_fronts(pair: Serv
     assert len({answer.raw_output_contents[0] for answer in answers}) == 2
 
 
+def test_calls_of_a_session_run_in_one_worker_and_sessions_in_the_workers_of_both_fronts(pair: Server):
+    body = {"inputs": [{"name": "seconds", "datatype": "FP64", "shape": [1], "data": [0.0]}]}
+
+    def worker_of(session: str) -> int:
+        answer = ask(pair, "POST", "/v2/models/nap/infer", body, {"X-Session-Id": session})
+        return int(answer.json["outputs"][0]["data"][0])
+
+    workers = [{worker_of(f"session {number}") for _ in range(6)} for number in range(8)]
+
+    assert {*map(len, workers)} == {1}
+    assert len(set().union(*workers)) == 2
+
+
+def test_objects_are_found_whichever_front_has_them(pair: Server):
+    value = struct.pack("<d", 0.0)
+    tensor = {"name": "seconds", "datatype": "FP64", "shape": [1]}
+
+    def keep() -> str:
+        answer = ask(pair, "POST", "/v2/models/keep/infer", {"inputs": [tensor | {"data": [0.0]}]})
+        return str(answer.json["outputs"][0]["data"][0])
+
+    def use(id: str) -> int:
+        body = {"inputs": [tensor | {"parameters": {"object_ref": id}}]}
+        return ask(pair, "POST", "/v2/models/nap/infer", body).status
+
+    def store(method: str = "POST", path: str = "/v2/objects") -> str:
+        return str(ask(pair, method, path, value, {"Content-Type": "application/x-double"}).json["id"])
+
+    mine, theirs = [store() for _ in range(6)], [keep() for _ in range(6)]
+    read = [ask(pair, "GET", f"/v2/objects/{id}") for id in (*mine, *theirs)]
+    assert [(answer.status, answer.body) for answer in read] == [(200, value)] * 12
+    assert {answer.headers["content-type"] for answer in read[:6]} == {"application/x-double"}
+    assert len({answer.headers["etag"] for answer in read}) == 1
+    assert [use(id) for id in (*mine, *theirs) for _ in range(3)] == [200] * 36
+
+    for _ in range(4):
+        last = store("PUT", "/v2/objects/by-key/mine")
+        found = [ask(pair, "GET", "/v2/objects?key=mine").json["objects"] for _ in range(4)]
+        assert [[one["id"] for one in each] for each in found] == [[last]] * 4
+
+    assert [ask(pair, "DELETE", f"/v2/objects/{id}").status for id in (*mine, *theirs)] == [200] * 12
+    assert {ask(pair, "GET", f"/v2/objects/{id}").status for id in (*mine, *theirs)} == {404}
+    assert {use(id) for id in (*mine, *theirs)} == {404}
+
+
+def keyed(model: str, key: str, *tensors: Tensor, **parameters: Any) -> tuple[Any, dict[str, str]]:
+    """Returns what `infer` takes for a call with an idempotency key."""
+    return infer_request(model, *tensors, id="q", parameters=parameters), {"idempotency-key": key}
+
+
+def test_a_key_over_grpc_has_one_answer_whichever_front_is_asked_and_the_same_over_http(pair: Server):
+    sent, metadata = keyed("nap", "one", Tensor("seconds", "FP64", [1], data=[0.0]))
+    other, _ = keyed("nap", "one", Tensor("seconds", "FP64", [1], data=[0.5]))
+
+    answers = [infer(grpc_port(pair), metadata, sent) for _ in range(16)]
+    tensor = {"name": "seconds", "datatype": "FP64", "shape": [1], "data": [0.0]}
+    over_http = ask(pair, "POST", "/v2/models/nap/infer", {"id": "q", "inputs": [tensor]}, {"Idempotency-Key": "one"})
+    refused = []
+    for _ in range(8):
+        with pytest.raises(grpc.RpcError) as error:
+            infer(grpc_port(pair), metadata, other)
+        refused.append(error.value)
+
+    assert {answer.raw_output_contents[0] for answer in answers} == {
+        over_http.json["outputs"][0]["data"][0].to_bytes(8, "little")
+    }
+    assert over_http.headers["idempotency-replayed"] == "true"
+    assert {(error.code(), "another request" in error.details()) for error in refused} == {
+        (grpc.StatusCode.INVALID_ARGUMENT, True)
+    }
+
+
+def test_a_call_under_a_key_runs_once_while_both_fronts_are_asked_for_it(pair: Server):
+    sent, metadata = keyed("nap", "two", Tensor("seconds", "FP64", [1], data=[1.0]))
+
+    def call(_: int) -> Any:
+        try:
+            return infer(grpc_port(pair), metadata, sent).raw_output_contents[0]
+        except grpc.RpcError as error:
+            return error.code()
+
+    with ThreadPoolExecutor(8) as clients:
+        found = list(clients.map(call, range(8)))
+
+    assert Counter(map(type, found)) == {bytes: 1, grpc.StatusCode: 7}
+    assert {*found} >= {grpc.StatusCode.FAILED_PRECONDITION}
+    assert (
+        len(
+            {infer(grpc_port(pair), metadata, sent).raw_output_contents[0], *found}
+            - {grpc.StatusCode.FAILED_PRECONDITION}
+        )
+        == 1
+    )
+
+
+@pytest.mark.model
+def test_a_stream_over_grpc_is_made_once_under_a_key_and_a_client_that_leaves_ends_it(
+    tmp_path: Path, short_tmp: Path, cache: Path
+) -> None:
+    text = Tensor("text_input", "BYTES", [1], data=[b"Once upon a time"])
+    with servers(tmp_path, cache) as started:
+        server = started.start(*SERVE, "-w", "2", run_dir=short_tmp / "a", model="", ctx=4096, grpc_port=free_port())
+        eventually(lambda: server.log.count("gRPC listens") == 2, 60, "two processes of gRPC")
+        (model,) = (one["id"] for one in server.get("/v1/models")[1]["data"])
+
+        def stream(key: str, max_tokens: int) -> tuple[Any, grpc.Channel]:
+            channel = grpc.insecure_channel(
+                f"127.0.0.1:{grpc_port(server)}", [("grpc.use_local_subchannel_pool", 1)]
+            )  # fmt: skip
+            call = channel.stream_stream(
+                f"/{protocol.SERVICE}/ModelStreamInfer",
+                request_serializer=protocol.ModelInferRequest.SerializeToString,
+                response_deserializer=protocol.ModelStreamInferResponse.FromString,
+            )
+            sent, metadata = keyed(model, key, text, max_tokens=max_tokens, temperature=1.5)
+            return call(iter([sent]), timeout=60, wait_for_ready=True, metadata=list(metadata.items())), channel
+
+        def read(key: str) -> tuple[str, int]:
+            answers, channel = stream(key, 12)
+            with channel:
+                pieces = [one.infer_response.raw_output_contents[0][4:].decode() for one in answers]
+            return "".join(pieces), len(pieces)
+
+        texts = {read("one") for _ in range(8)}
+        assert len(texts) == 1
+        assert texts.pop()[1] > 6
+        assert server.metric("generated_tokens_total") <= 12
+
+        for number in range(4):  # whichever process has them
+            answers, channel = stream(f"left {number}", 3000)
+            next(answers)
+            channel.close()
+            server.wait_metric("running", 0)
+
+
 @pytest.mark.parametrize(
     "overrides", [{"worker_app": APP}, {"upstream": "http://127.0.0.1:9"}], ids=["application", "upstreams"]
 )
@@ -136,6 +274,108 @@ def test_fronts_share_the_permits_of_an_engine_behind_other_fronts_and_what_they
         assert {one.result().error["code"] for one in grouped} == {"group_aborted"}
         behind.wait_idle()
         assert [ask(before, "POST", CHAT, HI).status for _ in range(6)] == [200] * 6
+
+
+RESPONSE: dict[str, Any] = {"model": "m", "input": "hi", "max_output_tokens": 16}
+
+
+def test_a_response_is_found_at_the_upstream_that_keeps_it_whichever_front_is_asked_also_when_all_were_replaced(
+    tmp_path: Path, short_tmp: Path, cache: Path
+) -> None:
+    with redis_server() as redis, servers(tmp_path, cache) as started:
+        behind = [started.start(*SERVE, model="m=synthetic:", ctx=4096) for _ in range(2)]
+        before = started.start(
+            *SERVE, "-w", "3", run_dir=short_tmp / "a", COROSRV_MODEL="", redis_url=redis.url,
+            upstream=" ".join(f"http://127.0.0.1:{server.port}" for server in behind), upstream_policy="round_robin",
+        )  # fmt: skip
+        eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+        senders = [{}, {"Authorization": "Bearer none"}, {"Authorization": "Bearer other"}]
+        ids = [ask(before, "POST", "/v1/responses", RESPONSE, senders[n % 3]).json["id"] for n in range(6)]
+
+        def statuses(method: str = "GET", action: str = "", body: Any = None) -> set[int]:
+            asked = [(id, sender) for id in ids for sender in senders]
+            return {ask(before, method, f"/v1/responses/{id}{action}", body, sender).status for id, sender in asked}
+
+        def follow(id: str) -> Answer:
+            return ask(before, "POST", "/v1/responses", RESPONSE | {"previous_response_id": id})
+
+        assert (statuses(), statuses(action="/input_items")) == ({200}, {200})
+        assert [follow(id).json["previous_response_id"] for id in ids] == ids
+        old = before.workers()
+        for pid in old:
+            Process(pid).kill()
+        eventually(lambda: len(new := before.workers()) == 3 and not {*new} & {*old}, 30, "other fronts")
+        eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+        assert statuses() == {200}
+        assert [follow(id).json["previous_response_id"] for id in ids] == ids
+        assert [ask(before, "DELETE", f"/v1/responses/{id}").status for id in ids] == [200] * 6
+        assert statuses() == {404}
+
+
+def test_a_response_is_found_at_the_peer_that_has_made_it_whichever_front_of_both_is_asked(
+    tmp_path: Path, short_tmp: Path, cache: Path
+) -> None:
+    ports = [free_port() for _ in range(3)]
+    with servers(tmp_path, cache) as started:
+        (short_tmp / "c").mkdir(mode=0o700)
+        here, *there = (
+            started.start(
+                "corosrv", "serve", "--port", str(port), "-w", "2", run_dir=short_tmp / name, strict_model=1, ctx=4096,
+                model=f"{model}=synthetic:?tokens_per_s=100", peer_token=TOKEN, replica_id=name,
+                peers=" ".join(f"http://127.0.0.1:{other}" for other in ports if other != port),
+            )
+            for name, model, port in zip("abc", ("own", "m", "m"), ports, strict=True)
+        )  # fmt: skip
+        eventually(
+            lambda: {ask(here, "POST", CHAT, HI | {"model": "m"}).headers["x-corosrv-served-by"] for _ in range(12)}
+            == {"b", "c"},
+            60, "both peers",
+        )  # fmt: skip
+        made = [ask(here, "POST", "/v1/responses", RESPONSE) for _ in range(6)]
+        ids, makers = [each.json["id"] for each in made], [each.headers["x-corosrv-served-by"] for each in made]
+        assert {*makers} == {"b", "c"}
+
+        found = [ask(here, "GET", f"/v1/responses/{id}") for id in ids]
+        follows = [ask(here, "POST", "/v1/responses", RESPONSE | {"previous_response_id": id}) for id in ids]
+
+        assert [each.json["id"] for each in found] == ids
+        assert [each.headers["x-corosrv-served-by"] for each in (*found, *follows)] == makers * 2
+        assert [each.json["previous_response_id"] for each in follows] == ids
+        assert [ask(here, "DELETE", f"/v1/responses/{id}").status for id in ids] == [200] * 6
+        assert {ask(at, "GET", f"/v1/responses/{id}").status for id in ids for at in (here, *there)} == {404}
+
+
+def test_the_routers_paths_reach_all_fronts(tmp_path: Path, short_tmp: Path, cache: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("the-token\n")
+    operator = {"Authorization": "Bearer the-token"}
+    with redis_server() as redis, servers(tmp_path, cache) as started:
+        behind = started.start(*SERVE, model="m=synthetic:?tokens_per_s=50", slots=8)
+        before = started.start(
+            *SERVE, "-w", "3", run_dir=short_tmp / "a", COROSRV_MODEL="", redis_url=redis.url, router_paths=1,
+            mgmt_token_file=token, upstream=f"http://127.0.0.1:{behind.port}?concurrency=8",
+        )  # fmt: skip
+        eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+        own, other = f"http://127.0.0.1:{behind.port}", "http://127.0.0.1:1"
+
+        def listed() -> set[tuple[str, ...]]:
+            return {tuple(ask(before, "GET", "/list_workers", None, operator).json["urls"]) for _ in range(9)}
+
+        assert ask(before, "POST", f"/add_worker?url={other}", None, operator).status == 200
+        assert listed() == {(own, other)}
+        assert ask(before, "POST", f"/remove_worker?url={other}", None, operator).status == 200
+        assert listed() == {(own,)}
+
+        with ThreadPoolExecutor(6) as clients:
+            asking = [clients.submit(ask, before, "POST", CHAT, HI | {"max_tokens": 2000}) for _ in range(6)]
+            behind.wait_metric("running", 6)
+            loads = [ask(before, "GET", "/get_loads", None, operator).json["workers"] for _ in range(4)]
+            aborted = ask(before, "POST", "/abort_request", {"abort_all": True}, operator)
+            statuses = {one.result().status for one in asking}
+
+    assert loads == [[{"worker": own, "load": 6}]] * 4
+    assert aborted.json == {"aborted": 6}
+    assert 200 not in statuses
 
 
 def test_peers_of_several_fronts_answer_for_each_other_and_one_of_them_may_die(

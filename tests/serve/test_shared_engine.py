@@ -7,17 +7,22 @@ import re
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from corosrv.contracts.settings import add_key, remove_key
+from corosrv.contracts.settings import ModelSettings, add_key, remove_key
+from corosrv.models.engine.process.connector import MODULE
+from corosrv.models.fitting import gguf
+from corosrv.models.plan import estimate
 from tests.serve.server import APP, SERVE, Process, Server, Servers, servers
 from tests.serve.wire import chat, request
+from tests.support.engines import packaged_model
 from tests.support.waiting import eventually
 
 
@@ -119,9 +124,10 @@ def test_a_key_has_one_answer(shared: Server) -> None:
     assert sum("idempotency-replayed" in answer.headers for answer in answers) == 7
 
 
-def n_fronts(server: Server) -> int:
+def n_fronts(server: Server, headers: dict[str, str]) -> int:
     """Counts the workers that answer one of them."""
-    return len(set(re.findall(r'corosrv_open_streams{front="(\d+)"}', ask(server, "GET", "/metrics").body.decode())))
+    shown = ask(server, "GET", "/metrics", None, headers).body.decode()
+    return len(set(re.findall(r'corosrv_open_streams{front="(\d+)"}', shown)))
 
 
 def chat_body(**more: Any) -> dict[str, Any]:
@@ -183,7 +189,16 @@ def test_an_engine_that_is_killed_is_followed_by_another(own: Server) -> None:
     assert len(own.workers()) == 3
 
 
-def test_a_worker_that_is_killed_takes_nothing_of_the_others(own: Server) -> None:
+def test_what_is_stored_is_found_whatever_a_client_sends_as_its_key_where_none_is_asked_for(shared: Server) -> None:
+    senders = [{}, *({"Authorization": f"Bearer {number}"} for number in range(6))]
+    body = {"input": "hi", "max_output_tokens": 1}
+    ids = [ask(shared, "POST", "/v1/responses", body, sender).json["id"] for sender in senders]
+
+    assert {ask(shared, "GET", f"/v1/responses/{id}", None, who).status for id in ids for who in senders} == {200}
+
+
+def test_a_worker_that_is_killed_takes_nothing_of_the_others(start: Servers, run_dir: str) -> None:
+    own = start_three(start, run_dir, "synthetic:?tokens_per_s=100", api_keys=",".join(map(str, range(20))))
     engine = own.engine
     callers = [{"Authorization": f"Bearer {number}"} for number in range(20)]
     body = {"input": "hi", "max_output_tokens": 1}
@@ -202,17 +217,17 @@ def test_a_worker_that_is_killed_takes_nothing_of_the_others(own: Server) -> Non
 
     def has_four() -> bool:
         statuses.append(ask(own, "GET", "/health").status)
-        statuses.append(ask(own, "POST", "/v1/chat/completions", chat_body()).status)
+        statuses.append(ask(own, "POST", "/v1/chat/completions", chat_body(), callers[0]).status)
         return own.log.count("model synthetic: loaded") == 4
 
     eventually(has_four, what="another worker")
     assert set(statuses) == {200}
-    eventually(lambda: all(n_fronts(own) == 3 for _ in range(6)), what="three workers that know each other")
+    eventually(lambda: all(n_fronts(own, callers[0]) == 3 for _ in range(6)), what="three workers that know each other")
     assert found() == found_then
     assert set(found_then) == {200, 404}
     assert engine.is_alive
-    ids = [ask(own, "POST", "/v1/responses", {"input": "hi", "max_output_tokens": 3}).json["id"] for _ in range(6)]
-    assert [ask(own, "GET", f"/v1/responses/{id}").status for id in ids] == [200] * 6
+    ids = [ask(own, "POST", "/v1/responses", body, callers[0]).json["id"] for _ in range(6)]
+    assert [ask(own, "GET", f"/v1/responses/{id}", None, callers[0]).status for id in ids] == [200] * 6
 
 
 def test_counters_are_those_of_the_engine_at_every_worker(own: Server) -> None:
@@ -275,6 +290,61 @@ def test_worker_processes_end_without_a_trace(start: Servers, run_dir: str) -> N
 
     assert server.wait() == 0
     assert "Traceback" not in server.log
+
+
+class EngineWatch:
+    """Counts the engines' processes of a run directory again and again, in a thread."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._run_dir = run_dir.encode()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.most = 0
+
+    def count(self) -> int:
+        n = 0
+        for process in Path("/proc").iterdir():
+            with suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdecimal() else []
+                if MODULE.encode() in words and self._run_dir in words:
+                    session = (process / "stat").read_text().rpartition(")")[2].split()[3]
+                    n += session == process.name  # and no child of one, before it runs a program of its own
+        return n
+
+    def _look(self) -> None:
+        while not self._is_over.wait(0.01):
+            self.most = max(self.most, self.count())
+
+    def __enter__(self) -> EngineWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_engines_of_all_workers_keep_one_limit_of_memory(start: Servers, run_dir: str, n: int) -> None:
+    path = packaged_model()
+    settings = ModelSettings(model=path, slots=2, ctx=512)
+    limit = int(1.5 * estimate(settings, gguf.read(path)))
+    models = f"a={path}?slots=2&ctx=512,b={path}?slots=1&ctx=512"
+    server = start.start(*SERVE, "-w", str(n), "--engine", "process", run_dir=run_dir, model=models, model_bytes=limit)
+
+    def complete(number: int) -> int:
+        body = {"model": "ab"[number % 2], "prompt": "hi", "max_tokens": 4}
+        with server.connect(timeout=60) as connection:
+            return connection.post(body, "/v1/completions").status
+
+    with EngineWatch(run_dir) as watch:
+        in_turns = [complete(number) for number in range(6)]
+        with ThreadPoolExecutor(8) as clients:
+            at_once = list(clients.map(complete, range(16)))
+
+    assert {*in_turns, *at_once} == {200}
+    assert watch.most == 1
 
 
 TEXT = {"model": "small", "prompt": "hi", "max_tokens": 1}

@@ -277,7 +277,7 @@ BUGS = {
     ),
     "an engine ends with its last front": Bug(
         "engines", "corosrv.models.engine.process.host",
-        "(0 if isinstance(self._state, EngineFailed) else LINGER)",
+        "(LINGER if lingers else 0)",
         "0",
     ),
     "several engines hold the lock": Bug(

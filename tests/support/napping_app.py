@@ -14,3 +14,9 @@ app = App("napping")
 def nap(request):
     time.sleep(request.get_input("seconds").data[0])
     return {"pid": [os.getpid()]}
+
+
+@app.model("keep", inputs=[TensorSpec("seconds", "FP64", [1])], outputs=[TensorSpec("id", "BYTES", [1])])
+def keep(request, context):
+    """Stores what `nap` takes, and returns the reference to it."""
+    return {"id": [context.objects.create(request.get_input("seconds")).id]}

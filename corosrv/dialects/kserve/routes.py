@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from flask import Blueprint, Response, request
 
-from corosrv.base.errors import CorosrvError, Refused
+from corosrv.base.errors import CorosrvError, ObjectNotFound, Refused
 from corosrv.base.waits.elsewhere import call_in_thread
 from corosrv.contracts.jobs.infer import CapabilityTarget, InferWorker, ModelTarget, ObjRef
 from corosrv.dialects.kserve import api_docs, metadata, schema
@@ -26,6 +27,7 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.openapi import READS, View, operation, with_idempotency_key, without_key
 from corosrv.web.http.reply import json_response
+from corosrv.web.http.siblings import AskOthers, is_repeated, no_others
 from corosrv.web.http.sse import StreamLimits
 from corosrv.web.kept.keyed_answers import KeyedAnswers
 from corosrv.workers.objects import ObjectContent, ObjectStore
@@ -152,8 +154,11 @@ class ObjectList(msgspec.Struct):
     objects: list[ObjRef]
 
 
-def objects_blueprint(store: ObjectStore, bodies: BodyReader) -> Blueprint:
-    """Makes the routes of a store. Objects belong to the API key that stored them."""
+def objects_blueprint(store: ObjectStore, bodies: BodyReader, ask_other_workers: AskOthers = no_others) -> Blueprint:
+    """Makes the routes of a store. Objects belong to the API key that stored them.
+
+    `ask_other_workers`: sends the request at hand to the other processes, whose handlers may have stored what it names.
+    """
     routes = Blueprint("objects", __name__)
 
     @routes.post("/v2/objects")
@@ -193,11 +198,18 @@ def objects_blueprint(store: ObjectStore, bodies: BodyReader) -> Blueprint:
     @routes.get("/v2/objects/<object_id>")
     @operation("Objects", "Read a value", media_type=_BINARY, error=KserveError, statuses=(404, 410))
     def read(object_id: str) -> Response:
-        stored = store.get(object_id, time.monotonic(), caller())
-        body: Any = b"" if request.method == "HEAD" else _pieces(stored.content.view())
-        answer = Response(body, content_type=stored.ref.content_type, direct_passthrough=True)
-        answer.content_length = stored.ref.size
-        answer.headers["ETag"] = f'"{stored.ref.sha256}"'
+        try:
+            stored = store.get(object_id, time.monotonic(), caller())
+            view, kind, etag = stored.content.view(), stored.ref.content_type, f'"{stored.ref.sha256}"'
+        except ObjectNotFound:
+            found = None if is_repeated(request) else store.find_elsewhere(object_id, caller())
+            if found is None:
+                raise
+            view, kind, etag = memoryview(found.content), found.content_type, found.etag
+        body: Any = b"" if request.method == "HEAD" else _pieces(view)
+        answer = Response(body, content_type=kind, direct_passthrough=True)
+        answer.content_length = view.nbytes
+        answer.headers["ETag"] = etag
         answer.headers["X-Content-Type-Options"] = "nosniff"
         answer.headers["Content-Disposition"] = "attachment"  # a page of somebody's must not run under this address
         return answer
@@ -205,7 +217,11 @@ def objects_blueprint(store: ObjectStore, bodies: BodyReader) -> Blueprint:
     @routes.delete("/v2/objects/<object_id>")
     @operation("Objects", "Delete a value", error=KserveError, statuses=(404, 410))
     def delete(object_id: str) -> Response:
-        store.delete(object_id, time.monotonic(), caller())
+        try:
+            store.delete(object_id, time.monotonic(), caller())
+        except ObjectNotFound:
+            if all(other.status != HTTPStatus.OK for other in ask_other_workers(request)):
+                raise
         return json_response({})
 
     register_errors(routes)

@@ -351,7 +351,7 @@ class UpstreamPool:
 
         Raises NotFound where that upstream has left, and QueueFull.
         """
-        member = self._members.get(upstream)
+        member = self._members.get(self._current(upstream))
         if member is None:
             raise NotFound("the upstream that keeps it has left", "id", "upstream_not_found")
         return _Question(member.upstream, request, terms).reader

@@ -81,6 +81,7 @@ class DelegatedCall:
         self.trip = trip
         self.refusal: PeerRefusal | None = None
         self.served_by = ""
+        self.peer = ""  # the id of the one that has begun to answer, by itself or by another one
         self.reader = HandlerReader(_CARD, self._cancel)
         self._roster = roster
         self._peers = peers
@@ -172,6 +173,7 @@ class DelegatedCall:
 
     def _pass_on(self, head: AnswerHead, exchange: Exchange, replica: str) -> None:
         self._request = None
+        self.peer = replica
         served_by = header_of(head, SERVED_BY)
         self.served_by = served_by if REPLICA_ID.fullmatch(served_by) else replica
         self.reader.add(head, 0)

@@ -1,15 +1,17 @@
 """Hands a call to a peer, if this server could not serve it: the HTTP request at hand, or a call of another origin.
 
-That is so for errors which promise that nothing of it has run; `reason_of` and `is_for_peers` say which.
+That is so for errors which promise that nothing of it has run; `reason_of` and `is_for_peers` say which. `OwnerAnswers`
+hands a call to another worker process of this server.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -28,9 +30,10 @@ from corosrv.base.errors import (
     QueueFull,
     Refused,
     Starting,
+    Unavailable,
     WorkerGone,
 )
-from corosrv.contracts.jobs.infer import ForwardRequest, InferJob
+from corosrv.contracts.jobs.infer import ForwardRequest, HandlerCard, InferItem, InferJob, InferReader, ModelTarget
 from corosrv.contracts.jobs.terms import Account
 from corosrv.dialects.anthropic import routes as anthropic
 from corosrv.dialects.generation.call import event
@@ -40,19 +43,38 @@ from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.failures import UpstreamBusy
 from corosrv.gateway.delegation.call import DelegatedCall, PeerRefusal, PeerRequest
 from corosrv.gateway.delegation.guard import current_trip, note_visited
-from corosrv.gateway.delegation.infer import PeerAnswers, request_of, target_of
+from corosrv.gateway.delegation.infer import PeerAnswers, SiblingCall, request_of, target_of
 from corosrv.gateway.delegation.peer import Peer
 from corosrv.gateway.delegation.roster import PeerRecord, Roster
-from corosrv.gateway.delegation.targets import ModelOfDialect, PeerTarget, RequestBody, TargetFinder, dialect_path
-from corosrv.gateway.delegation.trip import SERVED_BY, DelegationStats, Result, Trip, onward_headers
+from corosrv.gateway.delegation.targets import (
+    KeptResponse,
+    ModelOfDialect,
+    PeerTarget,
+    RequestBody,
+    TargetFinder,
+    dialect_path,
+    kept_id,
+)
+from corosrv.gateway.delegation.trip import (
+    CALLER,
+    COUNTS,
+    SERVED_BY,
+    TOKEN,
+    DelegationStats,
+    Result,
+    Trip,
+    onward_headers,
+)
 from corosrv.gateway.forwarding.answers import AnswerPassing
-from corosrv.gateway.forwarding.forwarder import error_event
+from corosrv.gateway.forwarding.forwarder import NotingReader, ResponseHomes, error_event, makes_responses
 from corosrv.gateway.forwarding.headers import answer_headers
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats
-from corosrv.web.http.terms import arrival, request_terms
+from corosrv.web.http.siblings import Siblings
+from corosrv.web.http.terms import FROM_CALLER, FROM_WORKER, arrival, request_terms
 from corosrv.web.key_account import COUNTED, KeyAccount
+from corosrv.workers.worker.parent.call_services import CallAnswers
 
 _UNKNOWN_CODES = frozenset({"model_not_found", "capability_not_found", "no_match"})
 
@@ -119,9 +141,11 @@ class Delegator:
         options: DelegationOptions,
         error_body: Callable[[CorosrvError, str], Any],
         own_models: Callable[[], Iterable[str]],
+        homes: ResponseHomes,
     ) -> None:
         """`peers`: at any time those of the roster. `error_body`: makes the body of an error, in the form that a path
-        asks for. `own_models`: names the models of generating dialects that are served here."""
+        asks for. `own_models`: names the models of generating dialects that are served here. `homes`: the peers that
+        keep responses which they have made for this server's callers."""
         self._roster = roster
         self._peers = peers
         self._bodies = bodies
@@ -131,6 +155,7 @@ class Delegator:
         self._options = options
         self._error_body = error_body
         self._own_models = own_models
+        self._homes = homes
 
     def answer(self, own_error: CorosrvError, body: bytes | None) -> Response | None:
         """Returns a peer's answer to the request at hand; None if this server's own error stands. Waits.
@@ -140,12 +165,18 @@ class Delegator:
         incoming = current(request)
         is_plain = is_for_peers(own_error, on_full=self._options.delegate_on_full)
         may_be_foreign = is_refused_body(own_error) and dialect_path(incoming.method, incoming.path) is not None
-        if not self._peers or not (is_plain or may_be_foreign):
+        if not self._peers or not (is_plain or may_be_foreign or own_error.status == HTTPStatus.NOT_FOUND):
             return None
         request_body = RequestBody(incoming, body)
+        kept = self._kept_response(request_body)
+        if kept is None and not (is_plain or may_be_foreign):
+            return None
         target = self._targets.find(request_body)
+        if may_be_foreign and not (target is not None and self._is_foreign(target)):
+            return None
+        target = kept or target
         account: KeyAccount | None = current(g).get("corosrv_account")
-        if target is None or not (is_plain or self._is_foreign(target)) or not _may_use(account, target):
+        if target is None or not _may_use(account, target):
             return None
 
         def request_to_peer() -> PeerRequest:
@@ -158,7 +189,21 @@ class Delegator:
             )
 
         call = self._start(target, current_trip() or Trip(), own_error, request_to_peer)
-        return None if call is None else self._pass_on(incoming, call, own_error)
+        response = None if call is None else self._pass_on(incoming, call, own_error)
+        if kept is not None and incoming.method == "DELETE" and response is not None and response.status_code < 400:
+            self._homes.forget(caller(), kept.id)
+        return response
+
+    def _kept_response(self, body: RequestBody) -> KeptResponse | None:
+        """Returns the response that a request asks about, or goes on from, if a peer has made it for the caller.
+
+        Waits for the body. Raises Refused for one that cannot be read.
+        """
+        path, id = body.request.path, kept_id(body.request.path)
+        if body.request.method == "POST" and makes_responses(path):
+            id = self._targets.previous_response(body)
+        maker = self._homes.find(caller(), id) if id else ""
+        return KeptResponse(maker, id) if maker else None
 
     def answers(self, job: InferJob, own_error: CorosrvError) -> PeerAnswers | None:
         """Returns a peer's answers to a call over gRPC, or of a handler; None if this server's own error stands.
@@ -226,7 +271,10 @@ class Delegator:
     def _pass_on(self, incoming: Request, call: DelegatedCall, own_error: CorosrvError) -> Response | None:
         make_error = _event_maker(incoming.path, current(g).get("corosrv_request_id", ""), self._error_body)
         hold = partial(self._bodies.hold, incoming)
-        passing = AnswerPassing(incoming, call.reader, make_error, self._options.write_timeout, self._http_stats, hold)
+        reader: InferReader = call.reader
+        if incoming.method == "POST" and makes_responses(incoming.path):
+            reader = NotingReader(reader, partial(self._homes.note, caller()), lambda head: call.peer)
+        passing = AnswerPassing(incoming, reader, make_error, self._options.write_timeout, self._http_stats, hold)
         try:
             response = passing.response()
         except CorosrvError as error:
@@ -262,3 +310,63 @@ def _of_refusal(refusal: PeerRefusal) -> Response:
         response.headers[name] = value
     response.headers[SERVED_BY] = refusal.replica
     return response
+
+
+_OF_PEERS = frozenset({TOKEN, CALLER, COUNTS})
+
+
+class OwnerAnswers:
+    """The answers to a call of the worker process that has its caller's answers under idempotency keys, maybe this one.
+
+    Belongs to the hub's thread.
+    """
+
+    def __init__(
+        self, job: InferJob, siblings: Siblings, submit: Callable[[InferJob], CallAnswers], max_bytes: int
+    ) -> None:
+        """`submit`: runs the call here. `max_bytes`: see PeerAnswers."""
+        self._job = job
+        self._siblings = siblings
+        self._submit = submit
+        self._max_bytes = max_bytes
+        self._answers: CallAnswers | None = None  # once it is known who gives them
+        self._is_cancelled = False
+
+    @property
+    def card(self) -> HandlerCard:
+        target = self._job.target
+        if self._answers is not None:
+            return self._answers.card
+        return HandlerCard(target.name, target.version) if isinstance(target, ModelTarget) else HandlerCard("")
+
+    @property
+    def is_replayed(self) -> bool:
+        return self._answers is not None and self._answers.is_replayed
+
+    def __iter__(self) -> Iterator[InferItem]:
+        """Yields the answers and their InferEnd. Waits. Raises what `submit` does, and Unavailable."""
+        self._answers = answers = self._begin()
+        if self._is_cancelled:
+            answers.cancel()
+        yield from answers
+
+    def _begin(self) -> CallAnswers:
+        caller = self._job.terms.caller
+        try:
+            connection = self._siblings.connect(caller, {FROM_CALLER: caller, FROM_WORKER: "1"})
+        except OSError:
+            raise Unavailable("the worker process that has the answers under this key is busy; try again") from None
+        if connection is None:
+            return self._submit(self._job)
+        request = request_of(self._job, "")
+        own = replace(request, headers=tuple(field for field in request.headers if field[0] not in _OF_PEERS))
+        return PeerAnswers(SiblingCall(connection, own), self._job, self._max_bytes)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self._answers is not None:
+            self._answers.cancel()
+
+    def close(self) -> None:
+        if self._answers is not None:
+            self._answers.close()

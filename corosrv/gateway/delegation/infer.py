@@ -2,18 +2,30 @@
 
 Such calls come over gRPC, or from handlers. A peer gets them as KServe's v2 protocol has them, contents in the binary
 tail. Answers that are wanted as they come are events of their own, for the protocol streams nothing but text.
+
+So does another worker process of this server, where it has the answers under idempotency keys of a call's caller.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from http.client import HTTPConnection, HTTPException
 from urllib.parse import quote
 
 import msgspec
 
-from corosrv.base.errors import AnswerTooLarge, CorosrvError, ErrorKind, Refused, WorkerLost
+from corosrv.base.errors import (
+    AnswerTooLarge,
+    CallCancelled,
+    CorosrvError,
+    ErrorKind,
+    Refused,
+    WorkerLost,
+)
 from corosrv.contracts.idempotency import HEADER as KEY_HEADER
 from corosrv.contracts.jobs.infer import (
     AnswerBody,
@@ -34,7 +46,7 @@ from corosrv.dialects.kserve.infer_answer import decode_answer, decode_event
 from corosrv.dialects.kserve.infer_request import LENGTH_HEADER, OUTPUT_EVENTS, encode_request
 from corosrv.dialects.kserve.parameters import SESSION
 from corosrv.dialects.kserve.schema import KserveError
-from corosrv.gateway.delegation.call import DelegatedCall
+from corosrv.gateway.delegation.call import DelegatedCall, PeerRefusal
 from corosrv.gateway.delegation.targets import CAPABILITY_PATH, ModelOfV2, PeerTarget, capability_target
 from corosrv.gateway.delegation.trip import CALLER, COUNTS, TOKEN, header_of
 from corosrv.gateway.forwarding.answers import EVENT_STREAM
@@ -122,9 +134,9 @@ def error_of(head: AnswerHead, body: bytes) -> CorosrvError:
 
 
 class PeerAnswers:
-    """The answers of peers to one call. Belongs to the hub's thread."""
+    """The answers of others to one call. Belongs to the hub's thread."""
 
-    def __init__(self, call: DelegatedCall, job: InferJob, max_bytes: int) -> None:
+    def __init__(self, call: DelegatedCall | SiblingCall, job: InferJob, max_bytes: int) -> None:
         """Takes a call that was started. `max_bytes`: of an answer, or of an event, which is held in memory."""
         target = job.target
         name, version = (target.name, target.version) if isinstance(target, ModelTarget) else ("", "")
@@ -210,4 +222,48 @@ class PeerAnswers:
         return outputs
 
     def _lost(self, words: str) -> WorkerLost:
-        return WorkerLost(f"the replica {self._call.served_by} {words}")
+        who = f"the replica {self._call.served_by}" if self._call.served_by else "another worker process"
+        return WorkerLost(f"{who} {words}")
+
+
+_PIECE = 1 << 16  # bytes
+
+
+class SiblingCall:
+    """A call that another worker process of this server answers, over a connection of its own."""
+
+    refusal: PeerRefusal | None = None
+    own_error: CorosrvError | None = None
+    served_by = ""
+
+    def __init__(self, connection: HTTPConnection, request: ForwardRequest) -> None:
+        """`connection`: closed with this."""
+        self._connection = connection
+        self._request = request
+        self._is_cancelled = False
+
+    @property
+    def reader(self) -> SiblingCall:
+        return self
+
+    def __iter__(self) -> Iterator[InferItem]:
+        """Sends the call; yields the items of its answer, the last of which is an InferEnd. Waits."""
+        connection, request = self._connection, self._request
+        try:
+            connection.request(request.method, request.path, request.body, dict(request.headers))
+            answer = connection.getresponse()
+            yield AnswerHead(status=answer.status, headers=tuple(answer.getheaders()))
+            while piece := answer.read1(_PIECE):
+                yield AnswerBody(data=piece)
+            yield InferEnd()
+        except (OSError, HTTPException) as error:
+            lost = WorkerLost(f"another worker process had the call, and was lost: {error}")
+            yield InferEnd(CallCancelled("the call was cancelled") if self._is_cancelled else lost)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        with contextlib.suppress(OSError):  # it has ended
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._connection.close()

@@ -36,6 +36,7 @@ _V2_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(infer|gener
 _V2_READS = frozenset({None, "ready"})
 _MODEL_PATH = re.compile(r"/v1/models/(.+)")
 _PREDICTIONS_PATH = re.compile(r"/predictions(?:/.+)?")
+_KEPT_PATH = re.compile(r"/v1/responses/([^/]+)(?:/cancel|/input_items)?")
 
 
 # Those of Ollama's API whose bodies name a model.
@@ -127,6 +128,22 @@ class CapabilityOfV2:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptResponse:
+    """A response that one replica has made, and alone may keep."""
+
+    replica: str
+    id: str
+    names: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"response:{self.id}"
+
+    def is_offered(self, offers: Offers) -> bool:
+        return offers.replica == self.replica
+
+
+@dataclass(frozen=True, slots=True)
 class AnyPredictor:
     """A replica's predictor, which has no name."""
 
@@ -159,6 +176,12 @@ def by_path(method: str, path: str) -> PeerTarget | None:
     if method in ("POST", "PUT", "GET", "DELETE") and _PREDICTIONS_PATH.fullmatch(path):
         return AnyPredictor()
     return None
+
+
+def kept_id(path: str) -> str:
+    """Returns the id of the response that a path asks about; empty where it asks about none."""
+    match = _KEPT_PATH.fullmatch(path)
+    return "" if match is None else match[1]
 
 
 def dialect_path(method: str, path: str) -> ForwardedPath | None:
@@ -210,6 +233,10 @@ class TargetFinder:
             name = peek(self._text_of(body), reads_prompt=False).model
             return None if name is None else ModelOfOllama(name)
         return self._capability(body) if method == "POST" and path == CAPABILITY_PATH else None
+
+    def previous_response(self, body: RequestBody) -> str:
+        """Returns the id of the response that a request goes on from; empty for none. Waits and raises as `find`."""
+        return peek(self._text_of(body), reads_prompt=False).previous_response
 
     def body_of(self, body: RequestBody) -> bytes:
         """Returns the body as it was sent. Waits for it if nobody has read it."""

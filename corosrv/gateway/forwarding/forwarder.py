@@ -6,14 +6,16 @@ Flask (`DirectForwarding`), whose share of a short chat would be a quarter.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import gevent
 from flask import Response, g, request
 from werkzeug.http import HTTP_STATUS_CODES
 
@@ -43,6 +45,12 @@ from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.terms import request_terms, visit_terms
 from corosrv.web.kept.streams import CONVERSATION_FIELD
 
+if TYPE_CHECKING:  # a server without Redis needs none of it
+    from corosrv.fleet.cluster.connection import RedisClient
+    from corosrv.fleet.cluster.namespace import KeyNames
+
+log = logging.getLogger("corosrv.http")
+
 _ANTHROPIC_ID = "Request-Id"  # a header of answers in Anthropic's form
 
 
@@ -61,41 +69,94 @@ def error_event(error: CorosrvError, *, is_anthropic: bool, request_id: str) -> 
 
 
 MAX_HOMES = 10_000  # responses of one caller whose upstreams are remembered
+_HOME_MS = 7 * 24 * 3_600_000  # for which Redis remembers those of a caller who makes no more
 _RESPONSES = ("/v1/responses", "/responses")
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 _LOOKED_AT = 4096  # bytes at the beginning of an answer, where its id stands
 
+# KEYS: the makers of a caller's responses by their ids, and the ids in their order. ARGV: id, maker, how many are
+# remembered, and for how many ms.
+_NOTE = """
+if redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) == 1 and redis.call('RPUSH', KEYS[2], ARGV[1]) > tonumber(ARGV[3]) then
+  redis.call('HDEL', KEYS[1], redis.call('LPOP', KEYS[2]))
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+"""
+
+
+def makes_responses(path: str) -> bool:
+    """Tells whether the answers of a path are responses, which whoever makes them may keep."""
+    return path.partition("?")[0] in _RESPONSES
+
 
 class ResponseHomes:
-    """Remembers which upstreams have made responses. What a caller asked for, nobody else finds."""
+    """Remembers who has made responses: which upstreams, or which peers. What a caller asked for, nobody else finds.
 
-    def __init__(self) -> None:
-        # Ids of upstreams by callers, and by ids of responses.
+    Fronts with one Redis remember together, so that it does not matter which of them is asked, or has died.
+    """
+
+    def __init__(self, makers: str = "upstreams") -> None:
+        # Ids of makers by callers, and by ids of responses.
         self._homes: defaultdict[str, OrderedDict[str, str]] = defaultdict(OrderedDict)
+        self._makers = makers
+        self._client: RedisClient | None = None
 
-    def note(self, caller: str, id: str, upstream: str) -> None:
-        """Remembers one, in place of the caller's earliest if there are too many."""
+    def share(self, client: RedisClient, names: KeyNames) -> None:
+        """Remembers what other fronts have noted in Redis as well, from now on."""
+        self._client, self._names, self._script = client, names, client.script(_NOTE)
+
+    def note(self, caller: str, id: str, maker: str) -> None:
+        """Remembers one, in place of the caller's earliest if there are too many. Never waits."""
         homes = self._homes[caller]
-        homes[id] = upstream
+        homes[id] = maker
         if len(homes) > MAX_HOMES:
             homes.popitem(last=False)
+        if self._client is not None:
+            keys = [self._key("homes", caller), self._key("homes-order", caller)]
+            gevent.spawn(self._ask, lambda: self._script.run(keys, [id, maker, MAX_HOMES, _HOME_MS]))
 
     def find(self, caller: str, id: str) -> str:
-        """Returns the upstream of a response; an empty text where none is known."""
-        homes = self._homes.get(caller)
-        return "" if homes is None else homes.get(id, "")
+        """Returns who has made a response; an empty text where nobody is known. May wait for Redis."""
+        homes = self._homes.get(caller)  # which makes none
+        known = "" if homes is None else homes.get(id, "")
+        client = self._client
+        if known or client is None or not id.startswith("resp_"):
+            return known
+        found = self._ask(lambda: client.execute("HGET", self._key("homes", caller), id))
+        return found.decode() if isinstance(found, bytes) else ""
 
     def forget(self, caller: str, id: str) -> None:
+        """Forgets a response that was deleted. Never waits."""
         self._homes[caller].pop(id, None)
+        if (client := self._client) is not None:
+            gevent.spawn(self._ask, lambda: client.execute("HDEL", self._key("homes", caller), id))
+
+    def _key(self, kind: str, caller: str) -> str:
+        return self._names.name(kind, self._makers, caller)
+
+    def _ask(self, command: Callable[[], Any]) -> Any:
+        """Returns the reply of Redis; None while it is away. Waits."""
+        try:
+            return command()
+        except CorosrvError as error:
+            log.debug("who keeps a response is not shared: %s", error)
+            return None
 
 
 class NotingReader(ChangedReader):
-    """Notes the id of a response and the upstream that makes it, as the answer goes by."""
+    """Notes the id of a response and who makes it, as the answer goes by."""
 
-    def __init__(self, reader: InferReader, note: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        reader: InferReader,
+        note: Callable[[str, str], None],
+        maker_of: Callable[[AnswerHead], str] = lambda head: head.upstream,
+    ) -> None:
         super().__init__(reader)
-        self._note = note  # takes the ids of a response and of an upstream
-        self._upstream = ""  # while the id is looked for
+        self._note = note  # takes the ids of a response and of its maker
+        self._maker_of = maker_of
+        self._maker = ""  # while the id is looked for
         self._beginning = b""
 
     def take(self, timeout: float | None = None) -> list[InferItem]:
@@ -114,13 +175,13 @@ class NotingReader(ChangedReader):
 
     def _pass(self, item: InferItem) -> list[InferItem]:
         if isinstance(item, AnswerHead):
-            self._upstream = item.upstream if item.status == HTTPStatus.OK else ""
-        elif self._upstream and isinstance(item, AnswerBody):
+            self._maker = self._maker_of(item) if item.status == HTTPStatus.OK else ""
+        elif self._maker and isinstance(item, AnswerBody):
             self._beginning += item.data[:_LOOKED_AT]
             if (found := _RESPONSE_ID.search(self._beginning)) is not None:
-                self._note(found[1].decode(), self._upstream)
+                self._note(found[1].decode(), self._maker)
             if found is not None or len(self._beginning) >= _LOOKED_AT:
-                self._upstream, self._beginning = "", b""
+                self._maker, self._beginning = "", b""
         return [item]
 
 
@@ -153,7 +214,7 @@ class Forwarder:
         self._bodies = bodies
         self._stats = stats
         self._options = options
-        self._homes = ResponseHomes()
+        self.homes = ResponseHomes()
 
     @property
     def max_body_bytes(self) -> int:
@@ -185,7 +246,7 @@ class Forwarder:
 
         Returns None where none is known to have. Waits; see AnswerPassing and UpstreamPool.ask.
         """
-        home = self._homes.find(caller(), id)
+        home = self.homes.find(caller(), id)
         if not home:
             return None
         incoming = current(request)
@@ -193,7 +254,7 @@ class Forwarder:
         peeked, kept = Peeked(None, None, "", is_stream=is_stream), ForwardedPath(path, "", "")
         passed = self._send(kept, incoming, b"", peeked, request_terms(), method=incoming.method, home=home)
         if incoming.method == "DELETE" and passed.status < HTTPStatus.BAD_REQUEST:
-            self._homes.forget(caller(), id)
+            self.homes.forget(caller(), id)
         return passed.response()
 
     def forward_changed(
@@ -260,7 +321,7 @@ class Forwarder:
         if home:
             reader = self._pool.ask(home, forwarded, terms)
         else:
-            keeper = self._homes.find(terms.caller, peeked.previous_response)
+            keeper = self.homes.find(terms.caller, peeked.previous_response)
             reader = self._submit(peeked.model, forwarded, terms, keeper, member, join and join[1])
         if change is not None:
             reader = change(reader)
@@ -282,8 +343,8 @@ class Forwarder:
     ) -> InferReader:
         try:
             reader = self._pool.submit(model, forwarded, terms, keeper)
-            if forwarded.path.partition("?")[0] in _RESPONSES:
-                reader = NotingReader(reader, partial(self._homes.note, terms.caller))
+            if makes_responses(forwarded.path):
+                reader = NotingReader(reader, partial(self.homes.note, terms.caller))
             return reader if member is None else GroupedReader(reader, member, join)
         except BaseException:
             if member is not None:

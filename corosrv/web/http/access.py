@@ -25,7 +25,7 @@ from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import VISIT, AnyRequest, BareRequest, Visit
 from corosrv.web.http.metrics import HttpStats
 from corosrv.web.http.reply import Flood
-from corosrv.web.http.terms import FROM_BATCH, FROM_WORKER
+from corosrv.web.http.terms import FROM_BATCH, FROM_CALLER, FROM_WORKER
 from corosrv.web.inference_gateway import FAIRNESS_FIELD, OBJECTIVE_FIELD, InferenceGateway
 from corosrv.web.key_account import KeyAccount
 from corosrv.web.keys import key_of
@@ -307,7 +307,7 @@ class Entrance:
 
         Raises Forbidden, Unauthorized, LimitReached, and Refused for a header of the gateway.
         """
-        owner = request.environ.get(FROM_BATCH)
+        owner = request.environ.get(FROM_BATCH, request.environ.get(FROM_CALLER))
         if owner is None:
             visit.caller, visit.account = self._access.check(request)
             visit.flow = self.flow_of(request.environ)

@@ -68,6 +68,9 @@ class Front(GeventWorker):  # type: ignore[misc]
     at_end: Callable[[], None] | None = None  # stops what it serves, where that does not stop before its clients
     siblings: Siblings | None = None  # where this is one of several processes
     access_log: AccessLog | None = None  # where requests are logged or traced
+    own_app: Callable[[], Any] | None = (
+        None  # makes what answers requests of other processes, whose paths have no prefix
+    )
     _is_quitting = False
     _certificates: Certificates | None = None  # where it speaks TLS
 

@@ -30,6 +30,7 @@ from corosrv.web.http.message import HttpResponse, UnloggedResponse
 from corosrv.web.http.reply import PARKS, Flood, LateBody
 from corosrv.web.http.siblings import Siblings
 from corosrv.web.http.sse import EventStream
+from corosrv.web.http.terms import FROM_BATCH, FROM_CALLER
 
 log = logging.getLogger("corosrv.http")
 
@@ -154,6 +155,7 @@ class GunicornWorker(Protocol):
     cfg: Any  # gunicorn's settings
     log: Any  # gunicorn's
     wsgi: Any  # the application
+    own_app: Callable[[], Any] | None  # makes what answers requests that worker processes make for a caller
     worker_connections: int
     limits: ClientLimits
     siblings: Siblings | None  # where it is one of several processes
@@ -320,7 +322,9 @@ class Clients:
             self._worker.count_request()
             if not self._worker.alive or not self._cfg.keepalive or self._is_full:
                 answer.force_close()
-            exchange.body = self._worker.wsgi(environ, answer.start_response)
+            is_own = more is not None and (FROM_BATCH in more or FROM_CALLER in more)
+            application = self._worker.own_app() if is_own and self._worker.own_app else self._worker.wsgi
+            exchange.body = application(environ, answer.start_response)
         except BaseException:
             self._log_end(exchange, ERROR)
             raise

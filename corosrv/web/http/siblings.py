@@ -1,9 +1,9 @@
 """Passes connections between the worker processes of one server, so that each caller's state is in one of them.
 
-Stored responses, conversations, answers under idempotency keys, streams that may be resumed, groups, and what an API
-key with limits has left are kept in memory. A request that makes or needs some goes to the process that its caller's
-credentials choose: the whole connection does, with what was read of it, over a Unix socket. No byte of the answer is
-copied. Other requests stay where they arrived.
+Stored responses, conversations, answers under idempotency keys, streams that may be resumed, groups, objects, and what
+an API key with limits has left are kept in memory. A request that makes or needs some goes to the process that its
+caller's credentials choose: the whole connection does, with what was read of it, over a Unix socket. No byte of the
+answer is copied. Other requests stay where they arrived.
 
 What all of them have to hear or to tell, as counters, is asked of each: it is passed one end of a pair of sockets, as
 the connection of a client that sends the same request.
@@ -14,16 +14,17 @@ from __future__ import annotations
 import _socket  # the system's own sockets, whatever is patched
 import array
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import flask
@@ -33,16 +34,17 @@ from gevent import socket as gevent_socket
 from gevent.hub import get_hub
 from gunicorn.http.message import Request
 
-from corosrv.base.run_dir import path_in
+from corosrv.base.run_dir import locked, path_in
 from corosrv.web.http.connection import Overloaded
 from corosrv.web.http.reply import Flood
-from corosrv.web.http.terms import FROM_WORKER
+from corosrv.web.http.terms import FROM_CALLER, FROM_WORKER
 from corosrv.web.keys import PEER_CALLER, digest, key_of
 
 log = logging.getLogger("corosrv.http")
 
-_NEEDS_STATE = re.compile(r"/(?:responses|conversations|groups|streams?)(?:/|$)")
+_NEEDS_STATE = re.compile(r"/(?:responses|conversations|groups|streams?|objects)(?:/|$)")
 _STATE_FIELDS = frozenset(("IDEMPOTENCY-KEY", "X-CONVERSATION-ID", "X-GROUP-ID"))
+_SESSION = "X-SESSION-ID"
 _SUFFIX = ".front"
 _MAX_PASSED = 160 << 10  # bytes that were read: a datagram holds some 200 KiB
 _DATAGRAM = 256 << 10
@@ -75,6 +77,7 @@ class OtherAnswer(NamedTuple):
 
     status: int
     body: bytes
+    headers: Mapping[str, str] = MappingProxyType({})  # by their names in lower case
 
 
 class FrontSocket(NamedTuple):
@@ -135,11 +138,14 @@ class Siblings:
         self._watcher: Any = None
         # Tell whether a caller's API key has limits: one process has to count for such a key.
         self.limiting: list[Callable[[str], bool]] = []
+        # Tell of each server of this process whether it knows callers by their credentials: else all are one.
+        self.knows_callers: list[bool] = []
+        self.keeps_sessions = False  # calls of a session belong to one process, whose handlers may know it
         self._unpassed = Flood(log, "%d requests could not be passed to the worker process that has their state")
 
     def start(self) -> None:
         """Takes connections from now on, in the place of a process that has ended. Raises OSError."""
-        with _locked(self._folder):
+        with locked(self._folder):
             n_in = Counter(one.place for one in self._find() if one.is_alive())
             self._path = self._path_at(min(range(self._n_processes), key=lambda place: n_in[place]))
             Path(self._path).unlink(missing_ok=True)  # of an earlier process with these numbers
@@ -185,9 +191,26 @@ class Siblings:
 
         Its head was read, and nothing of its body was used. May wait at a start, and while API keys are read again.
         """
-        caller = _caller_of(request)
+        caller = self._caller_of(request)
         needs_state = _NEEDS_STATE.search(request.path) or any(name in _STATE_FIELDS for name, _ in request.headers)
-        return self._choose(caller) if needs_state or self._has_limits(caller) else None
+        if needs_state or self._has_limits(caller):
+            return self._choose(caller)
+        session = (
+            next((value for name, value in request.headers if name == _SESSION), "") if self.keeps_sessions else ""
+        )
+        return self._choose(f"{caller}\0{session}") if session else None
+
+    def _caller_of(self, request: Request) -> str:
+        """Returns the name of the caller whose API key is in a request's head, made from the key; empty without one,
+        and where no key is asked for: what one client has stored is found by all, whatever they send as their key.
+
+        A peer says the name in place of the key. Whether it is one is seen where the request is served.
+        """
+        fields = dict(request.headers)
+        key = None
+        if any(self.knows_callers) or not self.knows_callers:
+            key = key_of(fields.get("AUTHORIZATION", ""), fields.get("X-API-KEY", ""))
+        return fields.get(PEER_CALLER.upper(), "") if key is None else digest(key).hex()
 
     def _has_limits(self, caller: str) -> bool:
         return any(has_limits(caller) for has_limits in self.limiting)
@@ -300,6 +323,17 @@ class Siblings:
             _repeated(request, body, path),
             {FROM_WORKER: "1"},
         )
+        return self._ask_all(passed)
+
+    def fetch(self, path: str, caller: str) -> OtherAnswer | None:
+        """Returns what another process has for a caller at this path; None where none has anything. Waits as
+        ask_others() does."""
+        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{_ASKED}: this\r\nConnection: close\r\n\r\n"
+        environ = {FROM_CALLER: caller, FROM_WORKER: "1"}
+        answers = self._ask_all(PassedConnection(("", 0), ("localhost", 0), head.encode("latin-1"), environ))
+        return next((answer for answer in answers if answer.status == HTTPStatus.OK), None)
+
+    def _ask_all(self, passed: PassedConnection) -> list[OtherAnswer]:
         others = [one.path for one in self._live() if one.path != self._path]
         asked = [gevent.spawn(self._ask, path, passed, time.monotonic() + _PATIENCE) for path in others]
         gevent.joinall(asked)
@@ -314,7 +348,8 @@ class Siblings:
             ours.settimeout(max(_PAUSE, deadline - time.monotonic()))
             answer = HTTPResponse(ours, method=None)
             answer.begin()
-            return OtherAnswer(answer.status, answer.read())
+            headers = {name.lower(): value for name, value in answer.getheaders()}
+            return OtherAnswer(answer.status, answer.read(), headers)
         except (OSError, HTTPException) as error:  # a TimeoutError among them
             log.warning("worker process %s did not answer: %r", Path(process).stem, error)
             return None
@@ -328,30 +363,9 @@ class Siblings:
         Raises Overloaded for a key with limits.
         """
         self._unpassed.count()
-        if self._has_limits(_caller_of(request)):
+        if self._has_limits(self._caller_of(request)):
             raise Overloaded
         return False
-
-
-@contextlib.contextmanager
-def _locked(folder: str) -> Iterator[None]:
-    """Holds a lock of all processes that have a folder, for a moment: whoever waits for it blocks."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _caller_of(request: Request) -> str:
-    """Returns the name of the caller whose API key is in a request's head, made from the key; empty without one.
-
-    A peer says the name in place of the key. Whether it is one is seen where the request is served.
-    """
-    fields = dict(request.headers)
-    key = key_of(fields.get("AUTHORIZATION", ""), fields.get("X-API-KEY", ""))
-    return fields.get(PEER_CALLER.upper(), "") if key is None else digest(key).hex()
 
 
 def head_of(request: Request) -> bytes:

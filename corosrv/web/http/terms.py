@@ -46,6 +46,8 @@ log = logging.getLogger("corosrv.http")
 FROM_BATCH = "corosrv.from_batch"
 # There, too, where another worker process of this server sends a request on that it has counted itself.
 FROM_WORKER = "corosrv.from_worker"
+# And the caller of such a request, if it does not carry the caller's key.
+FROM_CALLER = "corosrv.from_caller"
 
 
 class QueueHeaders(msgspec.Struct):

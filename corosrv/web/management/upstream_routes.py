@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from corosrv.fleet.upstreams.pool import DRAIN_TIMEOUT, UpstreamPool
 from corosrv.fleet.upstreams.spec import UpstreamSpec, parse
 from corosrv.fleet.upstreams.upstream import Upstream
 from corosrv.web.http.openapi import without_key
+from corosrv.web.http.siblings import AskOthers, OtherAnswer
 from corosrv.web.management.listener import TokenGuard
 from corosrv.web.management.routes import MAX_BODY, decode_body
 
@@ -48,6 +51,7 @@ def upstream_view(upstream: Upstream, now: float) -> dict[str, Any]:
 
 MAX_TIMEOUT = 86_400.0  # seconds
 _MODES = ("drain", "abort")
+_LOADS = "/get_loads"
 
 AddUpstream = Callable[[UpstreamSpec], tuple[Upstream, bool]]
 
@@ -95,8 +99,13 @@ def blueprint(pool: UpstreamPool, key_variables: Collection[str] = ()) -> Bluepr
     return api
 
 
-def router_blueprint(pool: UpstreamPool, guard: TokenGuard, key_variables: Collection[str]) -> Blueprint:
-    """Makes the same routes for a server's own port, where `guard` lets requests pass, and no API key does."""
+def router_blueprint(
+    pool: UpstreamPool, guard: TokenGuard, key_variables: Collection[str], ask_other_workers: AskOthers
+) -> Blueprint:
+    """Makes the same routes for a server's own port, where `guard` lets requests pass, and no API key does.
+
+    What changes something is done by all worker processes, and what is counted is counted in all of them.
+    """
     api = Blueprint("router", __name__)
 
     @api.before_request
@@ -104,8 +113,31 @@ def router_blueprint(pool: UpstreamPool, guard: TokenGuard, key_variables: Colle
         guard.check()
         request.max_content_length = MAX_BODY
 
+    @api.after_request
+    def ask_others(answer: Response) -> Response:
+        is_for_all = request.method != "GET" or request.path.endswith(_LOADS)
+        if not is_for_all or answer.status_code >= HTTPStatus.BAD_REQUEST:
+            return answer
+        others = ask_other_workers(request, request.get_data())
+        if answer.is_json and others:
+            answer.set_data(msgspec.json.encode(_summed(answer.get_json(), others)))
+        return answer
+
     _add_routes(api, pool, key_variables)
     return api
+
+
+def _summed(own: dict[str, Any], other_answers: list[OtherAnswer]) -> dict[str, Any]:
+    """Returns an answer of /get_loads or /abort_request with what other worker processes have counted, or any other."""
+    bodies = [msgspec.json.decode(other.body) for other in other_answers if other.status == HTTPStatus.OK]
+    if "aborted" in own:
+        return {"aborted": sum((body["aborted"] for body in bodies), own["aborted"])}
+    if "workers" not in own:
+        return own
+    loads = Counter({row["worker"]: row["load"] for row in own["workers"]})
+    for body in bodies:
+        loads.update({row["worker"]: row["load"] for row in body["workers"]})
+    return {"workers": [{"worker": worker, "load": load} for worker, load in loads.items()]}
 
 
 def _add_routes(api: Blueprint, pool: UpstreamPool, key_variables: Collection[str]) -> None:
@@ -174,7 +206,7 @@ def _add_routers_paths(api: Blueprint, pool: UpstreamPool, add_upstream: AddUpst
     def list_workers() -> dict[str, Any]:
         return {"urls": [upstream.spec.url for upstream in pool.upstreams if not upstream.is_draining]}
 
-    @api.get("/get_loads")
+    @api.get(_LOADS)
     @without_key
     def get_loads() -> dict[str, Any]:
         loads = [{"worker": upstream.spec.url, "load": upstream.in_flight} for upstream in pool.upstreams]

@@ -121,6 +121,18 @@ def test_a_key_with_limits_has_one_owner_whoever_passes_its_requests_on(three: P
     assert len(owners) == 1
 
 
+def test_callers_are_one_where_no_server_of_the_process_asks_for_keys(three: Processes) -> None:
+    callers = [request(), *(request(Authorization=f"Bearer key-{n}") for n in range(30))]
+
+    def owners() -> set[str]:
+        return {three.of[0].owner_of(caller) or three.paths[0] for caller in callers}
+
+    three.of[0].knows_callers += [False, True]
+    assert len(owners()) == 3
+    three.of[0].knows_callers.remove(True)
+    assert len(owners()) == 1
+
+
 def test_callers_are_spread_and_stay_when_another_process_ends(three: Processes) -> None:
     callers = [request(Authorization=f"Bearer key-{n}") for n in range(300)]
     before = [three.of[0].owner_of(caller) or three.paths[0] for caller in callers]
@@ -250,7 +262,7 @@ def test_all_others_are_asked_what_a_client_has_asked(three: Processes) -> None:
 
     requests = {answer_with(three.taken[number][0], b"of %d" % number) for number in (1, 2)}
 
-    assert sorted(asked.get(timeout=5)) == [(200, b"of 1"), (200, b"of 2")]
+    assert sorted(answer[:2] for answer in asked.get(timeout=5)) == [(200, b"of 1"), (200, b"of 2")]
     (data,) = requests
     repeated = Request(Config(), IterUnreader([data]), ("127.0.0.1", 1))
     assert (repeated.method, repeated.uri, repeated.body.read()) == ("GET", "/metrics", b"{}")

@@ -51,7 +51,10 @@ def main(arguments: list[str]) -> None:
     faulthandler.enable(os.open(faults, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
     settings = msgspec.msgpack.decode(_read(options.settings), type=ModelSettings)
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, options.socket)
-    EngineHost(Engine(settings), listener, options.digest, settings.names[0]).run()
+    # By when its lock was touched last, fronts know which engine was used least recently.
+    EngineHost(
+        Engine(settings), listener, options.digest, settings.names[0], on_use=lambda: os.utime(options.lock)
+    ).run()
     Path(faults).unlink(missing_ok=True)
     logging.shutdown()
     os._exit(0)  # destructors of libllama would wait for its threads

@@ -15,6 +15,7 @@ import os
 import struct
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ log = logging.getLogger("corosrv.engine")
 
 MODULE = "corosrv.models.engine.process"  # that the process runs
 PATIENCE = 60.0  # seconds in which a process that has the lock must listen and greet, or end
+LOCK = ".lock"  # how the names of engines' locks end
 _PAUSE = 0.05  # seconds between two tries
 _BACKLOG = 1024
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
@@ -64,13 +66,18 @@ def digest_of(settings: ModelSettings) -> str:
 class EngineConnector:
     """Connects a front to the process of one engine. Belongs to the thread of one hub."""
 
-    def __init__(self, settings: ModelSettings, folder: str) -> None:
-        """`folder`: the run directory, which is there. Raises SettingsError where its path is too long."""
+    def __init__(
+        self, settings: ModelSettings, folder: str, take_reserved: Callable[[str], int | None] = lambda digest: None
+    ) -> None:
+        """`folder`: the run directory, which is there. `take_reserved`: returns the lock of the engine of a digest,
+        open and taken, if this front has it already. Raises SettingsError where its path is too long.
+        """
+        self._take_reserved = take_reserved
         self._settings = settings
         self._folder = folder
         self.digest = digest_of(settings)
-        self._path = path_in(folder, f"{self.digest}.engine")
-        self._lock_path = str(Path(folder) / f"{self.digest}.lock")
+        self._path = socket_path(folder, self.digest)
+        self._lock_path = lock_path(folder, self.digest)
         self._started: Process | None = None  # the one that this front started last, to be reaped
 
     def connect(self) -> _socket.socket:
@@ -103,20 +110,7 @@ class EngineConnector:
                 path.unlink()
 
     def _try_connect(self) -> _socket.socket | None:
-        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
-        try:
-            connection.setblocking(False)
-            connection.connect(self._path)
-        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-            connection.close()
-            return None
-        except OSError as error:
-            connection.close()
-            raise ModelFailed(f"the engine's process cannot be reached at {self._path}: {error.strerror}") from None
-        if (user := peer_of(connection)) != os.geteuid():
-            connection.close()
-            raise ModelFailed(f"{self._path} belongs to a process of another user ({user}): remove it")
-        return connection
+        return connect_to(self._path)
 
     def kill_silent(self) -> None:
         """Kills the process that has the lock: one that listens, and does not greet. Not one of another container."""
@@ -133,13 +127,8 @@ class EngineConnector:
 
     def _try_lock(self) -> int | None:
         """Returns the open file of the lock, which is taken with it; None where another process has the lock."""
-        lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return None
-        return lock
+        reserved = self._take_reserved(self.digest)
+        return take_lock(self._lock_path) if reserved is None else reserved
 
     def _try_start(self) -> bool:
         """Starts the engine's process; returns whether it did: not while another one has the lock."""
@@ -176,6 +165,45 @@ class EngineConnector:
         finally:
             listener.close()
             os.close(settings)
+
+
+def connect_to(path: str) -> _socket.socket | None:
+    """Returns a connection to the engine's process that listens there; None where nobody does. Raises ModelFailed."""
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    try:
+        connection.setblocking(False)
+        connection.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+        connection.close()
+        return None
+    except OSError as error:
+        connection.close()
+        raise ModelFailed(f"the engine's process cannot be reached at {path}: {error.strerror}") from None
+    if (user := peer_of(connection)) != os.geteuid():
+        connection.close()
+        raise ModelFailed(f"{path} belongs to a process of another user ({user}): remove it")
+    return connection
+
+
+def take_lock(path: str) -> int | None:
+    """Returns the open file of a lock, which is taken with it; None where another process has the lock."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def lock_path(folder: str, digest: str) -> str:
+    """Returns the path of the lock that the engine of a digest has as long as it lives."""
+    return str(Path(folder) / f"{digest}{LOCK}")
+
+
+def socket_path(folder: str, digest: str) -> str:
+    """Returns the path of the socket on which it listens. Raises SettingsError where it is too long."""
+    return path_in(folder, f"{digest}.engine")
 
 
 def _log_options() -> list[str]:

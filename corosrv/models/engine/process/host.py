@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import gevent
 import msgspec
@@ -18,7 +18,14 @@ from corosrv.base.errors import ModelFailed
 from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.models.engine import Engine
 from corosrv.models.engine.process.connector import peer_of
-from corosrv.models.engine.process.messages import EngineFailed, EngineLoaded, EngineLoading, LoopCounters
+from corosrv.models.engine.process.messages import (
+    BanTasks,
+    EngineFailed,
+    EngineLoaded,
+    EngineLoading,
+    EngineRelease,
+    LoopCounters,
+)
 from corosrv.models.engine.process.session import FrontSession
 
 log = logging.getLogger("corosrv.engine")
@@ -35,8 +42,15 @@ _READ = 1  # what a watcher of gevent watches for
 class EngineHost:
     """Owns an engine, the socket that fronts connect to, and their sessions. Belongs to the thread of one hub."""
 
-    def __init__(self, engine: Engine, listener: _socket.socket, digest: str, name: str) -> None:
-        """`name`: of the model, for the log."""
+    def __init__(
+        self,
+        engine: Engine,
+        listener: _socket.socket,
+        digest: str,
+        name: str,
+        on_use: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`name`: of the model, for the log. `on_use`: called again and again while the engine is used."""
         self.engine = engine
         self.digest = digest
         self._name = name
@@ -48,6 +62,9 @@ class EngineHost:
         self._state: EngineLoaded | EngineFailed | None = None
         self._created = int(time.time())
         self._suspects = BoundedSemaphore(1)
+        self._on_use = on_use
+        self._bans: dict[bytes, float] = {}  # until when jobs are refused, by their fingerprints
+        self._released_at = -LINGER
 
     def run(self) -> None:
         """Returns when no front needs the engine any more. Waits, for a while also for the end of the engine."""
@@ -76,7 +93,9 @@ class EngineHost:
             self._news.clear()
             if self._sessions:
                 self._news.wait()
-                deadline = time.monotonic() + (0 if isinstance(self._state, EngineFailed) else LINGER)
+                now = time.monotonic()
+                lingers = not isinstance(self._state, EngineFailed) and now - self._released_at >= LINGER
+                deadline = now + (LINGER if lingers else 0)
             else:
                 self._news.wait(max(0.0, deadline - time.monotonic()))
 
@@ -127,6 +146,29 @@ class EngineHost:
         """Tells the fronts of the counters soon: something began or ended."""
         self._changed.set()
 
+    def tell_ban(self, ban: BanTasks) -> None:
+        """Tells all fronts, also those that come, what engines have died of."""
+        if ban.fingerprint not in self._bans:
+            self._bans[ban.fingerprint] = time.monotonic() + ban.seconds
+            for session in list(self._sessions):
+                session.send(ban)
+
+    @property
+    def bans(self) -> Iterable[BanTasks]:
+        """The bans that fronts which come are told."""
+        now = time.monotonic()
+        return [BanTasks(fingerprint, until - now) for fingerprint, until in self._bans.items() if until > now]
+
+    def release_if_idle(self) -> bool:
+        """Asks all fronts to leave, unless something runs; returns whether it did. The process ends with the last."""
+        stats = self.engine.stats() if isinstance(self._state, EngineLoaded) else None
+        if stats is None or stats.running or stats.waiting:
+            return False
+        self._released_at = time.monotonic()
+        for session in list(self._sessions):
+            session.send(EngineRelease())
+        return True
+
     @contextlib.contextmanager
     def alone_among_suspects(self) -> Iterator[None]:
         """Waits until no other task runs that the engine may die of, whichever front it is of."""
@@ -146,6 +188,8 @@ class EngineHost:
             stats = self.engine.stats()
             now = time.monotonic()
             if stats is not None and (stats != told or now - told_at >= _SELDOM):
+                if stats != told:
+                    self._on_use()
                 told, told_at = stats, now
                 for session in list(self._sessions):
                     session.send(LoopCounters(stats))

@@ -237,13 +237,21 @@ class DeathSuspects:
         self._died_at = now
         if lone_suspect is not None:
             self._suspects.discard(lone_suspect.number)
-            self._banned = {key: until for key, until in self._banned.items() if until > now}
-            self._banned[lone_suspect.fingerprint()] = now + BANNED
+            self.ban(lone_suspect.fingerprint(), BANNED, now)
         elif is_repeated:
             self._suspects |= self._ran & running
         self._suspects &= running
         self._ran = running
         return lone_suspect
+
+    def ban(self, fingerprint: bytes, seconds: float, now: float) -> None:
+        """Refuses jobs of this fingerprint from now on; not for longer than others have said before."""
+        self._banned = {key: until for key, until in self._banned.items() if until > now}
+        self._banned.setdefault(fingerprint, now + seconds)
+
+    def bans(self, now: float) -> dict[bytes, float]:
+        """Returns what is refused, and the seconds for which it is."""
+        return {key: until - now for key, until in self._banned.items() if until > now}
 
     def is_suspect(self, job: RemoteJob) -> bool:
         """Returns whether a job may be the one of which engines die."""

@@ -15,7 +15,7 @@ from corosrv.models.loadable import LoadProgress
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.faults import Fault
 
-PROTOCOL = 3  # of these messages; a front that speaks another one is refused
+PROTOCOL = 4  # of these messages; a front that speaks another one is refused
 MAX_FRAME = 1 << 30  # bytes of one message; embedding rows are the largest part of one
 WINDOW = 1 << 18  # bytes of one job's chunks that its front may leave unread before the engine's process waits
 
@@ -77,6 +77,21 @@ class SlotQuestion(_EngineMessage, frozen=True, tag="question"):
     scales: dict[int, float] = {}
 
 
+class BanTasks(_EngineMessage, frozen=True, tag="ban"):
+    """Tells what engines have died of; to a front: that no front may send it.
+
+    `fingerprint`: see RemoteJob.fingerprint; `seconds`: for which it is refused from now on.
+    """
+
+    fingerprint: bytes
+    seconds: float
+
+
+class ReleaseIfIdle(_EngineMessage, frozen=True, tag="release_if_idle"):
+    """Asks that the model is unloaded, unless it is in use: its memory is needed for another one. EngineRelease
+    answers."""
+
+
 # To a front.
 
 
@@ -112,6 +127,15 @@ class EngineFailed(_EngineMessage, frozen=True, tag="load_failed"):
     """Says that the model cannot be loaded; the process ends."""
 
     reason: str
+
+
+class EngineRelease(_EngineMessage, frozen=True, tag="release"):
+    """Asks a front to leave if it does not use the model: the memory is needed for another one.
+
+    `is_refused`: for the front that has asked for it, where something runs.
+    """
+
+    is_refused: bool = False
 
 
 class TasksAccepted(_EngineMessage, frozen=True, tag="accepted"):
@@ -156,13 +180,15 @@ class SlotReply(_EngineMessage, frozen=True, tag="answer"):
     fault: Fault | None = None
 
 
-FromFront = FrontHello | SubmitTasks | CancelTasks | ForgetTasks | ChunksRead | SlotQuestion
+FromFront = FrontHello | SubmitTasks | CancelTasks | ForgetTasks | ChunksRead | SlotQuestion | BanTasks | ReleaseIfIdle
 ToFront = (
     EngineHello
     | EngineRefusal
     | EngineLoading
     | EngineLoaded
     | EngineFailed
+    | EngineRelease
+    | BanTasks
     | TasksAccepted
     | TasksDeclined
     | TaskChunks

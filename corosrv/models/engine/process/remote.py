@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,10 +32,12 @@ from corosrv.models.engine.process.jobs import RemoteJob, RemoteReader, tells_st
 from corosrv.models.engine.process.ledger import JobLedger
 from corosrv.models.engine.process.link import EngineLink, greet
 from corosrv.models.engine.process.messages import (
+    BanTasks,
     ChunksRead,
     EngineFailed,
     EngineLoaded,
     EngineLoading,
+    EngineRelease,
     FromFront,
     LoopCounters,
     SlotAnswer,
@@ -64,9 +66,18 @@ _BIRTHS = 4  # processes that may end before they have greeted
 class RemoteEngine(EngineLife):
     """One model, decoded in a process that several fronts share. Belongs to the thread of the hub that opens it."""
 
-    def __init__(self, settings: ModelSettings, run_dir: str = "") -> None:
-        """`run_dir`: see corosrv.base.run_dir. Nothing starts before `open`."""
+    def __init__(
+        self,
+        settings: ModelSettings,
+        run_dir: str = "",
+        take_reserved: Callable[[str], int | None] = lambda digest: None,
+        on_release: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`run_dir`: see corosrv.base.run_dir. `take_reserved`: see EngineConnector. `on_release`: called where the
+        memory is needed for another model. Nothing starts before `open`."""
         super().__init__()
+        self._take_reserved = take_reserved
+        self._on_release = on_release
         self._settings = settings
         self._run_dir = run_dir
         self._hub: Any = None
@@ -95,7 +106,9 @@ class RemoteEngine(EngineLife):
         self._hub = get_hub()
         try:
             gevent.spawn(self._watch)
-            self._connector = EngineConnector(self._settings, open_run_dir(self._run_dir or default_path()))
+            self._connector = EngineConnector(
+                self._settings, open_run_dir(self._run_dir or default_path()), self._take_reserved
+            )
             self._loaded = loaded = self._connect()
             self._settings = settings = replace(self._settings, slots=loaded.slots, ctx=loaded.info.context)
             self._native = call_in_thread(NativeVocabulary, native_options(settings, 0))
@@ -190,9 +203,16 @@ class RemoteEngine(EngineLife):
             self.load_progress = message.progress
         elif isinstance(message, EngineLoaded):
             self._stats = message.stats
+            # What engines have died of at this front, no other one is to send.
+            for fingerprint, seconds in self._ledger.suspects.bans(time.monotonic()).items():
+                self._send(BanTasks(fingerprint, seconds))
             self._ledger.resume_all(message.info.context)  # before new ones are sent, which may take their places
             self._is_up.set()
             self._loading.set(message)
+        elif isinstance(message, EngineRelease):
+            self._on_release()
+        elif isinstance(message, BanTasks):
+            self._ledger.suspects.ban(message.fingerprint, message.seconds, time.monotonic())
         elif isinstance(message, EngineFailed):
             self._loading.set_exception(errors.ModelFailed(message.reason))
 

@@ -6,6 +6,7 @@ import _socket
 import contextlib
 import logging
 import os
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -20,15 +21,18 @@ from corosrv.models.engine.process.messages import (
     MAX_FRAME,
     PROTOCOL,
     WINDOW,
+    BanTasks,
     CancelTasks,
     ChunksRead,
     EngineFailed,
     EngineHello,
     EngineLoaded,
     EngineRefusal,
+    EngineRelease,
     ForgetTasks,
     FromFront,
     FrontHello,
+    ReleaseIfIdle,
     SlotAnswer,
     SlotQuestion,
     SlotReply,
@@ -72,6 +76,16 @@ class SharedEngine(Protocol):
 
     def note_change(self) -> None:
         """Tells the fronts of the counters soon: something began or ended."""
+
+    @property
+    def bans(self) -> Iterable[BanTasks]:
+        """The bans that fronts which come are told."""
+
+    def tell_ban(self, ban: BanTasks) -> None:
+        """Tells all fronts, also those that come, what engines have died of."""
+
+    def release_if_idle(self) -> bool:
+        """Asks all fronts to leave, unless something runs; returns whether it did."""
 
     def alone_among_suspects(self) -> AbstractContextManager[None]:
         """Waits until no other task runs that the engine may die of, whichever front it is of."""
@@ -122,6 +136,8 @@ class FrontSession:
             ):
                 self._channel.send(EngineHello(PROTOCOL, os.getpid()))
                 self._is_welcome = True
+                for ban in self._host.bans:
+                    self.send(ban)
                 self.tell_state()
                 return True
             self._channel.send(EngineRefusal("this engine's process is of another version, or of another model"))
@@ -153,6 +169,11 @@ class FrontSession:
             self._forget(message.number)
         elif isinstance(message, SlotQuestion):
             gevent.spawn(self._answer, message)
+        elif isinstance(message, BanTasks):
+            self._host.tell_ban(message)
+        elif isinstance(message, ReleaseIfIdle):
+            if not self._host.release_if_idle():
+                self.send(EngineRelease(is_refused=True))
         else:
             raise ProtocolError("a front has greeted twice")
 

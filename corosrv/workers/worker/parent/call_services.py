@@ -47,8 +47,6 @@ log = logging.getLogger("corosrv.worker")
 
 LONG_COPY = 4 << 20  # bytes whose copying would hold the hub for a millisecond or more
 
-Submit = Callable[[InferJob], InferReader]
-
 
 class CallAccount(Account, Protocol):
     """The account of an API key, with which calls are made."""
@@ -87,13 +85,14 @@ class CallAnswers(Protocol):
         """Cancels what has not ended. Twice is harmless."""
 
 
+Submit = Callable[[InferJob], CallAnswers]
 # Of a call, and the error that it ended in here before it had an answer; None where that error stands. Never waits.
 Delegate = Callable[[InferJob, CorosrvError], CallAnswers | None]
 BeginCall = Callable[[Mapping[str, str], bool], TracePart]  # of headers, and whether the call is a stream
 SendAnswer = Callable[[AskOutputs | AskEnd, Sequence[int]], None]  # raises what GeventChannel.send raises
 
 
-def submit_to(worker: InferWorker) -> Submit:
+def submit_to(worker: InferWorker) -> Callable[[InferJob], InferReader]:
     """Returns a function that submits a job to the worker, after checking its inputs against the declarations."""
 
     def submit(job: InferJob) -> InferReader:
