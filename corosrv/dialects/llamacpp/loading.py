@@ -119,12 +119,7 @@ class LoadingBody(msgspec.Struct):
 _decoder = msgspec.json.Decoder(LoadingBody)
 
 
-def blueprint(
-    loader: ModelPool,
-    bodies: BodyReader,
-    max_body_bytes: int,
-    ask_other_workers: AskOthers,
-) -> Blueprint:
+def blueprint(loader: ModelPool, bodies: BodyReader, max_body_bytes: int, ask_other_workers: AskOthers) -> Blueprint:
     """Makes the two routes, which begin to load or unload; GET /models tells how it goes.
 
     `ask_other_workers` has every other worker process do the same, each of which counts its own requests.
