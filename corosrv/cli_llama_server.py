@@ -91,7 +91,6 @@ def _time_limits(seconds: float) -> dict[str, Any]:
 
 
 def _both(first: str, second: str) -> str:
-    """Returns both JSON objects as one."""
     return json.dumps({**json.loads(first), **json.loads(second)})
 
 

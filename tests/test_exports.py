@@ -23,6 +23,7 @@ def imports(package: str) -> set[str]:
         for statement in tree.body
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("corosrv")
         for alias in statement.names
+        if alias.name != "*"
     } - used
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.test_layers import MODULES, ROOT, imported
 from tests.test_words import SHARED_CLASSES
 
-MOST_FILES = 501
+MOST_FILES = 500
 MOST_FILES_IN_A_FOLDER = 20
 SMALL = 60  # lines: a file below it has two importers, or is one of these
 SMALL_FILES: set[str] = set()
@@ -24,7 +24,7 @@ DOORS = {
     "corosrv.models.engine": 6,
     "corosrv.web": 8,  # three of which were packages of their own
     "corosrv.web.http": 17,
-    "corosrv.workers.dispatch": 12,
+    "corosrv.workers.dispatch": 11,
     "corosrv.workers.manager": 6,
     "corosrv.workers.wire": 10,
     "corosrv.workers.worker.app": 6,

@@ -4,7 +4,7 @@ A URL may be a client's choice, and nobody is to reach through this server what 
 names are looked up first, and the request goes to the address that was checked: a name whose address changes meanwhile
 (DNS rebinding) leads nowhere else. Addresses are sorted by a list of its own, since Python's differs between its
 versions (CVE-2024-4032). `Redirects` follows one request to where it ends. `WebhookSigner` signs what is posted.
-`keep_alive` is for connections that last.
+`keep_alive` is for connections that last, `retry_after` for servers that are busy.
 """
 
 from __future__ import annotations
@@ -325,3 +325,19 @@ def keep_alive(sock: Any) -> None:
     """
     for level, option, value in _KEEP_ALIVE:
         sock.setsockopt(level, option, value)
+
+
+MAX_RETRY_AFTER = 300.0  # seconds
+
+
+def retry_after(text: str | None, now: float) -> float:
+    """Reads a Retry-After field, which holds seconds or a date. Returns seconds, 300 at most. `now`: Unix time."""
+    if not text:
+        return 0.0
+    from email.utils import parsedate_to_datetime  # which worker processes do without
+
+    try:
+        seconds = float(text) if text.strip().isdigit() else parsedate_to_datetime(text).timestamp() - now
+    except (ValueError, OverflowError):
+        return 0.0
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER)

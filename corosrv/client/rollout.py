@@ -6,7 +6,6 @@ import asyncio
 import threading
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 
 from corosrv.base.errors import Misuse
@@ -140,9 +139,7 @@ class Rollout:
         self._is_in_block = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # With asyncio.
@@ -170,9 +167,7 @@ class Rollout:
         self._is_in_block = True
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
 

@@ -7,6 +7,7 @@ it is a hundred times faster. Errors name the field at fault.
 
 from __future__ import annotations
 
+import binascii
 import functools
 import gc
 import re
@@ -164,10 +165,13 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def convert(value: Any, kind: type[T], param: str) -> T:
-    """Converts a decoded value, which stands at `param`, to a narrower type. Raises Refused, which names the field."""
+def convert(value: Any, kind: type[T], param: str = "", *, strict: bool = True) -> T:
+    """Converts a decoded value, which stands at `param`, to a narrower type. Raises Refused, which names the field.
+
+    `strict`: False reads numbers from texts, as for the members of a query.
+    """
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error), kind, param) from None
 
@@ -244,6 +248,25 @@ def _inner_types(kind: msgspec.inspect.Type, name: str) -> list[msgspec.inspect.
     if isinstance(kind, msgspec.inspect.ListType) and not name:
         return [kind.item_type]
     return []
+
+
+_PIECE = 1 << 16  # characters of base64 between two turns of others; whole groups of 4
+_BASE64 = re.compile(r"[A-Za-z0-9+/]*")
+_LAST_BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")  # padding is allowed at the very end alone
+
+
+def decode_base64(text: str, give_way: Callable[[], object] = lambda: None) -> bytes:
+    """Decodes base64 without line breaks; calls `give_way` between its pieces. Raises ValueError for what is none."""
+    if len(text) % 4:
+        raise ValueError("the length is no multiple of 4")
+    pieces = []
+    for start in range(0, len(text), _PIECE):
+        give_way()
+        piece = text[start : start + _PIECE]
+        if not (_LAST_BASE64 if start + _PIECE >= len(text) else _BASE64).fullmatch(piece):
+            raise ValueError("other characters than those of base64")
+        pieces.append(binascii.a2b_base64(piece))
+    return b"".join(pieces)
 
 
 def check_text(value: Any, param: str) -> str:

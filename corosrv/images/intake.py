@@ -9,7 +9,8 @@ from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Image
 from corosrv.contracts.settings import ImageSettings
 
-PROMPTS = "a prompt `{prompt_string, multimodal_data}`, as base64, one for each `<__media__>` of its text"
+MEDIA_MARKER = "<__media__>"  # what stands in a text for an image, as libmtmd has it
+PROMPTS = f"a prompt `{{prompt_string, multimodal_data}}`, as base64, one for each `{MEDIA_MARKER}` of its text"
 
 
 def images_in(parts: str) -> str:

@@ -7,20 +7,20 @@ images each time.
 
 from __future__ import annotations
 
-import binascii
 import contextlib
 import hashlib
-import re
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from corosrv.base.errors import InvalidImage, NotOffered, TooManyImages
 from corosrv.base.processor import Turns
+from corosrv.base.recent import RecentValues
 from corosrv.base.waits import ThreadLock, call_in_thread
 from corosrv.contracts.jobs import Image
 from corosrv.contracts.settings import ImageSettings
 from corosrv.contracts.settings.server import PIXEL_BYTES
+from corosrv.formats.bodies import decode_base64
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.decoding import ImageFormat, check_dimensions, check_pillow, read_dimensions, recognise
 from corosrv.images.fetching import ImageFetcher
@@ -28,9 +28,6 @@ from corosrv.images.intake import ImageDetail, ImageIntake
 
 _SCHEME = "data:"
 _MOST_HEAD = 256  # characters in front of the comma
-_PIECE = 1 << 18  # characters between two turns of others; divisible by 4, so that each piece stands for whole bytes
-_ALPHABET = re.compile(r"[A-Za-z0-9+/]*")
-_LAST = re.compile(r"[A-Za-z0-9+/]*={0,2}")  # padding is allowed at the very end alone
 
 
 def read_data_url(url: str, param: str, max_bytes: int) -> bytes:
@@ -56,21 +53,11 @@ def read_base64(text: str, param: str, max_bytes: int) -> bytes:
     n_bytes = len(text) * 3 // 4 - text[-2:].count("=")
     if n_bytes > max_bytes:
         raise InvalidImage(f"{param}: the image has {n_bytes} bytes, and {max_bytes} are allowed", param)
-    if len(text) % 4:
-        raise _not_base64(param)
-    pieces, turns = [], Turns()
-    for start in range(0, len(text), _PIECE):
-        turns.give_way()
-        piece = text[start : start + _PIECE]
-        if not (_LAST if start + _PIECE >= len(text) else _ALPHABET).fullmatch(piece):
-            raise _not_base64(param)
-        pieces.append(binascii.a2b_base64(piece))
-    return b"".join(pieces)
-
-
-def _not_base64(param: str) -> InvalidImage:
-    words = "A-Z, a-z, 0-9, + and /, padded with =, without spaces"
-    return InvalidImage(f"{param}: the image is not base64: {words}", param)
+    try:
+        return decode_base64(text, Turns().give_way)
+    except ValueError:
+        words = "A-Z, a-z, 0-9, + and /, padded with =, without spaces"
+        raise InvalidImage(f"{param}: the image is not base64: {words}", param) from None
 
 
 class ImageMemory:
@@ -134,41 +121,6 @@ def file_key(caller: str, data: bytes, max_side: int = 0) -> FileKey:
     return caller, hashlib.sha256(data).digest() + max_side.to_bytes(4, "little")
 
 
-class RecentImages:
-    """Keeps decoded images whose pixels have `max_bytes` together. Threads may share it."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._lock = ThreadLock()
-        self._images: OrderedDict[FileKey, Image] = OrderedDict()
-        self.n_bytes = 0  # of all pixels
-
-    def find(self, key: FileKey) -> Image | None:
-        """Returns the image of a file that was decoded, which is then the last to be forgotten."""
-        with self._lock:
-            image = self._images.get(key)
-            if image is not None:
-                self._images.move_to_end(key)
-            return image
-
-    def keep(self, key: FileKey, image: Image) -> None:
-        """Keeps an image, unless it is larger than all the room. Those that were used least recently make room."""
-        with self._lock:
-            if len(image.pixels) > self._max_bytes or key in self._images:
-                return
-            self._images[key] = image
-            self.n_bytes += len(image.pixels)
-            while self.n_bytes > self._max_bytes:
-                _, oldest = self._images.popitem(last=False)
-                self.n_bytes -= len(oldest.pixels)
-
-    def clear(self) -> None:
-        """Forgets all images: requests need the memory."""
-        with self._lock:
-            self._images.clear()
-            self.n_bytes = 0
-
-
 CAPABILITY = "images"
 LOW_SIDE = 512  # pixels of the longer side of an image of low detail, as OpenAI has it
 _RECENT_SHARE = 8  # part of the memory of images that those decoded last may take
@@ -192,7 +144,10 @@ class ImageReader:
         self.settings = settings
         self.fetcher = ImageFetcher(settings.hosts, settings.image_bytes, settings.image_fetch_s)
         self.memory = ImageMemory(settings.image_memory_bytes)
-        self._recent = RecentImages(settings.image_memory_bytes // _RECENT_SHARE)
+        self._lock = ThreadLock()  # of those decoded last
+        self._recent: RecentValues[FileKey, Image] = RecentValues(
+            most_bytes=settings.image_memory_bytes // _RECENT_SHARE, size_of=lambda image: len(image.pixels)
+        )
         self._decoders = decoders or DecoderPool()
         self._find_caller = find_caller
 
@@ -221,7 +176,8 @@ class ImageReader:
         try:
             return self.memory.lend(n_bytes)
         except TooManyImages:
-            self._recent.clear()
+            with self._lock:
+                self._recent.clear()
         return self.memory.lend(n_bytes)
 
     def decode(
@@ -249,10 +205,12 @@ class ImageReader:
         """Decodes an image, unless the caller has sent its file before and its pixels are still here."""
         arguments = caller, data, max_side
         key = call_in_thread(file_key, *arguments) if len(data) > _LARGE else file_key(*arguments)
-        image = self._recent.find(key)
+        with self._lock:
+            image = self._recent.get(key)
         if image is None:
             image = self._decode(data, image_format, n_pixels, param, max_side)
-            self._recent.keep(key, image)
+            with self._lock:
+                self._recent.put(key, image)
         return image
 
     def _decode(self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str, max_side: int) -> Image:

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corosrv.base import errors
-from corosrv.base.errors import NoDescriptor
-from corosrv.base.retry_after import retry_seconds
+from corosrv.base.errors import NoDescriptor, retry_seconds
 from corosrv.base.waits import TimedOut, wait_readable
 from corosrv.contracts.jobs import ModelCard
 from corosrv.contracts.jobs.worker import DecodeStats
@@ -401,5 +400,5 @@ def named_adapters(models: Sequence[ServedModel]) -> Mapping[str, tuple[ServedMo
     used = Counter(name for model in models for name in {*model.names})
     used.update(stem for stem, _, _ in found)
     for stem in dict.fromkeys(stem for stem, _, _ in found if used[stem] > 1):
-        log.warning("the LoRA adapter %s cannot be asked for by its name, which others have as well", stem)
+        log.warning("the LoRA adapter %s cannot be asked for by its name, because others have the same", stem)
     return {stem: (model, id) for stem, model, id in found if used[stem] == 1}

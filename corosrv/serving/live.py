@@ -16,22 +16,7 @@ from corosrv.contracts.jobs import SlotState
 from corosrv.contracts.jobs.worker import DecodeStats, Histogram
 from corosrv.serving.part import ServerContext
 from corosrv.serving.parts import Parts
-from corosrv.web.live import (
-    LiveCache,
-    LiveEncoder,
-    LiveEngine,
-    LiveFrame,
-    LiveGrpc,
-    LiveHttp,
-    LiveHub,
-    LiveModel,
-    LivePool,
-    LivePredictor,
-    LiveQueue,
-    LiveSlot,
-    LiveSteps,
-    LiveUpstream,
-)
+from corosrv.web import live
 
 if TYPE_CHECKING:
     from corosrv.fleet.upstreams.upstream import Upstream
@@ -65,10 +50,10 @@ class LiveRecorder:
     parts: Parts
     _loops: dict[str, LoopRecord] = field(default_factory=dict)
 
-    def frame(self, n_watchers: int) -> LiveFrame:
+    def frame(self, n_watchers: int) -> live.LiveFrame:
         """Makes the frame of this moment. Never waits."""
         parts = self.parts
-        frame = LiveFrame(time.time(), self.context.state.value, self._hub(), self._http(n_watchers))
+        frame = live.LiveFrame(time.time(), self.context.state.value, self._hub(), self._http(n_watchers))
         if parts.models is not None:
             frame.models = _models(parts.models.pool)
             frame.engines = self._engines(parts.models.pool)
@@ -83,21 +68,21 @@ class LiveRecorder:
         frame.predictor = None if parts.predictor is None else _predictor(parts.predictor)
         return frame
 
-    def _hub(self) -> LiveHub:
+    def _hub(self) -> live.LiveHub:
         totals = garbage_times.totals.values()
-        return LiveHub(
+        return live.LiveHub(
             lag=self.context.http_stats.take_worst_lag(),
             collections=sum(one.n for one in totals),
             collection_s=sum(one.seconds for one in totals),
             longest_collection=max(one.longest for one in totals),
         )
 
-    def _http(self, n_watchers: int) -> LiveHttp:
+    def _http(self, n_watchers: int) -> live.LiveHttp:
         stats = self.context.http_stats
         connections, greenlets = self.context.count_clients()
-        return LiveHttp(stats.n_answers, stats.n_streams - n_watchers, n_watchers, connections, greenlets)
+        return live.LiveHttp(stats.n_answers, stats.n_streams - n_watchers, n_watchers, connections, greenlets)
 
-    def _engines(self, pool: ModelPool) -> list[LiveEngine]:
+    def _engines(self, pool: ModelPool) -> list[live.LiveEngine]:
         slots = pool.slots_now() if self.context.settings.server.slots_endpoint else {}
         now, before, self._loops = time.monotonic(), self._loops, {}
         engines = []
@@ -106,8 +91,8 @@ class LiveRecorder:
             engines.append(_engine(model, record, before.get(model)))
         return engines
 
-    def _queues(self) -> list[LiveQueue] | None:
-        parts, queues = self.parts, list[LiveQueue]()
+    def _queues(self) -> list[live.LiveQueue] | None:
+        parts, queues = self.parts, list[live.LiveQueue]()
         if parts.app is not None:
             queues += [_queue("handlers", key) for key in parts.app.dispatcher.stats().keys]
         if parts.upstreams is not None:
@@ -118,15 +103,15 @@ class LiveRecorder:
         return queues[:MOST_LISTED]
 
 
-def _models(pool: ModelPool) -> list[LiveModel]:
-    return [LiveModel(card.id, card.status, card.progress or None) for card in pool.models()[:MOST_LISTED]]
+def _models(pool: ModelPool) -> list[live.LiveModel]:
+    return [live.LiveModel(card.id, card.status, card.progress or None) for card in pool.models()[:MOST_LISTED]]
 
 
-def _engine(model: str, record: LoopRecord, before: LoopRecord | None) -> LiveEngine:
+def _engine(model: str, record: LoopRecord, before: LoopRecord | None) -> live.LiveEngine:
     stats = record.stats
     recent = None if before is None else _steps(record, before)
     record.states = _states(record, before)
-    return LiveEngine(
+    return live.LiveEngine(
         model=model,
         n_slots=stats.slots,
         running=stats.running,
@@ -139,17 +124,17 @@ def _engine(model: str, record: LoopRecord, before: LoopRecord | None) -> LiveEn
         steps=stats.steps,
         written=stats.generated_tokens,
         ended={outcome: getattr(stats, f"tasks_{outcome}") for outcome in _OUTCOMES},
-        cache=LiveCache(stats.cache_entries, stats.cache_bytes, stats.cached_tokens, stats.prompt_tokens),
+        cache=live.LiveCache(stats.cache_entries, stats.cache_bytes, stats.cached_tokens, stats.prompt_tokens),
         slots=[_slot(slot, state) for slot, state in zip(record.slots, record.states, strict=True)] or None,
         recent=recent,
     )
 
 
-def _steps(record: LoopRecord, before: LoopRecord) -> LiveSteps:
+def _steps(record: LoopRecord, before: LoopRecord) -> live.LiveSteps:
     now, then = record.stats, before.stats
     written = now.generated_tokens - then.generated_tokens
     n_first = sum(now.ttft.buckets) - sum(then.ttft.buckets)  # tokens that the last row of a prompt gave
-    return LiveSteps(
+    return live.LiveSteps(
         seconds=record.at - before.at,
         steps=now.steps - then.steps,
         step_s=now.step_s - then.step_s,
@@ -204,15 +189,15 @@ def _is_same(slot: SlotState, before: SlotState) -> bool:
     )
 
 
-def _slot(slot: SlotState, state: SlotWord) -> LiveSlot:
+def _slot(slot: SlotState, state: SlotWord) -> live.LiveSlot:
     if state == "idle":
-        return LiveSlot("idle")
+        return live.LiveSlot("idle")
     read = slot.cached_tokens + slot.computed_tokens
-    return LiveSlot(state, slot.task, slot.prompt_tokens, read, slot.cached_tokens, slot.generated_tokens)
+    return live.LiveSlot(state, slot.task, slot.prompt_tokens, read, slot.cached_tokens, slot.generated_tokens)
 
 
-def _queue(kind: Literal["handlers", "upstreams"], key: KeyStats) -> LiveQueue:
-    return LiveQueue(
+def _queue(kind: Literal["handlers", "upstreams"], key: KeyStats) -> live.LiveQueue:
+    return live.LiveQueue(
         of=kind,
         key=key.key,
         state=key.state,
@@ -225,14 +210,14 @@ def _queue(kind: Literal["handlers", "upstreams"], key: KeyStats) -> LiveQueue:
     )
 
 
-def _pools(manager: Manager, keys: Iterable[KeyStats]) -> list[LivePool]:
+def _pools(manager: Manager, keys: Iterable[KeyStats]) -> list[live.LivePool]:
     depths = {key.key: key.depth for key in keys}
     shown = []
     for pool in manager.pools[:MOST_LISTED]:
         workers = [place.worker for place in pool.shown_places if place.worker is not None]
         groups = [group for worker in workers for group in worker.groups]
         shown.append(
-            LivePool(
+            live.LivePool(
                 name=pool.name,
                 min=pool.memory.least,
                 max=pool.memory.most,
@@ -247,9 +232,9 @@ def _pools(manager: Manager, keys: Iterable[KeyStats]) -> list[LivePool]:
     return shown
 
 
-def _upstream(upstream: Upstream) -> LiveUpstream:
+def _upstream(upstream: Upstream) -> live.LiveUpstream:
     stats = upstream.stats
-    return LiveUpstream(
+    return live.LiveUpstream(
         upstream.id,
         upstream.state.value,
         upstream.in_flight,
@@ -259,9 +244,9 @@ def _upstream(upstream: Upstream) -> LiveUpstream:
     )
 
 
-def _encoder(model: str, stats: EncoderStats) -> LiveEncoder:
+def _encoder(model: str, stats: EncoderStats) -> live.LiveEncoder:
     transfers = stats.transfers
-    return LiveEncoder(
+    return live.LiveEncoder(
         model=model,
         state="degraded" if stats.is_degraded else "up",
         active=transfers.n_active,
@@ -273,13 +258,15 @@ def _encoder(model: str, stats: EncoderStats) -> LiveEncoder:
     )
 
 
-def _grpc(part: KservePart) -> LiveGrpc | None:
+def _grpc(part: KservePart) -> live.LiveGrpc | None:
     if part.grpc is None:
         return None
     stats = part.grpc.stats
-    return LiveGrpc(part.grpc.state.value, stats.n_streams, sum(stats.ended.values()))
+    return live.LiveGrpc(part.grpc.state.value, stats.n_streams, sum(stats.ended.values()))
 
 
-def _predictor(part: PredictorPart) -> LivePredictor:
+def _predictor(part: PredictorPart) -> live.LivePredictor:
     stats = part.service.stats()
-    return LivePredictor(part.state.value, stats.slots.free, stats.slots.busy, stats.n_running, part.worker.n_restarts)
+    return live.LivePredictor(
+        part.state.value, stats.slots.free, stats.slots.busy, stats.n_running, part.worker.n_restarts
+    )

@@ -42,7 +42,6 @@ class Parts:
         return dispatchers
 
     def served(self) -> list[Served]:
-        """Lists what is served, for people."""
         shown = []
         if self.models is not None:
             shown += [Served(model.id, "model", model.status) for model in self.models.pool.models()]

@@ -213,11 +213,7 @@ class Home:
     """Answers `/` with what a server serves at that moment, and where."""
 
     def __init__(
-        self,
-        served: Callable[[], list[Served]],
-        state: Callable[[], str],
-        needs_key: bool,
-        speaks_ollama: bool = False,
+        self, served: Callable[[], list[Served]], state: Callable[[], str], needs_key: bool, speaks_ollama: bool = False
     ) -> None:
         """`needs_key`: the server has API keys; then names are left out, and everybody may see the rest.
 

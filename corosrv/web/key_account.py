@@ -9,7 +9,6 @@ thread of its own, requests at the very same moment may pass a limit together.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -20,13 +19,13 @@ from corosrv.base.errors import LimitReached
 from corosrv.contracts.jobs import Chunk, Finish
 from corosrv.contracts.jobs.terms import Terms
 from corosrv.contracts.settings import KeyEntry
+from corosrv.web.rate_limits import Bucket, header_names, limit_headers
 
 if TYPE_CHECKING:  # a server without Redis needs none of it
     from corosrv.fleet.cluster.key_limits import KeyLimits, KeyShare
 
 # Of an answer whose request sets no limit: what is charged for it until its end, when it is known.
 UNLIMITED_ANSWER = 256
-_MINUTE = 60.0
 _DAY = 86_400
 COUNTED = ("POST", "PUT")  # methods that ask for work
 _STREAM_ENDS = 1.0  # seconds after which a key whose answers all run may try again: nobody knows when one ends
@@ -34,58 +33,6 @@ _COMPUTED = (Finish.STOP, Finish.LENGTH)
 
 # The account of whatever this greenlet does that is no HTTP request; see Accounts.enter.
 ENTERED: ContextVar[KeyAccount | None] = ContextVar("corosrv_entered", default=None)
-
-
-class Bucket:
-    """A token bucket: it holds what may be used in a minute, and is filled evenly. May be overdrawn by what is settled.
-
-    `now`: of time.monotonic().
-    """
-
-    __slots__ = ("_at", "_level", "_names", "_rate", "capacity")
-
-    def __init__(self, subject: str, per_minute: int, now: float) -> None:
-        """`subject`: what it holds, in the names of headers."""
-        self._names = _header_names(subject)
-        self.capacity = per_minute
-        self._rate = per_minute / _MINUTE
-        self._level = float(per_minute)
-        self._at = now
-
-    def level(self, now: float) -> float:
-        """Returns what is left; negative where more was used."""
-        level = self._level + (now - self._at) * self._rate
-        if level > self.capacity:
-            level = float(self.capacity)
-        self._level = level
-        self._at = now
-        return level
-
-    def wait(self, n: float, now: float) -> float:
-        """Returns the seconds until `n` are left, 0 where they are; more than fit are never."""
-        lack = n - self.level(now)
-        return lack / self._rate if lack > 0 else 0.0
-
-    def headers(self, now: float) -> tuple[tuple[str, str], ...]:
-        """Returns the headers that tell what is left, and when nothing is used any more."""
-        level = self.level(now)
-        return _headers(self._names, self.capacity, level, (self.capacity - level) / self._rate)
-
-    def take(self, n: float) -> None:
-        """Takes `n`, whether or not they are left; a negative number gives back."""
-        self._level -= n
-
-    def set_used(self, n: float, now: float) -> None:
-        """Sets what was used and has not come back."""
-        self._level = self.capacity - n
-        self._at = now
-
-    def resize(self, per_minute: int, now: float) -> None:
-        """Changes the size; what was used stays used."""
-        used = self.capacity - self.level(now)
-        self.capacity = per_minute
-        self._rate = per_minute / _MINUTE
-        self._level = per_minute - used
 
 
 @dataclass(slots=True)
@@ -326,7 +273,7 @@ class KeyAccount:
         if self._tokens is not None:
             headers += self._tokens.headers(now)
         elif (most := self.entry.tokens_per_day) is not None:
-            headers += _headers(_header_names("tokens"), most, most - self._day_charge, self._until_tomorrow())
+            headers += limit_headers(header_names("tokens"), most, most - self._day_charge, self._until_tomorrow())
         return headers
 
     def view(self) -> dict[str, Any]:
@@ -364,26 +311,6 @@ def _needs(prompt: int, answer: int) -> str:
     if not answer:
         return ""
     return f"; this request may need {prompt + answer}: {prompt} of its prompt, {answer} of its answer (max_tokens)"
-
-
-def _header_names(subject: str) -> tuple[str, str, str]:
-    return f"x-ratelimit-limit-{subject}", f"x-ratelimit-remaining-{subject}", f"x-ratelimit-reset-{subject}"
-
-
-def _headers(names: tuple[str, str, str], limit: int, left: float, reset: float) -> tuple[tuple[str, str], ...]:
-    of_limit, of_left, of_reset = names
-    return (of_limit, str(limit)), (of_left, str(int(left)) if left > 0 else "0"), (of_reset, duration(reset))
-
-
-def duration(seconds: float) -> str:
-    """Writes a duration as OpenAI's headers do: 12ms, 8.64s, 6m0s, 1h30m0s."""
-    ms = math.ceil(seconds * 1000)
-    if ms < 1000:
-        return f"{ms}ms"
-    minutes, ms = divmod(ms, 60_000)
-    hours, minutes = divmod(minutes, 60)
-    before = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
-    return f"{before}{ms / 1000:g}s"
 
 
 class KeyBill:

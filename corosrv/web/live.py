@@ -312,19 +312,14 @@ class LiveFeed:
             reader.cancel()
 
 
-class _FrameEvents:
+class _FrameEvents(sse.Encoder[bytes]):
     """Makes events of frames. A frame is framed anew for each watcher: that is a copy, and no encoding."""
-
-    failure: CorosrvError | None = None
 
     def encode(self, items: list[bytes]) -> bytes:
         return b"data: %b\n\n" % items[-1] if items else b""
 
     def encode_error(self, error: CorosrvError) -> bytes:
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode({"error": {"message": str(error)}})
-
-    def close(self) -> None:
-        """Does nothing: the reader is the stream's to close."""
 
 
 class LiveQuery(msgspec.Struct):

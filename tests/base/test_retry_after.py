@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.base.retry_after import LONGEST_TOLD, retry_seconds
+from corosrv.base.errors import LONGEST_TOLD, retry_seconds
 
 
 @pytest.mark.parametrize(("wait", "least", "most"), [(0, 1, 1), (0.3, 1, 1), (4.3, 5, 5), (20, 21, 22), (99, 100, 109)])

@@ -8,7 +8,7 @@ from corosrv.base.errors import TooManyImages
 from corosrv.contracts.jobs import Image
 from corosrv.contracts.settings import ImageSettings
 from corosrv.images.decoders import DecoderPool
-from corosrv.images.reader import ImageReader, RecentImages, file_key
+from corosrv.images.reader import ImageReader, file_key
 from tests.images.decoders import DECODERS
 from tests.images.pictures import data_url, plain
 
@@ -104,41 +104,3 @@ def test_requests_are_refused_where_images_that_are_kept_are_not_enough():
 
     with pytest.raises(TooManyImages):
         reader.lend(24_001)
-
-
-def image(number: int) -> Image:
-    return Image.of_pixels(1, 1, bytes([number, 0, 0]))
-
-
-def test_the_images_used_least_recently_are_forgotten_first():
-    recent = RecentImages(9)
-    for number in range(3):
-        recent.keep(file_key("", bytes([number])), image(number))
-    assert recent.find(file_key("", b"\0")) == image(0)
-
-    recent.keep(file_key("", b"\3"), image(3))
-
-    kept = [recent.find(file_key("", bytes([number]))) for number in range(4)]
-    assert kept == [image(0), None, image(2), image(3)]
-    assert recent.n_bytes == 9
-
-
-def test_an_image_larger_than_the_room_pushes_no_other_out():
-    recent = RecentImages(3)
-    recent.keep(file_key("", b"small"), image(1))  # as large as the room
-
-    recent.keep(file_key("", b"large"), Image.of_pixels(2, 1, bytes(6)))
-
-    assert recent.find(file_key("", b"small")) == image(1)
-    assert recent.find(file_key("", b"large")) is None
-
-
-def test_an_image_that_is_kept_twice_counts_once():
-    recent = RecentImages(9)
-
-    for _ in range(2):
-        recent.keep(file_key("", b"a"), image(1))
-
-    assert recent.n_bytes == 3
-    recent.clear()
-    assert (recent.find(file_key("", b"a")), recent.n_bytes) == (None, 0)

@@ -182,5 +182,5 @@ def test_a_model_that_cannot_use_them_is_not_served(formed: Connection, model: s
     answer = formed.post(chat(model=model))
 
     assert answer.status == 503
-    assert "what requests get that leave it open cannot be used" in answer.json["error"]["message"]
+    assert "the defaults of requests (their grammar or logit_bias) cannot be used" in answer.json["error"]["message"]
     assert words in answer.json["error"]["message"]

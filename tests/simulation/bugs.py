@@ -85,7 +85,7 @@ BUGS = {
         seed=6,
     ),
     "a call that was given up runs on": Bug(
-        "pool", "corosrv.workers.dispatch.handover",
+        "pool", "corosrv.workers.dispatch.call",
         "if self._running is not None and self._n_running:",
         "if False:",
         seed=5,
@@ -298,7 +298,7 @@ BUGS = {
         "< 0:",
     ),
     "an engine that never greets is not ended": Bug(
-        "engines", "corosrv.models.engine.process.link",
+        "engines", "corosrv.models.engine.process.connector",
         "        connector.kill_silent()",
         "        pass",
         seed=7,

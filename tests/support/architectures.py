@@ -112,7 +112,7 @@ def write_mixture(path: Path) -> Path:
 
 
 def write_gpt_oss(path: Path) -> Path:
-    """A mixture as gpt-oss: scores beside those of cells (sinks), biases of experts, and a window in each second layer."""
+    """A mixture as gpt-oss: sinks beside the scores of cells, biases of experts, a window in each second layer."""
     width, inner, experts = 64, 96, 4
     keys = {
         **_attention_keys(width, inner),

@@ -17,8 +17,9 @@ from corosrv.base.errors import KeyNotCounted, LimitReached, SettingsError, Unau
 from corosrv.contracts.jobs import Chunk, Finish, Terms
 from corosrv.contracts.settings import KeyEntry, add_key, read_keys, remove_key
 from corosrv.web.accounts import Accounts, UsageCollector
-from corosrv.web.key_account import UNLIMITED_ANSWER, Clocks, KeyAccount, UsageCounts, duration
+from corosrv.web.key_account import UNLIMITED_ANSWER, Clocks, KeyAccount, UsageCounts
 from corosrv.web.keys import digest
+from corosrv.web.rate_limits import duration
 
 NOON = 1_000_000 * 86_400 + 43_200.0
 

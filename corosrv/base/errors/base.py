@@ -182,12 +182,7 @@ class PromptTooLong(Refused):
     kind = ErrorKind.CONTEXT_EXCEEDED
 
     def __init__(
-        self,
-        n_tokens: int,
-        context: int,
-        param: str | None = None,
-        is_estimate: bool = False,
-        has_answer: bool = True,
+        self, n_tokens: int, context: int, param: str | None = None, is_estimate: bool = False, has_answer: bool = True
     ) -> None:
         subject = "the prompt" if has_answer and not is_estimate else "the input is too large: it"
         super().__init__(

@@ -7,8 +7,20 @@ again.
 from __future__ import annotations
 
 import math
+import random
 
 from corosrv.base.errors.base import CorosrvError, ErrorKind
+
+LONGEST_TOLD = 120  # seconds that this server asks for at most
+_JITTER = 0.1  # of the wait, at most: clients that were refused together do not come back together
+
+
+def retry_seconds(wait: float) -> int:
+    """Returns what Retry-After says to a client for which there should be room after `wait` seconds.
+
+    That is up to a tenth more, for who comes too early is refused again; from 1 to LONGEST_TOLD.
+    """
+    return math.ceil(min(max(wait * (1 + _JITTER * random.random()), 1), LONGEST_TOLD))
 
 
 class Unavailable(CorosrvError):

@@ -50,7 +50,6 @@ def curve(samples: Iterable[float]) -> list[float]:
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """Returns the median of those that are not None."""
     numbers = [value for value in values if value is not None]
     return statistics.median(numbers) if numbers else None
 

@@ -90,7 +90,6 @@ class ServerFigures(msgspec.Struct):
     itl_curve: list[float] = []
 
     def median(self, figure: Callable[[RoundFigures], float | None]) -> float | None:
-        """Returns the median round's value of a figure."""
         return figures.median(figure(each) for each in self.rounds)
 
     def quantiles(self, figure: Callable[[RoundFigures], Quantiles | None]) -> Quantiles | None:

@@ -184,12 +184,7 @@ _PLACES = ToolPlaces("tools[{}].name", "tools[{}].input_schema")
 _CHOICES = {"auto": CallMode.AUTO, "any": CallMode.REQUIRED, "tool": CallMode.REQUIRED, "none": CallMode.NONE}
 
 
-def call(
-    body: schema.PromptBody,
-    card: ModelCard,
-    request_id: str,
-    images: ImageIntake | None = None,
-) -> Call:
+def call(body: schema.PromptBody, card: ModelCard, request_id: str, images: ImageIntake | None = None) -> Call:
     """Checks a request and makes its job and its answer; waits for images. Raises Refused, naming the parameter."""
     job, parser = prepare(_conversation(body, card, images), card)
     stream = bool(body.stream)

@@ -7,6 +7,7 @@ count events; and events tell how far the job is, where a client asks for it.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -184,3 +185,25 @@ def _progress(chunk: Chunk, n_read: int, ms: float) -> dict[str, Any]:
         "timings": Tally(prompt_tokens=n_read, cached_tokens=chunk.cached_tokens, prompt_ms=ms).timings(),
         "prompt_progress": progress,
     }
+
+
+def vectors_of(chunks: Iterable[Chunk]) -> list[bytes]:
+    """Returns each task's vector. Raises JobFailed when a task ended in an error."""
+    return [last.vector for last in _terminal(chunks)]
+
+
+def prompt_tokens_of(chunks: Iterable[Chunk]) -> list[int]:
+    """Returns each task's number of prompt tokens, in the order of the tasks. Raises as `vectors_of` does."""
+    return [last.prompt_tokens for last in _terminal(chunks)]
+
+
+def _terminal(chunks: Iterable[Chunk]) -> list[Chunk]:
+    last: dict[int, Chunk] = {}
+    for chunk in chunks:
+        if chunk.finish is not None:
+            last[chunk.index] = chunk
+    return [last[index] for index in sorted(last)]
+
+
+def floats(vector: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(vector) // 4}f", vector))

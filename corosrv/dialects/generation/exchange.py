@@ -107,11 +107,7 @@ class JobEvents:
     __slots__ = ("_answer", "_failure_of", "_member", "_record", "failure")
 
     def __init__(
-        self,
-        answer: Answer,
-        record: JobRecord,
-        member: GroupMember | None = None,
-        find_failure: FailureOf = failure_of,
+        self, answer: Answer, record: JobRecord, member: GroupMember | None = None, find_failure: FailureOf = failure_of
     ) -> None:
         self.failure: CorosrvError | None = None
         self._answer = answer

@@ -117,11 +117,7 @@ class Tally:
 
 
 def submit(
-    worker: Worker,
-    job: AnyJob,
-    as_json: bool,
-    forkable: ForkableAnswer | None = None,
-    card: ModelCard | None = None,
+    worker: Worker, job: AnyJob, as_json: bool, forkable: ForkableAnswer | None = None, card: ModelCard | None = None
 ) -> tuple[Reader[Chunk], JobRecord]:
     """Submits a job and begins its record, which has to be told of its chunks and its end; opens its bill before.
 
@@ -150,7 +146,7 @@ def submit(
 
 
 def begin_trace(trace: TracePart, job: AnyJob, model: str) -> TracePart:
-    """Begins the part of a request that its job is, with OpenTelemetry's names for generating; nothing of a prompt."""
+    """Begins the job's part of a trace, with OpenTelemetry's names for generation. Nothing of a prompt is in it."""
     trace.name_model(model)
     if not trace.trace_id:
         return trace
@@ -169,7 +165,7 @@ def begin_trace(trace: TracePart, job: AnyJob, model: str) -> TracePart:
 class JobRecord:
     """Counts what one job uses, and writes its line once: when its last task has ended, or at `end`.
 
-    What can be forked later hears of the chunks from here, too.
+    An answer that may be forked later gets the chunks from here, too.
     """
 
     __slots__ = (
@@ -207,7 +203,6 @@ class JobRecord:
         self._prompt_ms = self._decode_ms = 0.0
 
     def add(self, chunks: Sequence[Chunk]) -> None:
-        """Counts the job's next chunks."""
         if self._forkable is not None:
             self._forkable.add(chunks)
         if self._trace is not None and self._first_at == math.inf:

@@ -30,7 +30,7 @@ from corosrv.contracts.jobs import (
     token_biases,
 )
 from corosrv.dialects.generation.job_usage import PromptProgress, Tally, Timings
-from corosrv.dialects.generation.prompts import MEDIA_MARKER
+from corosrv.images.intake import MEDIA_MARKER
 
 StopType = Literal["none", "eos", "limit", "word", "abort"]
 

@@ -1,40 +1,38 @@
-"""Prompts as completions take them: a text, token ids, both in a row, or a list of such; and a text with a hole.
+"""Prompts as completions take them: a text, token ids, both in a row, or a list of such; embedding rows; and a hole.
 
-A hole is filled between a prefix and a suffix, by a model that has the tokens for it. A prompt that no template made
-may have begun thoughts: `with_budget` limits them, by the tags that stand around them.
+Rows come as base64 of plain numbers (`prompt_embeds`). A hole is filled between a prefix and a suffix, by a model that
+has the tokens for it.
 """
 
 from __future__ import annotations
 
+import math
+import struct
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
-
-from msgspec import Meta
+from dataclasses import dataclass
+from typing import Any
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import (
     Image,
     InfillTokens,
-    Job,
     ModelCard,
     MultimodalText,
     Prompt,
+    Rows,
     Text,
-    ThoughtBudget,
     Tokens,
     Vocabulary,
 )
-from corosrv.dialects.generation.fields import ThoughtFields, budget_name, thought_message, thought_tokens
-from corosrv.formats.bodies import check_text
-from corosrv.images.intake import ImageIntake
+from corosrv.formats.bodies import check_text, decode_base64
+from corosrv.images.intake import MEDIA_MARKER, ImageIntake
 
 # What a field that takes prompts is decoded as; the rest is checked here, because it depends on the values.
 PromptField = str | list[Any] | dict[str, Any]
 
 _MEDIA = "multimodal_data"
-MEDIA_MARKER = "<__media__>"  # what stands in a text for an image of `multimodal_data`, as libmtmd has it
 _MOST_TEXTS = 1024  # among the token ids of one prompt
 
 
@@ -138,6 +136,138 @@ def _joined(pieces: Sequence[Any], param: str, vocabulary: Vocabulary) -> list[i
     return tokens
 
 
+ROWS = "prompt_embeds"
+NUMBER_BYTES = {"f32": 4, "f16": 2, "bf16": 2}  # by dtype
+_KEYS = {"dtype", "shape", "data"}
+_AT_ONCE = 262_144  # characters of base64; more are decoded by call_long
+_PIECE = 1 << 16  # bytes, and numbers, between two chances of other threads
+
+
+def _call_here(function: Callable[..., Rows], *arguments: Any) -> Rows:
+    return function(*arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedsReader:
+    """Reads the embedding rows of one request."""
+
+    is_enabled: bool  # by the setting prompt_embeds
+    find_card: Callable[[], ModelCard]  # of the model, once it is loaded
+    call_long: Callable[..., Rows] = _call_here  # calls what computes for long, as call_in_thread does
+
+    def read(self, value: Any, has_prompt: bool) -> Rows:
+        """Checks and decodes the field's value; waits while many rows are decoded. Raises Refused.
+
+        Nothing of the size that the request claims is allocated before it is known to be right.
+        """
+        if not self.is_enabled:
+            raise _bad_rows("not taken by this server: set COROSRV_PROMPT_EMBEDS=1", "disabled")
+        if has_prompt:
+            raise _bad_rows("send either prompt or prompt_embeds", "and_prompt")
+        card = self.find_card()
+        if not card.row_width:
+            raise _bad_rows("this model takes no embedding rows", "disabled")
+        dtype, n, data = _check_head(value, card)
+        size = NUMBER_BYTES[dtype] * n * card.row_width
+        _check_length(data, size)
+        if len(data) <= _AT_ONCE:
+            return _decode_rows(data, dtype, card.row_width)
+        return self.call_long(_decode_rows, data, dtype, card.row_width)
+
+
+def _check_head(value: Any, card: ModelCard) -> tuple[str, int, str]:
+    """Returns the dtype, the number of rows and the base64 text."""
+    if not isinstance(value, dict):
+        words = "must be an object with dtype, shape and data; no tensor file of pickle, torch or numpy is read"
+        raise _bad_rows(words, "bad_shape")
+    if unknown := value.keys() - _KEYS:
+        raise _bad_rows(f"has dtype, shape and data, and no {min(unknown)[:40]!r}", "bad_shape")
+    dtype = value.get("dtype")
+    if not isinstance(dtype, str) or dtype not in NUMBER_BYTES:
+        raise _bad_rows(f"dtype must be one of {', '.join(NUMBER_BYTES)}", "bad_dtype")
+    n = _check_shape(value.get("shape"), card)
+    data = value.get("data")
+    if not isinstance(data, str):
+        raise _bad_rows("data must be a string of base64", "bad_base64")
+    return dtype, n, data
+
+
+def _check_shape(shape: Any, card: ModelCard) -> int:
+    """Returns the number of rows."""
+    if not isinstance(shape, list) or len(shape) != 2 or any(type(extent) is not int for extent in shape):
+        raise _bad_rows("shape must be two integers: rows, and numbers of a row", "bad_shape")
+    n: int = shape[0]
+    width: int = shape[1]
+    if n < 1:
+        raise _bad_rows("shape: there must be at least one row", "bad_shape")
+    if n > card.max_rows:
+        raise _bad_rows(f"shape: {n} rows, and the context has room for {card.max_rows}", "too_long")
+    if width != card.row_width:
+        words = f"shape: a row of this model has {card.row_width} numbers, not {width}"
+        raise _bad_rows(words, "bad_shape")
+    return n
+
+
+def _check_length(data: str, size: int) -> None:
+    if len(data) % 4:
+        raise _not_base64()
+    length = len(data) // 4 * 3 - data[-2:].count("=")
+    if length != size:
+        raise _bad_rows(f"data stands for {length} bytes, and the shape for {size}", "length")
+
+
+def _decode_rows(data: str, dtype: str, width: int) -> Rows:
+    try:
+        stored = decode_base64(data)
+    except ValueError:
+        raise _not_base64() from None
+    rows = stored if dtype == "f32" else _widen_halves(stored) if dtype == "f16" else _widen_brains(stored)
+    _check_finite(rows)
+    return Rows.of_data(rows, width)
+
+
+def _widen_halves(stored: bytes) -> bytes:
+    numbers = array("f")
+    for start in range(0, len(stored), _PIECE):
+        piece = stored[start : start + _PIECE]
+        numbers.extend(struct.unpack(f"<{len(piece) // 2}e", piece))
+    return numbers.tobytes()
+
+
+def _widen_brains(stored: bytes) -> bytes:
+    """Puts zeros below bfloat16 numbers, which are the upper halves of float32 numbers."""
+    rows = bytearray(2 * len(stored))
+    rows[2::4] = stored[0::2]
+    rows[3::4] = stored[1::2]
+    return bytes(rows)
+
+
+def _check_finite(rows: bytes) -> None:
+    numbers = memoryview(rows).cast("f")
+    for start in range(0, len(numbers), _PIECE):
+        # A sum of so few float32 numbers is only infinite, or none, where one of them is.
+        if not math.isfinite(sum(numbers[start : start + _PIECE])):
+            raise _bad_rows("a number in data is infinite or not a number", "not_finite")
+
+
+def _bad_rows(words: str, code: str) -> Refused:
+    """Makes the error for rows that are not as they must be; `code` says in which way."""
+    return Refused(f"{ROWS}: {words}", ROWS, f"embeds_{code}")
+
+
+def _not_base64() -> Refused:
+    words = "data must be base64: A-Z, a-z, 0-9, + and /, padded with =, without spaces and line breaks"
+    return _bad_rows(words, "bad_base64")
+
+
+def refuse_with_rows(has_echo: bool, has_suffix: bool) -> None:
+    """Raises NotSupported for what only a prompt of text has."""
+    if has_echo:
+        raise NotSupported("echo: a prompt of embedding rows has no text, and no logprobs", "echo")
+    if has_suffix:
+        raise NotSupported("suffix: only together with prompts that are strings", "suffix")
+
+
 # What the pattern of a repository asks for, and nobody tells us.
 _REPOSITORY_NAME = "myproject"
 _FILE_NAME = "filename"
@@ -186,77 +316,3 @@ def _repository(hole: Hole, marks: InfillTokens, read: Read, param: str) -> list
     if marks.file >= 0:
         tokens += [marks.file, *read(f"{_FILE_NAME}\n", param)]
     return tokens
-
-
-MAX_TAG = 256  # characters
-MAX_TAGS = 16
-
-ThoughtTag = Annotated[str, Meta(max_length=MAX_TAG)]
-
-_END_TAGS = ("reasoning_budget_end_tags", "reasoning_budget_end_tag")
-
-
-class TaggedThoughtFields(ThoughtFields, kw_only=True):
-    """The same for prompts that no template made: llama-server's clients say what stands around the thoughts."""
-
-    reasoning_budget_start_tag: ThoughtTag | None = None
-    reasoning_budget_end_tag: ThoughtTag | None = None
-    reasoning_budget_end_tags: Annotated[list[ThoughtTag], Meta(max_length=MAX_TAGS)] | None = None
-
-
-def with_budget(job: Job, fields: ThoughtFields, card: ModelCard, vocabulary: Vocabulary) -> Job:
-    """Limits the thoughts of a job whose prompts are raw: they begin in the prompt, or the answer begins with them.
-
-    The tags are the request's, or those of the model; of a model that has none, nothing is a thought. May wait as
-    `tokenize` does. Raises Refused.
-    """
-    tokens, tags = thought_tokens(fields), _tags(fields) or card.reasoning_tags
-    if tokens is None or tags is None:
-        return job
-    opening, closing = tags
-    begun = {_ends_in_thoughts(prompt, opening, closing, vocabulary) for prompt in job.prompts}
-    if len(begun) > 1:
-        words = "some of the prompts begin thoughts and others do not: send them apart"
-        raise Refused(f"{budget_name(fields)}: {words}", budget_name(fields))
-    message = thought_message(fields)
-    message = card.thought_message if message is None else message
-    budget = ThoughtBudget(tokens, closing, "" if begun == {True} else opening, message)
-    return replace(job, sampling=replace(job.sampling, thoughts=budget))
-
-
-def _tags(fields: ThoughtFields) -> tuple[str, str] | None:
-    """Returns what the request says stands around thoughts; None where it does not say."""
-    if not isinstance(fields, TaggedThoughtFields):
-        return None
-    start, ends = fields.reasoning_budget_start_tag or "", _end_tags(fields)
-    if not start and not ends:
-        return None
-    if not start or not ends:
-        name = _END_TAGS[0] if start else "reasoning_budget_start_tag"
-        raise Refused(f"{name}: the tags that begin and end thoughts are sent together", name)
-    return check_text(start, "reasoning_budget_start_tag"), check_text(ends[0], _END_TAGS[0])
-
-
-def _end_tags(fields: TaggedThoughtFields) -> Sequence[str]:
-    tags = fields.reasoning_budget_end_tags
-    if tags is None:
-        tags = [fields.reasoning_budget_end_tag or ""]
-    tags = list(dict.fromkeys(tag for tag in tags if tag))
-    if len(tags) > 1:
-        raise NotSupported(f"{_END_TAGS[0]}: thoughts end with one tag here, not with {len(tags)}", _END_TAGS[0])
-    return tags
-
-
-def _ends_in_thoughts(prompt: Prompt, opening: str, closing: str, vocabulary: Vocabulary) -> bool:
-    text = _text_of(prompt, vocabulary)
-    return text.rfind(opening) > text.rfind(closing)
-
-
-def _text_of(prompt: Prompt, vocabulary: Vocabulary) -> str:
-    if isinstance(prompt, Text):
-        return prompt.text
-    if isinstance(prompt, Tokens):
-        return vocabulary.spell(prompt.ids).decode("utf-8", "replace")
-    if isinstance(prompt, MultimodalText):
-        return "".join(part for part in prompt.parts if isinstance(part, str))
-    return ""  # embedding rows

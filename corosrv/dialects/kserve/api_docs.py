@@ -168,7 +168,7 @@ def _tensors(specs: Sequence[TensorSpec]) -> str:
 
 
 def _infer_example(card: HandlerCard) -> dict[str, Any] | None:
-    """Returns a body with every input that is required, None if JSON cannot hold one or it were long."""
+    """Returns a body with all required inputs; None where JSON cannot hold one, or the body would be long."""
     inputs = [_input(spec) for spec in card.inputs if not spec.optional]
     return None if None in inputs else {"inputs": inputs}
 

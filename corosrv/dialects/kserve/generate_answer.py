@@ -17,6 +17,7 @@ from corosrv.dialects.kserve.parameters import FrontParameters, split_parameters
 from corosrv.dialects.kserve.schema import error_body
 from corosrv.formats.bodies import check_text, decode, decode_unscanned
 from corosrv.formats.tensors import Parameter, Tensor, TensorSpec
+from corosrv.web.http import sse
 from corosrv.workers.dispatch.answers import MAX_JOINED
 
 TEXT_INPUT = "text_input"
@@ -172,11 +173,10 @@ def no_text(model: str) -> Refused:
     return Refused(f"{model!r} gives no {TEXT_OUTPUT} of type BYTES, so it cannot generate text: call it with /infer")
 
 
-class TextEvents:
-    """Makes a stream's events of a call's answers; see corosrv.web.http.sse.Encoder."""
+class TextEvents(sse.Encoder[InferItem]):
+    """Makes a stream's events of a call's answers."""
 
     def __init__(self, answer: GeneratedText) -> None:
-        self.failure: CorosrvError | None = None
         self._answer = answer
         self._is_done = False
 
@@ -203,9 +203,6 @@ class TextEvents:
 
     def encode_error(self, error: CorosrvError) -> bytes:
         return _event(error_body(error))
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 def _event(value: object) -> bytes:

@@ -18,6 +18,7 @@ from corosrv.dialects.kserve.infer_request import EncodedBody, split_body, taile
 from corosrv.dialects.kserve.json_data import BINARY_ONLY
 from corosrv.dialects.kserve.schema import InferAnswer
 from corosrv.formats.tensors import DATATYPES, Parameter, Tensor, elements
+from corosrv.web.http import sse
 from corosrv.workers.wire.calls import AskEnd, AskOutputs, WireTensor
 from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.tensors import make_tensors
@@ -165,14 +166,13 @@ def _unfit(tensor: Tensor, problem: str) -> Refused:
     return Refused(f"output {tensor.name[:120]!r} {problem}: {_ASK_FOR_BINARY}", "outputs")
 
 
-class OutputEvents:
-    """Makes a stream's events of a call's answers for another replica; see corosrv.web.http.sse.Encoder.
+class OutputEvents(sse.Encoder[InferItem]):
+    """Makes a stream's events of a call's answers for another replica. An error of the call is an event as well.
 
     Each has a message of asks as JSON, in which contents are base64: an AskOutputs for each answer, then one AskEnd.
     """
 
     def __init__(self, card: HandlerCard) -> None:
-        self.failure: CorosrvError | None = None  # an error of the call is an event as well
         self._card = card
 
     def encode(self, items: list[InferItem]) -> bytes:
@@ -195,9 +195,6 @@ class OutputEvents:
     def _end(self, error: CorosrvError | None) -> bytes:
         fault = None if error is None else Fault.from_error(error)
         return _event(AskEnd(0, self._card.name, self._card.version, fault))
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 def _event(message: AskOutputs | AskEnd) -> bytes:

@@ -24,7 +24,7 @@ from corosrv.formats.tensors import Tensor
 from corosrv.workers.objects import content_of
 
 LENGTH_HEADER = "Inference-Header-Content-Length"  # bytes of the JSON, before any compression
-# What a replica accepts that passes a call on whose answers are wanted as they come; see OutputEvents.
+# The Accept header of a replica that passes a call on and wants its answers one by one; see OutputEvents.
 OUTPUT_EVENTS = "text/event-stream; content=outputs"
 SIZE = "binary_data_size"  # a tensor's parameter: how many bytes of the tail are its own
 
@@ -124,7 +124,7 @@ _LONG = 65_536  # bytes of JSON, from which on it is decoded in pieces
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest(Generic[Body]):
-    """Holds a request as it was sent but for its inputs, the call that it asks for, and how to make and answer that.
+    """Holds a request's body without its inputs, the call that it asks for, and how to make and answer the call.
 
     `binary`: by the name of an output that was asked for, whether it is to come in the binary tail.
     """
@@ -144,10 +144,7 @@ class DecodedRequest(Generic[Body]):
 
 
 def decode_request(
-    body: bytes,
-    json_length: str | None,
-    decoder: msgspec.json.Decoder[Body],
-    find_object: FindObject = _no_object,
+    body: bytes, json_length: str | None, decoder: msgspec.json.Decoder[Body], find_object: FindObject = _no_object
 ) -> DecodedRequest[Body]:
     """Decodes a body. `json_length`: the header Inference-Header-Content-Length, None if it is not there.
 

@@ -1,4 +1,4 @@
-"""Completions of llama-server, the way out: chunks to answers, and the types of all its answers.
+"""Makes llama-server's completions of chunks, and defines the types of all its answers.
 
 The type of a completion is in `corosrv.dialects.generation.native`: other dialects show it in addition to theirs.
 """

@@ -18,8 +18,8 @@ from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import Job, ModelCard
 from corosrv.dialects.generation import native
 from corosrv.dialects.generation.fields import ModelName
-from corosrv.dialects.generation.prompts import MEDIA_MARKER
 from corosrv.dialects.openai import routes as openai
+from corosrv.images.intake import MEDIA_MARKER
 from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.openapi import NEEDS_MODEL, READS, operation
@@ -121,12 +121,7 @@ class LoadingBody(msgspec.Struct):
 _decoder = msgspec.json.Decoder(LoadingBody)
 
 
-def blueprint(
-    loader: ModelPool,
-    bodies: BodyReader,
-    max_body_bytes: int,
-    ask_other_workers: AskOthers,
-) -> Blueprint:
+def blueprint(loader: ModelPool, bodies: BodyReader, max_body_bytes: int, ask_other_workers: AskOthers) -> Blueprint:
     """Makes the two routes, which begin to load or unload; GET /models tells how it goes.
 
     `ask_other_workers` has every other worker process do the same, each of which counts its own requests.

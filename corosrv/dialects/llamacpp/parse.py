@@ -16,7 +16,8 @@ from corosrv.dialects.generation import prompts as infill
 from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.fields import Lora, ModelName
 from corosrv.dialects.generation.native import NativeForm
-from corosrv.dialects.generation.prompts import PromptField, TaggedThoughtFields, is_several, prompts, with_budget
+from corosrv.dialects.generation.prompts import PromptField, is_several, prompts
+from corosrv.dialects.generation.thoughts import TaggedThoughtFields, with_budget
 from corosrv.dialects.llamacpp.answers import IndentReader, NativeAnswer
 from corosrv.formats.bodies import check_text
 from corosrv.images.intake import ImageIntake
@@ -99,10 +100,7 @@ _INFILL_PARAMS = ("input_prefix", "input_suffix", "prompt", "input_extra")
 
 
 def completion(
-    body: NativeCompletionBody,
-    card: ModelCard,
-    vocabulary: Vocabulary,
-    images: ImageIntake | None = None,
+    body: NativeCompletionBody, card: ModelCard, vocabulary: Vocabulary, images: ImageIntake | None = None
 ) -> Call:
     """Checks a completion; waits for its images. Raises Refused, which names the parameter."""
     inputs = prompts(body.prompt, "prompt", MAX_PROMPTS, vocabulary, images)
@@ -119,13 +117,7 @@ def filling(body: InfillBody, card: ModelCard, vocabulary: Vocabulary) -> Call:
     return _call(body, (prompt,), False, card, vocabulary)
 
 
-def _call(
-    body: NativeFields,
-    inputs: Sequence[Prompt],
-    is_list: bool,
-    card: ModelCard,
-    vocabulary: Vocabulary,
-) -> Call:
+def _call(body: NativeFields, inputs: Sequence[Prompt], is_list: bool, card: ModelCard, vocabulary: Vocabulary) -> Call:
     # Read here, because the answer shows what became of them.
     read = tuple(_read(prompt, i, len(inputs), vocabulary) for i, prompt in enumerate(inputs))
     job = with_budget(_job(body, read, card), body, card, vocabulary)

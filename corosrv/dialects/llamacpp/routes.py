@@ -209,7 +209,6 @@ def _model(flow: RequestFlow, name: str | None) -> tuple[ModelCard, Vocabulary]:
 
 
 def _model_name() -> str | None:
-    """Returns the model that a GET names in its query."""
     return request.args.get("model") or None
 
 

@@ -53,7 +53,7 @@ def _next_token(state: SlotState) -> dict[str, Any]:
 class SlotFiles:
     """Keeps what slots hold in files of one folder. Every method may wait for the disk and the slot.
 
-    What `caller`, a job's, may not see is not there.
+    `caller` is as in jobs: what it may not see does not exist for it.
     """
 
     def __init__(self, worker: HasSlots, folder: str, most_bytes: int = 0) -> None:
@@ -112,13 +112,13 @@ class SlotFiles:
             with os.scandir(self._folder) as entries:
                 sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name != filename]
         except OSError:
-            return  # the save that follows meets the same fault, and says it
+            return  # the save that follows meets the same fault, and reports it
         if len(sizes) >= MOST_FILES:
             raise Refused(f"filename: there are {len(sizes)} files in the folder, which is the limit", "filename", FULL)
         if self._most_bytes and sum(sizes) >= self._most_bytes:
             raise Refused(
-                f"filename: the folder's files have {sum(sizes)} bytes; no more are written from "
-                f"{self._most_bytes} bytes on (COROSRV_SLOT_SAVE_BYTES)",
+                f"filename: the folder's files have {sum(sizes)} bytes, and {self._most_bytes} are allowed "
+                "(COROSRV_SLOT_SAVE_BYTES)",
                 "filename",
                 FULL,
             )

@@ -115,7 +115,6 @@ def error_body(error: CorosrvError) -> OllamaError:
 
 
 def encode_line(value: Any) -> bytes:
-    """Encodes a JSON value as one line."""
     return msgspec.json.encode(value) + b"\n"
 
 

@@ -37,8 +37,8 @@ from corosrv.dialects.chat.conversation import (
     newest_turns,
 )
 from corosrv.dialects.chat.prepare import Parser, TextParser, prepare
-from corosrv.dialects.generation import embeds, fields, prompts
-from corosrv.dialects.generation.call import Call
+from corosrv.dialects.generation import fields, prompts
+from corosrv.dialects.generation.call import Call, floats, prompt_tokens_of, vectors_of
 from corosrv.dialects.ollama import schema
 from corosrv.dialects.ollama.answers import (
     OllamaChatAnswer,
@@ -116,12 +116,7 @@ def _call(body: schema.AnsweredBody, job: Job, answer: OllamaChatAnswer | Ollama
     return Call(job, body.stream is not False, answer, body.priority, is_lines=True)
 
 
-def _job(
-    body: schema.AnsweredBody,
-    options: schema.SamplingOptions,
-    prompt: Prompt,
-    model: AskedModel,
-) -> Job:
+def _job(body: schema.AnsweredBody, options: schema.SamplingOptions, prompt: Prompt, model: AskedModel) -> Job:
     job = fields.job(
         schema.generation_fields(body, options, model.card.id), (prompt,), model.card.defaults, n_probs=body.n_probs
     )
@@ -147,7 +142,7 @@ def _may_be_long(turns: Sequence[Turn], tools: Sequence[Any], card: ModelCard) -
 
 
 def _most_bytes(turn: Turn) -> int:
-    """Returns at least the bytes of a turn, without the work of encoding it. Its images do not count."""
+    """Returns a number of bytes that a turn does not exceed, without encoding it. Its images do not count."""
     content = turn["content"]
     texts = [content] if isinstance(content, str) else [part for part in content if isinstance(part, str)]
     texts.append(turn.get("reasoning_content", ""))
@@ -254,10 +249,7 @@ def check_text_fields(body: schema.OllamaGenerateBody) -> None:
 
 
 def _raw_text(
-    body: schema.OllamaGenerateBody,
-    options: schema.SamplingOptions,
-    model: AskedModel,
-    stopwatch: Stopwatch,
+    body: schema.OllamaGenerateBody, options: schema.SamplingOptions, model: AskedModel, stopwatch: Stopwatch
 ) -> Call:
     """Makes the call for a prompt that no template writes."""
     if body.think:
@@ -314,15 +306,15 @@ def single_job(body: schema.OllamaEmbeddingBody, model: AskedModel) -> EmbedJob 
 def several_answer(chunks: Sequence[Chunk], model: AskedModel, stopwatch: Stopwatch) -> OllamaEmbeddings:
     return OllamaEmbeddings(
         model.name,
-        [embeds.floats(vector) for vector in embeds.in_order(chunks)],
+        [floats(vector) for vector in vectors_of(chunks)],
         stopwatch.total,
         stopwatch.load,
-        sum(embeds.prompt_tokens(chunks)),
+        sum(prompt_tokens_of(chunks)),
     )
 
 
 def single_answer(chunks: Sequence[Chunk]) -> OllamaEmbedding:
-    return OllamaEmbedding(embeds.floats(embeds.in_order(chunks)[0]) if chunks else [])
+    return OllamaEmbedding(floats(vectors_of(chunks)[0]) if chunks else [])
 
 
 def _check_offered(model: AskedModel) -> None:

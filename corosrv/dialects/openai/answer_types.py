@@ -38,9 +38,9 @@ class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """Guesses that came true, and those that did not, are told of where the request has a `prediction`.
+    """Counts the guessed tokens that came true, and those that did not, where the request has a `prediction`.
 
-    Those by what the prompt and the answer have said before, which serve where the prediction does not, are among them.
+    Guesses from the prompt and the answer so far, which are made where the prediction gives none, count as well.
     """
 
     reasoning_tokens: int
@@ -51,8 +51,8 @@ class CompletionTokensDetails(msgspec.Struct):
 class Usage(msgspec.Struct):
     """Prompt tokens count once, however many answers; those of all answers are summed.
 
-    `compute_ms` is there with `include_compute`: the milliseconds of the machine that all answers together took, their
-    part of each step.
+    `compute_ms` is there with `include_compute`: milliseconds of the machine for all answers together, by their share
+    of each step.
     """
 
     prompt_tokens: int

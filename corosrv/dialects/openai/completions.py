@@ -25,10 +25,10 @@ from corosrv.contracts.jobs import (
 from corosrv.dialects.generation import fields, native
 from corosrv.dialects.generation import prompts as infill
 from corosrv.dialects.generation.call import AnswerOptions, Call, Echo, split_tokens
-from corosrv.dialects.generation.embeds import NUMBER_BYTES, EmbedsReader, refuse_with_rows
 from corosrv.dialects.generation.forks import ForkableAnswer, make_forkable
 from corosrv.dialects.generation.job_usage import Tally
-from corosrv.dialects.generation.prompts import PromptField, prompts, with_budget
+from corosrv.dialects.generation.prompts import NUMBER_BYTES, EmbedsReader, PromptField, prompts, refuse_with_rows
+from corosrv.dialects.generation.thoughts import with_budget
 from corosrv.dialects.openai import events
 from corosrv.dialects.openai.answer_types import Finish, TextChoice, TextCompletion, TextLogprobs
 from corosrv.dialects.openai.events import LlamaExtras, native_form

@@ -15,8 +15,7 @@ from msgspec import Meta
 
 from corosrv.base.errors import NotOffered, NotSupported, Refused
 from corosrv.contracts.jobs import EmbedJob, ModelCard, Prompt, Text, Vocabulary
-from corosrv.dialects.generation import embeds
-from corosrv.dialects.generation.embeds import floats
+from corosrv.dialects.generation.call import floats, prompt_tokens_of, vectors_of
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.generation.fields import ModelName, Priority
 from corosrv.dialects.generation.prompts import PromptField, prompts
@@ -204,7 +203,7 @@ def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
         job = embed_job(body, card, flow.worker.vocabulary(body.model))
         chunks = flow.collect(job, body.priority)
         in_base64 = body.encoding_format == "base64"
-        return json_response(embeddings(embeds.in_order(chunks), embeds.prompt_tokens(chunks), card, in_base64))
+        return json_response(embeddings(vectors_of(chunks), prompt_tokens_of(chunks), card, in_base64))
 
     @routes.post("/embedding")
     @routes.post("/embeddings", endpoint="native_embeddings")
@@ -214,6 +213,6 @@ def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
         body = flow.receive(native_decoder)
         job = native_job(body, flow.worker.card(body.model), flow.worker.vocabulary(body.model))
         chunks = flow.collect(job, body.priority)
-        return json_response(native(embeds.in_order(chunks), embeds.prompt_tokens(chunks), job.pooling))
+        return json_response(native(vectors_of(chunks), prompt_tokens_of(chunks), job.pooling))
 
     return routes

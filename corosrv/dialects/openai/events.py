@@ -170,7 +170,6 @@ class Frame:
 
     @property
     def id(self) -> str:
-        """Returns the answer's id."""
         return str(self.members["id"])
 
     def text_frame(self, prefix: bytes, suffix: bytes) -> tuple[bytes, bytes]:

@@ -14,8 +14,7 @@ from msgspec import Meta
 
 from corosrv.base.errors import NotOffered, Refused
 from corosrv.contracts.jobs import ModelCard, RerankJob
-from corosrv.dialects.generation import embeds
-from corosrv.dialects.generation.embeds import floats
+from corosrv.dialects.generation.call import floats, prompt_tokens_of, vectors_of
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.generation.fields import ModelName, Priority
 from corosrv.dialects.openai import events
@@ -122,9 +121,9 @@ def blueprint(flow: RequestFlow) -> Blueprint:
         body = flow.receive(decoder)
         card = flow.worker.card(body.model)
         chunks = flow.collect(job(body, card), body.priority)
-        ranked = best(embeds.in_order(chunks), body.top_n)
+        ranked = best(vectors_of(chunks), body.top_n)
         if body.texts:
             return json_response(scored_texts(ranked, body))
-        return json_response(ranking(ranked, embeds.prompt_tokens(chunks), card))
+        return json_response(ranking(ranked, prompt_tokens_of(chunks), card))
 
     return routes

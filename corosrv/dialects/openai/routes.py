@@ -15,9 +15,9 @@ from corosrv.base.errors import ModelNotFound, NotFound
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs import ModelCard, Worker
 from corosrv.dialects.generation.call import Call
-from corosrv.dialects.generation.embeds import NUMBER_BYTES, EmbedsReader
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.generation.forks import ForkFields
+from corosrv.dialects.generation.prompts import NUMBER_BYTES, EmbedsReader
 from corosrv.dialects.openai import api_docs, completions, events
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema

@@ -64,7 +64,6 @@ class Supervisor:
         self._running[prediction.id] = prediction
 
     def finish(self, prediction: Prediction, now: float) -> None:
-        """Moves a prediction from the running to the finished ones."""
         del self._running[prediction.id]
         self._finished[prediction.id] = (now + self._ttl, prediction)
         self._n_bytes += prediction.n_bytes

@@ -13,6 +13,7 @@ from typing import Any
 
 from corosrv.base.errors import CorosrvError, IllegalTransition
 from corosrv.dialects.predictions.files import TURN, encode, encode_in_turns, split_in_turns
+from corosrv.web.http import sse
 from corosrv.web.kept.event_log import Cursor, EventLog, EventPiece, LogReader
 
 LIVE = 1024  # events kept for those who read right now, where none are for those who come later
@@ -32,7 +33,6 @@ class Event:
 
     @property
     def wire(self) -> bytes:
-        """The event as it is sent."""
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
     @property
@@ -77,19 +77,14 @@ class History(EventLog[Event]):
 Item = Event | EventPiece
 
 
-class EventEncoder:
-    """Makes a stream of a prediction's events; see corosrv.web.http.sse.Encoder."""
-
-    failure: CorosrvError | None = None  # that a prediction failed is an event like others
+class EventEncoder(sse.Encoder[Item]):
+    """Makes a stream of a prediction's events. That a prediction failed is an event like others."""
 
     def encode(self, events: list[Item]) -> bytes:
         return b"".join([event.wire for event in events])
 
     def encode_error(self, error: CorosrvError) -> bytes:
         return Event("error", {"error": str(error), "skipped": 0}).wire
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 class EventReader(LogReader[Event]):
@@ -142,7 +137,6 @@ class RecordedMetrics:
             del self._values[key]
 
     def nested(self) -> dict[str, Any]:
-        """Returns the metrics as nested objects."""
         tree: dict[str, Any] = {}
         for name, value in self._values.items():
             *parents, last = name.split(".")

@@ -17,8 +17,7 @@ from gevent.threadpool import ThreadPool
 
 from corosrv.base import __version__
 from corosrv.base.errors import DestinationRefused, RedirectRefused
-from corosrv.base.outgoing import KEEPING_METHOD, Destinations, Redirects, WebhookSigner, origin
-from corosrv.base.retry_after import retry_after
+from corosrv.base.outgoing import KEEPING_METHOD, Destinations, Redirects, WebhookSigner, origin, retry_after
 from corosrv.base.waits import call_in_thread
 from corosrv.dialects.predictions.files import encode
 from corosrv.dialects.predictions.prediction import Change, Prediction

@@ -15,7 +15,7 @@ from typing import Protocol
 import gevent
 
 from corosrv.base.errors import CorosrvError, Refused
-from corosrv.base.retry_after import retry_after
+from corosrv.base.outgoing import retry_after
 from corosrv.base.waits import TimedOut
 from corosrv.contracts.jobs.infer import AnswerHead, ForwardRequest, Headers
 from corosrv.fleet.upstreams.answer_body import (

@@ -120,7 +120,7 @@ def read_tag(value: Any, param: str) -> StructuralTag:
             value = msgspec.json.decode(value)
         tag = msgspec.convert(value, StructuralTag)
     except RecursionError:
-        raise Refused(f"{param}: the formats stand too deep in each other", param) from None
+        raise Refused(f"{param}: the formats are nested too deep", param) from None
     except msgspec.MsgspecError as error:
         words, _, place = str(error).partition(" - at `$")
         if words.startswith("Invalid value ") and place.rstrip("`").endswith(".type"):
@@ -205,7 +205,7 @@ class _TagWriter:
     def _write(self, form: Format, ends: Ends, param: str, depth: int) -> str:
         """Writes a format together with what ends it."""
         if depth > self._limits.depth:
-            raise Refused(f"{param}: the formats stand too deep in each other", param)
+            raise Refused(f"{param}: the formats are nested too deep", param)
         self._effort.check(param)
         written = self._with_end(form, ends, param, depth)
         return written if len(written) <= _SHORT else self._rule(written, param)

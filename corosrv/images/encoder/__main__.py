@@ -30,17 +30,7 @@ from corosrv.images.encoder.encoding import Encoding, EncodingFailed, PoolWriter
 from corosrv.images.encoder.mtmd import ProjectorOptions
 from corosrv.images.encoder.opening import open_projector
 from corosrv.images.encoder.side import Action, Encode, EncoderSide, Reply, Write
-from corosrv.images.transfer.messages import (
-    MROPE,
-    NON_CAUSAL,
-    PROTOCOL_VERSION,
-    Hello,
-    ImageMeasured,
-    MeasureImage,
-    OpenTransfer,
-    ToEncoder,
-    ToLanguage,
-)
+from corosrv.images.transfer import messages
 from corosrv.workers.wire import descriptors
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.messages import Fatal, ProcessMessage
@@ -67,7 +57,7 @@ class RowSource(Protocol):
 class PendingItem:
     """Holds an image that waits for the main thread, and owns the descriptor of its pixels; -1 for none."""
 
-    message: OpenTransfer
+    message: messages.OpenTransfer
     pixels: int
 
 
@@ -79,14 +69,16 @@ class EncoderProcess:
 
         `open_source` is called in the thread that encodes; it may raise LoadError.
         """
-        codec: StructCodec[ToLanguage | ProcessMessage, ToEncoder] = StructCodec(ToEncoder, msgspec.msgpack)
-        self._control: Control[ToLanguage, ToEncoder] = Control(control_fd, codec, Ferry())
+        codec: StructCodec[messages.ToLanguage | ProcessMessage, messages.ToEncoder] = StructCodec(
+            messages.ToEncoder, msgspec.msgpack
+        )
+        self._control: Control[messages.ToLanguage, messages.ToEncoder] = Control(control_fd, codec, Ferry())
         self._open_source = open_source
         self._nice = nice
-        self._hellos: SimpleQueue[tuple[Hello, tuple[int, ...]]] = SimpleQueue()
+        self._hellos: SimpleQueue[tuple[messages.Hello, tuple[int, ...]]] = SimpleQueue()
         self._is_greeted = False
         # Of the main thread, by kind and number; no more than the server has opened and asked.
-        self._tasks: PriorityQueue[tuple[int, int, PendingItem | MeasureImage]] = PriorityQueue()
+        self._tasks: PriorityQueue[tuple[int, int, PendingItem | messages.MeasureImage]] = PriorityQueue()
         self._numbers = itertools.count()
         # Held for decisions and writes, by both threads: once a cancel is answered, no write goes on.
         self._lock = threading.Lock()
@@ -106,7 +98,7 @@ class EncoderProcess:
             return
         while True:
             *_, task = self._tasks.get()
-            if isinstance(task, MeasureImage):
+            if isinstance(task, messages.MeasureImage):
                 self._measure(source, task)
             else:
                 self._encode(source, task)
@@ -115,8 +107,10 @@ class EncoderProcess:
         """Maps the pool that comes with the first Hello, and answers it. Waits for it. Raises ProtocolError."""
         hello, fds = self._hellos.get()
         try:
-            if hello.version != PROTOCOL_VERSION:
-                raise WireError(f"the server speaks version {hello.version} of the protocol, not {PROTOCOL_VERSION}")
+            if hello.version != messages.PROTOCOL_VERSION:
+                raise WireError(
+                    f"the server speaks version {hello.version} of the protocol, not {messages.PROTOCOL_VERSION}"
+                )
             if len(fds) != 1:
                 raise WireError(f"{len(fds)} descriptors came with the first message, where the pool's is needed")
             if hello.n_embd not in (0, n_embd):
@@ -126,18 +120,18 @@ class EncoderProcess:
             descriptors.close_all(fds)
         with self._lock:
             self._side = EncoderSide(hello.epoch, hello.geometry, n_embd)
-            self._control.outbox.post(Hello(hello.epoch, PROTOCOL_VERSION, hello.geometry, n_embd))
+            self._control.outbox.post(messages.Hello(hello.epoch, messages.PROTOCOL_VERSION, hello.geometry, n_embd))
 
-    def _on_message(self, message: ToEncoder, fds: tuple[int, ...]) -> None:
+    def _on_message(self, message: messages.ToEncoder, fds: tuple[int, ...]) -> None:
         """Handles a message in the control thread. Raises WireError for one before the answer to the first Hello."""
-        if isinstance(message, Hello) and not self._is_greeted:
+        if isinstance(message, messages.Hello) and not self._is_greeted:
             self._is_greeted = True
             self._hellos.put((message, fds))
             return
         with self._lock:
             if self._side is None:
                 raise WireError(f"{type(message).__name__} came before this process was ready")
-            if isinstance(message, MeasureImage):
+            if isinstance(message, messages.MeasureImage):
                 self._tasks.put((_MEASURE, next(self._numbers), message))
                 spare = fds
             else:
@@ -156,12 +150,12 @@ class EncoderProcess:
                 self._tasks.put((_ENCODE, next(self._numbers), PendingItem(action.message, pixels)))
         return fds
 
-    def _measure(self, source: RowSource, message: MeasureImage) -> None:
+    def _measure(self, source: RowSource, message: messages.MeasureImage) -> None:
         try:
             n_tokens = source.measure(message.width, message.height)
         except EncodingFailed:  # the encode says why
             n_tokens = 0
-        self._control.outbox.post(ImageMeasured(message.epoch, message.width, message.height, n_tokens))
+        self._control.outbox.post(messages.ImageMeasured(message.epoch, message.width, message.height, n_tokens))
 
     def _encode(self, source: RowSource, task: PendingItem) -> None:
         """Encodes one image in the main thread, unless it was cancelled already."""
@@ -205,7 +199,7 @@ def main(arguments: list[str], open_source: Callable[[ProjectorOptions], RowSour
     parser.add_argument("--image-min-tokens", type=int, default=0, help="rows of an image; 0: as the projector says")
     parser.add_argument("--image-max-tokens", type=int, default=0)
     parser.add_argument("--on-processor", action="store_true", help="also where there is a GPU")
-    parser.add_argument("--supports", action="append", default=[], choices=[MROPE, NON_CAUSAL])
+    parser.add_argument("--supports", action="append", default=[], choices=[messages.MROPE, messages.NON_CAUSAL])
     parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
     options = parser.parse_args(arguments)

@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from corosrv.base.errors import LoadError
@@ -89,9 +88,7 @@ class GgufHead:
     def __enter__(self) -> GgufHead:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ggml.gguf_free(self._head)
 
 

@@ -15,19 +15,7 @@ from enum import Enum
 
 from corosrv.base.errors import IllegalTransition
 from corosrv.images.encoder.encoding import Encoding, EncodingFailed
-from corosrv.images.transfer.messages import (
-    BlocksFilled,
-    CancelTransfer,
-    CloseTransfer,
-    EncodeFailed,
-    Geometry,
-    GrantBlocks,
-    OpenTransfer,
-    ToEncoder,
-    ToLanguage,
-    TransferAborted,
-    TransferMeta,
-)
+from corosrv.images.transfer import messages
 
 MAX_LIVE = 256  # transfers; the language side has a handful open
 
@@ -51,14 +39,14 @@ NEXT: dict[EncodeState, frozenset[EncodeState]] = {
 class Encode:
     """Asks for the encoding of an item, to be answered by `encoded` or `failed`."""
 
-    message: OpenTransfer
+    message: messages.OpenTransfer
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
     """Asks for rows `offset` to `offset + n` in the blocks of a grant, then their headers. Comes before the reply."""
 
-    grant: GrantBlocks
+    grant: messages.GrantBlocks
     encoding: Encoding
     n: int
 
@@ -67,7 +55,7 @@ class Write:
 class Reply:
     """Asks for a message to the language side."""
 
-    message: ToLanguage
+    message: messages.ToLanguage
 
 
 Action = Encode | Write | Reply
@@ -80,7 +68,7 @@ class _Transfer:
         self.tid = tid
         self.state = EncodeState.ENCODING
         self.encoding: Encoding | None = None
-        self.last: BlocksFilled | None = None  # the reply to the last grant
+        self.last: messages.BlocksFilled | None = None  # the reply to the last grant
         self.n_written = 0  # rows
 
     @property
@@ -101,7 +89,7 @@ class EncoderSide:
     The caller carries out the actions that it gets, in their order, before its next call.
     """
 
-    def __init__(self, epoch: int, geometry: Geometry, n_embd: int) -> None:
+    def __init__(self, epoch: int, geometry: messages.Geometry, n_embd: int) -> None:
         self._epoch = epoch
         self._geometry = geometry
         self._n_embd = n_embd
@@ -122,21 +110,21 @@ class EncoderSide:
         """The rows of all live transfers."""
         return sum(transfer.encoding.total for transfer in self._live.values() if transfer.encoding)
 
-    def receive(self, message: ToEncoder) -> list[Action]:
+    def receive(self, message: messages.ToEncoder) -> list[Action]:
         """Returns what a message asks for; nothing for one of another epoch, or of a transfer that is gone."""
         if message.epoch != self._epoch:
             return self._ignore("epoch")
-        if isinstance(message, OpenTransfer):
+        if isinstance(message, messages.OpenTransfer):
             return self._open(message)
         transfer = self._live.get(getattr(message, "tid", 0))
         if transfer is None:
             return self._ignore("unknown")
-        if isinstance(message, GrantBlocks):
+        if isinstance(message, messages.GrantBlocks):
             return self._grant(transfer, message)
         self._end(transfer)
-        if isinstance(message, CancelTransfer):
-            return [Reply(TransferAborted(self._epoch, transfer.tid))]
-        assert isinstance(message, CloseTransfer)
+        if isinstance(message, messages.CancelTransfer):
+            return [Reply(messages.TransferAborted(self._epoch, transfer.tid))]
+        assert isinstance(message, messages.CloseTransfer)
         return []
 
     def encoded(self, tid: int, encoding: Encoding) -> list[Action]:
@@ -148,23 +136,25 @@ class EncoderSide:
             return self._fail(transfer, "width", f"rows of {encoding.n_embd} numbers, where {self._n_embd} are needed")
         transfer.enter(EncodeState.HOLDING)
         transfer.encoding = encoding
-        return [Reply(TransferMeta(self._epoch, tid, encoding.total, encoding.n_embd, encoding.segments))]
+        return [Reply(messages.TransferMeta(self._epoch, tid, encoding.total, encoding.n_embd, encoding.segments))]
 
     def failed(self, tid: int, error: EncodingFailed) -> list[Action]:
         """Returns what follows an encode that has failed."""
         transfer = self._live.get(tid)
         return self._ignore("unknown") if transfer is None else self._fail(transfer, error.code, str(error))
 
-    def _open(self, message: OpenTransfer) -> list[Action]:
+    def _open(self, message: messages.OpenTransfer) -> list[Action]:
         if message.tid <= self._floor:
             return self._ignore("duplicate")
         self._floor = message.tid
         if len(self._live) >= MAX_LIVE:
-            return [Reply(EncodeFailed(self._epoch, message.tid, "busy", f"{MAX_LIVE} transfers are open already"))]
+            return [
+                Reply(messages.EncodeFailed(self._epoch, message.tid, "busy", f"{MAX_LIVE} transfers are open already"))
+            ]
         self._live[message.tid] = _Transfer(message.tid)
         return [Encode(message)]
 
-    def _grant(self, transfer: _Transfer, grant: GrantBlocks) -> list[Action]:
+    def _grant(self, transfer: _Transfer, grant: messages.GrantBlocks) -> list[Action]:
         if grant.gen <= transfer.gen:  # its blocks may be somebody else's by now, so nothing is written
             self.ignored["duplicate"] += 1
             return [Reply(transfer.last)] if transfer.last and grant.gen == transfer.last.gen else []
@@ -176,11 +166,11 @@ class EncoderSide:
         n = min(encoding.total - grant.offset, grant.capacity)
         if n < 1:
             return self._fail(transfer, "protocol", f"blocks were lent where no row of {encoding.total} is left")
-        transfer.last = BlocksFilled(self._epoch, transfer.tid, grant.gen, grant.offset, n, encoding.total)
+        transfer.last = messages.BlocksFilled(self._epoch, transfer.tid, grant.gen, grant.offset, n, encoding.total)
         transfer.n_written += n
         return [Write(grant, encoding, n), Reply(transfer.last)]
 
-    def _fault_of(self, transfer: _Transfer, grant: GrantBlocks) -> str:
+    def _fault_of(self, transfer: _Transfer, grant: messages.GrantBlocks) -> str:
         """Returns what is wrong with a new grant; empty for nothing."""
         blocks, geometry = grant.blocks, self._geometry
         if grant.gen != transfer.gen + 1:
@@ -195,7 +185,7 @@ class EncoderSide:
 
     def _fail(self, transfer: _Transfer, code: str, text: str) -> list[Action]:
         self._end(transfer)
-        return [Reply(EncodeFailed(self._epoch, transfer.tid, code, text))]
+        return [Reply(messages.EncodeFailed(self._epoch, transfer.tid, code, text))]
 
     def _end(self, transfer: _Transfer) -> None:
         transfer.enter(EncodeState.GONE)

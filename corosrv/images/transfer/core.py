@@ -12,17 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from corosrv.base.errors import EncoderBusy, Misuse, ProtocolError, RowsNotFinite
+from corosrv.images.transfer import messages
 from corosrv.images.transfer.ledger import TransferLedger
-from corosrv.images.transfer.messages import (
-    BlocksFilled,
-    EncodeFailed,
-    Geometry,
-    ImagePixels,
-    ToEncoder,
-    ToLanguage,
-    TransferAborted,
-    TransferMeta,
-)
 from corosrv.images.transfer.session import (
     ENDED_FOR_CLIENT,
     Allocation,
@@ -146,7 +137,7 @@ class TransferInbox:
     def __init__(self, ledger: TransferLedger) -> None:
         self._ledger = ledger
 
-    def deliver(self, message: ToLanguage) -> None:
+    def deliver(self, message: messages.ToLanguage) -> None:
         """Takes one message. Late, repeated and unknown ones are counted and dropped."""
         if not self._ledger.is_up or message.epoch != self._ledger.epoch:
             return self._ignore(IgnoredReason.EPOCH)
@@ -157,26 +148,26 @@ class TransferInbox:
         if session.state is TransferState.DRAINING:
             return self._end_draining(session, message)
         match message:
-            case TransferMeta():
+            case messages.TransferMeta():
                 self._describe(session, message)
-            case BlocksFilled():
+            case messages.BlocksFilled():
                 self._fill(session, message)
-            case EncodeFailed():
+            case messages.EncodeFailed():
                 session.is_abandoned = True
                 reason = f"the encoder failed: {message.text}"
                 self._ledger.fail(session, TransferResult.ENCODER, reason, is_told=False)
-            case TransferAborted():
+            case messages.TransferAborted():
                 session.is_abandoned = True
                 self._ledger.fail_for_violation(session, "an end that nobody asked for")
 
-    def _end_draining(self, session: TransferSession, message: ToLanguage) -> None:
-        is_current_fill = isinstance(message, BlocksFilled) and message.gen == session.gen
-        if is_current_fill or isinstance(message, (TransferAborted, EncodeFailed)):
+    def _end_draining(self, session: TransferSession, message: messages.ToLanguage) -> None:
+        is_current_fill = isinstance(message, messages.BlocksFilled) and message.gen == session.gen
+        if is_current_fill or isinstance(message, (messages.TransferAborted, messages.EncodeFailed)):
             self._ledger.release(session)
         else:
             self._ignore(IgnoredReason.LATE)
 
-    def _describe(self, session: TransferSession, message: TransferMeta) -> None:
+    def _describe(self, session: TransferSession, message: messages.TransferMeta) -> None:
         n_embd = self._ledger.geometry.row_bytes // 4
         if fault := session.find_fault_in_meta(message, self._ledger.limits.max_rows, n_embd):
             return self._ledger.fail_for_violation(session, f"a description of {fault}")
@@ -188,7 +179,7 @@ class TransferInbox:
             return self._ledger.fail(session, TransferResult.TOO_LARGE, reason)
         self._ledger.wait_for_room(session)
 
-    def _fill(self, session: TransferSession, message: BlocksFilled) -> None:
+    def _fill(self, session: TransferSession, message: messages.BlocksFilled) -> None:
         if session.gen == 0 or message.gen > session.gen:  # nothing is lent before the item is described
             words = f"generation {message.gen} filled, where {session.gen} was granted"
             return self._ledger.fail_for_violation(session, words)
@@ -212,20 +203,20 @@ class TransferOutcome:
     result: TransferResult
     reason: str
     rows: bytearray | None
-    meta: TransferMeta | None
+    meta: messages.TransferMeta | None
 
 
 class TransferCore:
     """Runs the transfers of one pool. One greenlet at a time may call it; nothing waits."""
 
-    def __init__(self, geometry: Geometry, limits: TransferLimits, store: RowStore) -> None:
+    def __init__(self, geometry: messages.Geometry, limits: TransferLimits, store: RowStore) -> None:
         self._ledger = TransferLedger(geometry, limits)
         self._inbox = TransferInbox(self._ledger)
         self._scheduler = TransferScheduler(self._ledger, store)
 
     # For clients.
 
-    def submit(self, image: ImagePixels, deadline: float | None = None) -> int:
+    def submit(self, image: messages.ImagePixels, deadline: float | None = None) -> int:
         """Queues an image, and returns the id of its transfer. `deadline`: seconds from now; None for the default.
 
         Raises EncoderBusy if too many wait.
@@ -266,7 +257,7 @@ class TransferCore:
     # For the pump, which does the I/O.
 
     @property
-    def outbox(self) -> list[ToEncoder]:
+    def outbox(self) -> list[messages.ToEncoder]:
         """Holds the messages to the encoder, in order; whoever sends them empties it."""
         return self._ledger.outbox
 
@@ -297,7 +288,7 @@ class TransferCore:
         """Returns when a tick has something to do if nothing else happens; infinity if never."""
         return self._scheduler.next_deadline()
 
-    def deliver(self, message: ToLanguage) -> None:
+    def deliver(self, message: messages.ToLanguage) -> None:
         """Takes a message of the encoder. Late, repeated and unknown ones are counted and dropped."""
         self._inbox.deliver(message)
 

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from corosrv.images.transfer.messages import (
-    CancelTransfer,
-    CloseTransfer,
-    Geometry,
-    GrantBlocks,
-    ImagePixels,
-    OpenTransfer,
-    ToEncoder,
-)
+from corosrv.images.transfer import messages
 from corosrv.images.transfer.session import ACTIVE, BlockAllocator, TransferResult, TransferSession, TransferState
 from corosrv.images.transfer.stats import Trace, TraceEvent, TraceKind, TransferCounters, TransferLimits, TransferStats
 
@@ -29,13 +21,13 @@ class TransferLedger:
     `TransferInbox` for the messages of the encoder and by `TransferScheduler` for a tick.
     """
 
-    def __init__(self, geometry: Geometry, limits: TransferLimits) -> None:
+    def __init__(self, geometry: messages.Geometry, limits: TransferLimits) -> None:
         self.geometry = geometry
         self.limits = limits
         self.allocator = BlockAllocator(geometry.n_blocks)
         self.counters = TransferCounters()
         self.trace = Trace()
-        self.outbox: list[ToEncoder] = []
+        self.outbox: list[messages.ToEncoder] = []
         self.now = 0.0
         self.epoch = 0
         self.is_up = False  # whether the encoder of this epoch runs
@@ -54,8 +46,7 @@ class TransferLedger:
 
     # The way of a transfer that succeeds.
 
-    def queue(self, image: ImagePixels, ends_at: float) -> TransferSession:
-        """Adds a transfer to the end of the queue."""
+    def queue(self, image: messages.ImagePixels, ends_at: float) -> TransferSession:
         self._last_rid += 1
         session = TransferSession(self._last_rid, image, self.now, ends_at)
         self.sessions[session.rid] = self.queued[session.rid] = session
@@ -68,7 +59,7 @@ class TransferLedger:
         session.tid = self.last_tid
         self.live[session.tid] = session
         self.enter(session, TransferState.OPENING)
-        self._send(session, TraceKind.OPEN, OpenTransfer(self.epoch, session.tid, session.image))
+        self._send(session, TraceKind.OPEN, messages.OpenTransfer(self.epoch, session.tid, session.image))
 
     def wait_for_room(self, session: TransferSession) -> None:
         """Puts a transfer at the end of the line for memory, or of the line for blocks once it has its memory."""
@@ -89,7 +80,9 @@ class TransferLedger:
         session.grant(allocation, capacity)
         self.counters.grant_blocks[len(allocation.blocks)] += 1
         self._trace(TraceKind.ALLOCATE, session)
-        message = GrantBlocks(self.epoch, session.tid, session.gen, session.received, allocation.blocks, capacity)
+        message = messages.GrantBlocks(
+            self.epoch, session.tid, session.gen, session.received, allocation.blocks, capacity
+        )
         self._send(session, TraceKind.GRANT, message)
         self.enter(session, TransferState.FILLING)
 
@@ -117,7 +110,7 @@ class TransferLedger:
 
     def finish(self, session: TransferSession) -> None:
         """Ends a transfer that has all its rows, and has the encoder drop its own."""
-        self._send(session, TraceKind.CLOSE, CloseTransfer(self.epoch, session.tid))
+        self._send(session, TraceKind.CLOSE, messages.CloseTransfer(self.epoch, session.tid))
         self.counters.rounds_per_item[session.gen] += 1
         self.enter(session, TransferState.DONE)
         self._end_for_client(session, TransferResult.SUCCESS, "")
@@ -134,7 +127,7 @@ class TransferLedger:
             line.pop(session.rid, None)
         session.rows = None
         if is_told and session.tid:
-            self._send(session, TraceKind.CANCEL, CancelTransfer(self.epoch, session.tid))
+            self._send(session, TraceKind.CANCEL, messages.CancelTransfer(self.epoch, session.tid))
         if session.allocation is not None and not session.is_quiet:
             self.allocator.quarantine(session.allocation)
             self._trace(TraceKind.QUARANTINE, session)
@@ -203,7 +196,7 @@ class TransferLedger:
         while len(self._ended) > MAX_ENDED:
             self.forget(next(iter(self._ended)))
 
-    def _send(self, session: TransferSession, kind: TraceKind, message: ToEncoder) -> None:
+    def _send(self, session: TransferSession, kind: TraceKind, message: messages.ToEncoder) -> None:
         self.outbox.append(message)
         self._trace(kind, session)
 

@@ -24,6 +24,7 @@ from corosrv.base.errors import (
     Refused,
     ShuttingDown,
 )
+from corosrv.base.recent import RecentValues
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs import Image, Terms
 from corosrv.images.transfer.core import TransferCore, TransferOutcome
@@ -34,7 +35,7 @@ from corosrv.images.transfer.stats import TransferLimits, TransferStats
 from corosrv.images.vision.link import EncoderCommand
 from corosrv.images.vision.pump import TransferPump
 from corosrv.images.vision.supervisor import RECOVERY, CrashSuspects, EncoderSupervisor
-from corosrv.images.vision.task import EncodedImage, ImageCache, ImageTask, Wake, read_pieces
+from corosrv.images.vision.task import EncodedImage, ImageTask, Key, Wake, read_pieces
 from corosrv.images.vision.turns import EncoderTurns
 from corosrv.models.pool import Watch
 
@@ -91,7 +92,9 @@ class ImageEncoder:
         self._pump = TransferPump(self._core, self._find_image, self._look, options.encode_limit, self._on_late, turns)
         self._supervisor = EncoderSupervisor(options.command, self._pool, self._pump, self._on_crash)
         self._suspects = CrashSuspects()
-        self._cache = ImageCache(options.cache_bytes)
+        self._cache: RecentValues[Key, EncodedImage] = RecentValues(
+            most_bytes=options.cache_bytes, size_of=lambda image: image.n_bytes
+        )
         self._tasks: dict[tuple[str, str], ImageTask] = {}  # that are not over, by caller and image
         self._running: dict[int, ImageTask] = {}  # by the rid of their transfer
         self._refusal: CorosrvError | None = None  # of a server that ends
@@ -170,7 +173,6 @@ class ImageEncoder:
         self._pump.wake()
 
     def _drop(self, task: ImageTask) -> None:
-        """Forgets a task and its transfer."""
         self._pump.set_time()
         self._core.forget(task.rid)
         self._running.pop(task.rid, None)
@@ -310,12 +312,7 @@ class _ImageBatch:
     """The images of one request, of which some wait for the encoder at a time."""
 
     def __init__(
-        self,
-        encoder: ImageEncoder,
-        images: Iterable[Image],
-        caller: str,
-        wake: Callable[[], None],
-        check: CheckSizes,
+        self, encoder: ImageEncoder, images: Iterable[Image], caller: str, wake: Callable[[], None], check: CheckSizes
     ) -> None:
         self.encoded: dict[str, EncodedImage] = {}
         self._encoder = encoder

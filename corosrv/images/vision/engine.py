@@ -36,6 +36,7 @@ from corosrv.contracts.jobs import (
 )
 from corosrv.contracts.jobs.terms import part_of
 from corosrv.contracts.settings import ModelSettings
+from corosrv.images.intake import MEDIA_MARKER
 from corosrv.images.transfer.messages import MROPE, NON_CAUSAL
 from corosrv.images.transfer.stats import TransferLimits
 from corosrv.images.vision.encoder import EncoderOptions, EncoderStats, ImageEncoder, MakeWatch, encode_images
@@ -173,9 +174,6 @@ def _pieces(parts: Sequence[Tokens | Image], encoded: Mapping[str, EncodedImage]
             else:
                 pieces.append(piece)
     return Pieces(tuple(pieces))
-
-
-MEDIA_MARKER = "<__media__>"  # what is shown for an image in a text, as libmtmd has it
 
 
 class VisionVocabulary:

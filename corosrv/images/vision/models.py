@@ -115,7 +115,6 @@ class VisionModels:
         return {name: stats for name, stats in all_stats.items() if stats is not None}
 
     def collector(self) -> TransferCollector:
-        """Makes the collector for Prometheus."""
         return TransferCollector(self.stats)
 
     @property

@@ -19,17 +19,8 @@ from gevent.event import Event
 
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs import Image
+from corosrv.images.transfer import messages
 from corosrv.images.transfer.core import TransferCore
-from corosrv.images.transfer.messages import (
-    CancelTransfer,
-    EncodeFailed,
-    Hello,
-    ImageMeasured,
-    MeasureImage,
-    OpenTransfer,
-    ToLanguage,
-    TransferMeta,
-)
 from corosrv.images.vision.link import EncoderLink
 from corosrv.images.vision.turns import EncodeOrder, EncoderTurns, ImageSizes, Size
 from corosrv.workers.wire import descriptors
@@ -192,24 +183,24 @@ class TransferPump:
         self.sizes.encoder_down()
         self.wake()
 
-    def deliver(self, message: ToLanguage) -> None:
+    def deliver(self, message: messages.ToLanguage) -> None:
         """Takes a message of the encoder. Never waits."""
         self.set_time()
-        if isinstance(message, (TransferMeta, EncodeFailed)) and self._link is not None:
+        if isinstance(message, (messages.TransferMeta, messages.EncodeFailed)) and self._link is not None:
             self._end_encode(message)
-        if isinstance(message, ImageMeasured):
+        if isinstance(message, messages.ImageMeasured):
             self.sizes.answer((message.width, message.height), message.n_tokens)
-        elif not isinstance(message, Hello):
+        elif not isinstance(message, messages.Hello):
             self.core.deliver(message)
         self._n_delivered += 1
         if self._n_delivered >= MOST_MESSAGES:
             self._tick()
         self.wake()
 
-    def _end_encode(self, message: TransferMeta | EncodeFailed) -> None:
+    def _end_encode(self, message: messages.TransferMeta | messages.EncodeFailed) -> None:
         took = self._order.report(message.tid, self._look())
         self._clock.begin_encode()
-        if isinstance(message, TransferMeta) and took > 0:
+        if isinstance(message, messages.TransferMeta) and took > 0:
             self._usual += (took - self._usual) * (_NEW_WEIGHT if self._usual else 1)
 
     def _ask_for_size(self, size: Size) -> bool:
@@ -218,7 +209,7 @@ class TransferPump:
         if not self._is_awaited:
             self._look()
             self._clock.begin_encode()
-        self._link.send(MeasureImage(self._link.epoch, *size))
+        self._link.send(messages.MeasureImage(self._link.epoch, *size))
         self.wake()
         return True
 
@@ -304,14 +295,14 @@ class TransferPump:
         """Sends what the core wants to say, in its order. Waits while the pixels of a large image are copied."""
         while self._link is not None and self.core.outbox:
             link, message = self._link, self.core.outbox.pop(0)
-            if isinstance(message, OpenTransfer):
+            if isinstance(message, messages.OpenTransfer):
                 self._send_image(link, message)
                 continue
-            if isinstance(message, CancelTransfer):
+            if isinstance(message, messages.CancelTransfer):
                 self._order.cancel(message.tid, self._look())
             link.send(message)
 
-    def _send_image(self, link: EncoderLink, message: OpenTransfer) -> None:
+    def _send_image(self, link: EncoderLink, message: messages.OpenTransfer) -> None:
         rid = self.core.rid_of(message.tid)
         image = None if rid is None else self._find_image(rid)
         if image is None:

@@ -68,7 +68,6 @@ class StabilityRecord:
             self._is_unstable = True
 
     def note_ready(self, now: float) -> None:
-        """Records that the process serves."""
         self._serves_since = now
 
     def note_death(self) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from corosrv.base.errors import CorosrvError
+from corosrv.base.recent import RecentValues
 from corosrv.contracts.jobs import Image
 
 MOST_SIZES = 4096  # that are remembered
@@ -32,7 +32,7 @@ class ImageSizes:
     def __init__(self, ask: Callable[[Size], bool]) -> None:
         """`ask` sends a question to the encoder, and returns False where none is up."""
         self._ask = ask
-        self._known: OrderedDict[Size, int] = OrderedDict()
+        self._known: RecentValues[Size, int] = RecentValues(MOST_SIZES)
         self._asked: dict[Size, list[Wake]] = {}
 
     @property
@@ -47,7 +47,6 @@ class ImageSizes:
         """
         size = image.width, image.height
         if (known := self._known.get(size)) is not None:
-            self._known.move_to_end(size)
             return known
         if size not in self._asked:
             if not self._ask(size):
@@ -57,10 +56,7 @@ class ImageSizes:
         return None
 
     def answer(self, size: Size, n_tokens: int) -> None:
-        """Takes an answer of the encoder."""
-        self._known[size] = n_tokens
-        if len(self._known) > MOST_SIZES:
-            self._known.popitem(last=False)
+        self._known.put(size, n_tokens)
         for wake in self._asked.pop(size, ()):
             wake()
 

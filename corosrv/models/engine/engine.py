@@ -326,4 +326,6 @@ def _try_defaults(model: _LoadedParts) -> None:
     try:
         model.native.submit(model.placer.place(model.maker.make(job), "", False)).close()
     except errors.Refused as error:
-        raise errors.ModelFailed(f"what requests get that leave it open cannot be used: {error}") from None
+        raise errors.ModelFailed(
+            f"the defaults of requests (their grammar or logit_bias) cannot be used: {error}"
+        ) from None

@@ -34,7 +34,6 @@ class DescriptorShortage:
         self._quiet_until = float("-inf")
 
     def count(self) -> None:
-        """Counts one more reader."""
         self._n += 1
         if self._now() < self._quiet_until:
             return

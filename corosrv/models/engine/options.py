@@ -191,7 +191,6 @@ def _sampling_of_file(model: str, lines: str) -> dict[str, Any]:
 
 
 def model_card(settings: ModelSettings, info: ModelInfo, vocabulary: EngineVocabulary) -> ModelCard:
-    """Makes the card of a loaded model."""
     traits = vocabulary.traits
     # Other kernels round otherwise: the same seed may then give another text.
     kernels = "k" if info.own_kernels else ""

@@ -6,7 +6,6 @@ A reader for which the process had no descriptor left is looked at every 10 ms i
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from types import TracebackType
 
 import msgspec
 
@@ -166,7 +165,5 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

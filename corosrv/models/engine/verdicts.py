@@ -53,7 +53,7 @@ class StoredVerdicts:
             partial.write_bytes(msgspec.json.encode(verdicts))
             partial.replace(self._file)
         except OSError as error:
-            log.info("a verdict is not remembered: %s", error)
+            log.info("the result of a trial cannot be stored, so that it is made again later: %s", error)
 
     def _read(self) -> dict[str, Any]:
         try:

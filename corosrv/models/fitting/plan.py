@@ -296,7 +296,6 @@ def plan_memory(settings: ModelSettings, facts: Facts, host: Room, gpu: Room | N
 
 
 def with_plan(settings: ModelSettings, plan: MemoryPlan) -> ModelSettings:
-    """Returns the settings with what the plan chose."""
     return replace(settings, slots=plan.pair.slots, ctx=plan.pair.context, cache_bytes=plan.prefix_bytes)
 
 

@@ -54,7 +54,6 @@ class CacheShape:
         return cells * self.token_bytes(types) + slots * self.state_bytes
 
     def token_bytes(self, types: CacheTypes) -> int:
-        """Returns the bytes that each token takes."""
         return sum(_row_bytes(it.key_width, types.key) + _row_bytes(it.value_width, types.value) for it in self.layers)
 
     @property

@@ -182,7 +182,7 @@ class Front(GeventWorker):  # type: ignore[misc]
         """
         if time.thread_time() - self._used_at_beat < _HANGS:
             self.notify()  # at once: the master may look again at once
-            log.warning("gunicorn's master took a pause for a hang; serving on")
+            log.warning("gunicorn's master mistook a pause of this process for a hang; it goes on serving")
             return
         super().handle_abort(sig, frame)
 

@@ -179,7 +179,6 @@ class Clients:
         self._unread = Flood(log, "%d requests were refused: malformed, too slow, or too many clients")
 
     def make_pool(self) -> ClientPool:
-        """Makes the pool of a listener's clients."""
         pool = ClientPool(self._worker.worker_connections + RESERVE)
         self._pools.append(pool)
         return pool

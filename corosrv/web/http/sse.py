@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 class Encoder(Protocol[Item]):
     """Makes events of a reader's items."""
 
-    failure: CorosrvError | None  # why the stream ends before its reader; its event came with the last items
+    failure: CorosrvError | None = None  # why the stream ends before its reader; its event came with the last items
 
     def encode(self, items: list[Item]) -> bytes: ...
 
@@ -34,7 +34,8 @@ class Encoder(Protocol[Item]):
         """Makes the event of an error that the reader raised."""
 
     def close(self) -> None:
-        """Ends the stream, whether its reader has ended or not."""
+        """Ends the stream, whether its reader has ended or not. Most have nothing to end."""
+        return
 
 
 class Recording(Protocol):

@@ -215,7 +215,7 @@ class IgnoredFields:
             self._logged.add(shown)
             nearest = difflib.get_close_matches(shown, known_names, n=1, cutoff=0.8)
             meant = f" (did its client mean {nearest[0]}?)" if nearest else ""
-            log.warning("a request has a field %s, which is unknown here and ignored%s; told once", shown, meant)
+            log.warning("a request has a field %s, which is unknown here and ignored%s; logged once", shown, meant)
 
 
 def add_header(response: Response) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from gevent.event import Event as Signal
 
 from corosrv.base.errors import CorosrvError, EventsGone, Refused
-from corosrv.web.http.sse import Recording
+from corosrv.web.http.sse import Encoder, Recording
 from corosrv.web.kept.event_log import Cursor, EventLog, EventPiece, LogReader
 
 LOG_COST = 4096  # bytes that a log takes besides its events, about: they bound the number of logs
@@ -256,10 +256,8 @@ class StreamReader(LogReader[LoggedEvent]):
         return EventPiece(error_event(self.answer.events_gone(), self.answer.is_lines))
 
 
-class FollowedEvents:
-    """Sends the events of a log as they are; see corosrv.web.http.sse.Encoder."""
-
-    failure: CorosrvError | None = None  # that the answer failed is an event like others
+class FollowedEvents(Encoder[LoggedEvent | EventPiece]):
+    """Sends the events of a log as they are. That the answer failed is an event like others."""
 
     def __init__(self, answer: AnswerLog) -> None:
         self._answer = answer
@@ -269,6 +267,3 @@ class FollowedEvents:
 
     def encode_error(self, error: CorosrvError) -> bytes:
         return error_event(error, self._answer.is_lines)
-
-    def close(self) -> None:
-        """Does nothing."""

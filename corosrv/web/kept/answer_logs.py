@@ -160,7 +160,6 @@ class AnswerLogs:
         return sum(logs.n_bytes for logs in self._owners.values())
 
     def owned_by(self, caller: str) -> OwnerLogs:
-        """Returns the logs of one caller."""
         logs = self._owners.get(caller)
         if logs is None:
             logs = self._owners[caller] = OwnerLogs(self, self._room)

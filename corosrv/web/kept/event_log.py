@@ -61,7 +61,6 @@ class EventLog(Generic[Logged]):
         self._parked[wake] = None
 
     def unpark(self, wake: Callable[[], None]) -> None:
-        """Undoes `park`."""
         self._parked.pop(wake, None)
 
     def wake_parked(self) -> None:

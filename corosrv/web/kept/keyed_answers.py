@@ -20,14 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from corosrv.base.waits import ThreadLock, call_in_thread
-from corosrv.contracts.idempotency import (
-    HEADER,
-    LIFETIME,
-    MAX_BYTES,
-    KeyedRecords,
-    SharedRecords,
-    parse_key,
-)
+from corosrv.contracts.idempotency import HEADER, LIFETIME, MAX_BYTES, KeyedRecords, SharedRecords, parse_key
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import AnyRequest, caller, current
 from corosrv.web.http.openapi import with_idempotency_key

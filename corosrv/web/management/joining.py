@@ -152,7 +152,6 @@ def join(target: JoinTarget, joining: Joining) -> JoinedConnection:
 
 
 def _join_parameters(joining: Joining, is_remote: bool) -> dict[str, str]:
-    """Returns the parameters of a request to join."""
     parameters = {
         "app": joining.app_ref,
         "app_dir": joining.app_dir,

@@ -77,7 +77,6 @@ def pool_view(pool: WorkerPool, queues: Iterable[KeyStats]) -> dict[str, Any]:
 
 
 def queue_view(queue: KeyStats) -> dict[str, Any]:
-    """Shows the queue of one key."""
     return {
         "key": queue.key,
         "state": queue.state,

@@ -29,16 +29,15 @@ from corosrv.workers.dispatch.answers import (
     check_answerable,
     digest_of,
 )
-from corosrv.workers.dispatch.call import CallState, QueuedCall
+from corosrv.workers.dispatch.call import CallState, QueuedCall, check_circle, check_depth, check_wait
 from corosrv.workers.dispatch.entries import HandlerEntry, PoolStanding
-from corosrv.workers.dispatch.handover import check_circle, check_depth, check_wait
 from corosrv.workers.dispatch.host import HandlerHost
 from corosrv.workers.dispatch.lives import CallLives
 from corosrv.workers.dispatch.policy import DispatchSettings, LeastLoaded, Policy
 from corosrv.workers.dispatch.registry import Registry, check_ready, look_up, name_of
 from corosrv.workers.dispatch.scheduler import Scheduler, too_late
 from corosrv.workers.dispatch.stats import DispatchStats, key_stats
-from corosrv.workers.dispatch.timetable import Alarm, HubAlarm, Timetable
+from corosrv.workers.dispatch.timetable import HubAlarm, Timetable
 from corosrv.workers.dispatch.waiting import QueueBounds, QueueClaim, WaitingCalls
 
 log = logging.getLogger("corosrv.dispatch")
@@ -55,7 +54,7 @@ class Dispatcher(InferWorker):
         self,
         settings: DispatchSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
-        make_alarm: Callable[[Callable[[], None]], Alarm] = HubAlarm,
+        make_alarm: Callable[[Callable[[], None]], HubAlarm] = HubAlarm,
         jitter: Callable[[], float] = random.random,
         policy: Policy | None = None,
     ) -> None:

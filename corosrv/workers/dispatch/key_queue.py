@@ -191,7 +191,6 @@ class KeyQueue:
             yield from queue.lines.values()
 
     def lines_of(self, account: CallerAccount) -> list[CallQueue[QueuedCall]]:
-        """Returns the lines of one caller."""
         return [line for queue in self._queues() if (line := queue.lines.get(account)) is not None]
 
     @property

@@ -27,9 +27,8 @@ from corosrv.base.errors import (
 from corosrv.contracts.jobs.infer import InferOutputs
 from corosrv.contracts.jobs.terms import Terms, TracePart
 from corosrv.workers.dispatch.answers import CallRecords, choose
-from corosrv.workers.dispatch.call import CallState, QueuedCall
+from corosrv.workers.dispatch.call import CallFollower, CallState, Outcomes, QueuedCall
 from corosrv.workers.dispatch.estimates import outcome_of
-from corosrv.workers.dispatch.handover import CallFollower, Outcomes
 from corosrv.workers.dispatch.timetable import Timetable
 from corosrv.workers.dispatch.waiting import WaitingCalls
 

@@ -6,12 +6,12 @@ least loaded one.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from corosrv.base.errors import SettingsError
+from corosrv.base.recent import RecentValues
 from corosrv.contracts.idempotency import LIFETIME, MAX_BYTES
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HostGroup
@@ -49,25 +49,6 @@ def session_of(call: QueuedCall) -> Session | None:
     if not terms.session or call.entry.batch_limits is not None:
         return None
     return terms.caller, terms.session, call.key
-
-
-class SessionTable:
-    """Remembers which host served a session last, by the host's id."""
-
-    def __init__(self) -> None:
-        self._hosts: OrderedDict[Session, str] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._hosts)
-
-    def get(self, session: Session) -> str | None:
-        return self._hosts.get(session)
-
-    def set(self, session: Session, host_id: str) -> None:
-        self._hosts[session] = host_id
-        self._hosts.move_to_end(session)
-        if len(self._hosts) > MAX_SESSIONS:
-            self._hosts.popitem(last=False)
 
 
 class LocalQueue:
@@ -140,7 +121,7 @@ class LeastLoaded(Policy):
     """Prefers the worker that served the call's session last; otherwise the least loaded, and equals in turn."""
 
     def __init__(self) -> None:
-        self._sessions = SessionTable()
+        self._sessions: RecentValues[Session, str] = RecentValues(MAX_SESSIONS)  # the host that served each last
 
     def prefer(self, call: QueuedCall) -> HostGroup | None:
         if (session := session_of(call)) is None:
@@ -153,7 +134,7 @@ class LeastLoaded(Policy):
 
     def note(self, call: QueuedCall, group: HostGroup) -> None:
         if (session := session_of(call)) is not None:
-            self._sessions.set(session, group.host.id)
+            self._sessions.put(session, group.host.id)
 
     def forget(self, host_id: str) -> None:
         """Changes nothing: the process that takes the host's place has its id, and its sessions."""

@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable, Iterable
 
 from corosrv.base.errors import DeadlinePassed
-from corosrv.workers.dispatch.call import CallState, QueuedCall
+from corosrv.workers.dispatch.call import CallFollower, CallState, QueuedCall, handed_call
 from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
-from corosrv.workers.dispatch.handover import CallFollower, handed_call
 from corosrv.workers.dispatch.host import HandlerHost
 from corosrv.workers.dispatch.lives import CallLives
 from corosrv.workers.dispatch.policy import STEAL_AFTER, Policy, idleness

@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from gevent import get_hub
 
@@ -77,18 +77,11 @@ class Agenda:
         return action, item
 
 
-class Alarm(Protocol):
-    """Calls a function in the hub when a time has come."""
-
-    def ring_by(self, at: float) -> None:
-        """Calls at this time or before, but not earlier than at any that was named before. Never waits."""
-
-    def close(self) -> None:
-        """Calls no more. Twice is harmless."""
-
-
 class HubAlarm:
-    """Sets one timer of the hub, and moves it only forwards: one that rings early is set again by whoever it calls."""
+    """Calls a function in the hub when a time has come, by one timer, which it moves only forwards.
+
+    One that rings early is set again by whoever it calls.
+    """
 
     def __init__(self, on_ring: Callable[[], None]) -> None:
         self._on_ring = on_ring
@@ -96,6 +89,7 @@ class HubAlarm:
         self._timer: Any = None
 
     def ring_by(self, at: float) -> None:
+        """Calls at this time or before, but not earlier than at any that was named before. Never waits."""
         if at >= self._at:
             return
         self._stop()
@@ -104,6 +98,7 @@ class HubAlarm:
         self._timer.start(self._ring)
 
     def close(self) -> None:
+        """Calls no more. Twice is harmless."""
         self._stop()
         self._at = -math.inf
 
@@ -124,7 +119,7 @@ AT_ONCE = 256  # appointments of one turn of the hub, so that thousands of them 
 class Timetable:
     """Keeps an agenda. Belongs to the hub's thread; what it calls must not wait."""
 
-    def __init__(self, clock: Callable[[], float], make_alarm: Callable[[Callable[[], None]], Alarm]) -> None:
+    def __init__(self, clock: Callable[[], float], make_alarm: Callable[[Callable[[], None]], HubAlarm]) -> None:
         self._clock = clock
         self._agenda = Agenda()
         self._alarm = make_alarm(self._ring)

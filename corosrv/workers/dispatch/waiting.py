@@ -10,8 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from corosrv.base.errors import QueueFull
-from corosrv.base.retry_after import retry_seconds
+from corosrv.base.errors import QueueFull, retry_seconds
 from corosrv.contracts.jobs.terms import CLASSES
 from corosrv.workers.dispatch.call import QueuedCall
 from corosrv.workers.dispatch.entries import HandlerEntry, HostGroup
@@ -64,7 +63,7 @@ def queue_full(name: str, problem: str, wait: float) -> QueueFull:
 
 @dataclass(frozen=True, slots=True)
 class QueueClaim:
-    """Says what waits for a worker's permits: how many calls, and of the first one its order beside other servers'."""
+    """Says how many calls wait for a worker's permits, and how the first of them ranks among those of other servers."""
 
     n_calls: int
     band: int  # tier and priority class, in one number
@@ -211,9 +210,9 @@ class WaitingCalls:
     def _giving_way(self, call: QueuedCall, now: float) -> QueuedCall | None:
         """Returns the call that gives its place in the full queue to a new one; None if none does.
 
-        It is the last one of the caller that has most there, by its weight, in the worst tier: if that tier is worse,
-        or if that caller still has no fewer than the new call's when it has given way. Else it is the last one of the
-        new call's own caller, if its class is worse.
+        It is the last one of the caller who has most there, by its weight, in the worst tier: if that tier is worse
+        than the new call's, or if this caller then still has at least as many as the new call's. Else it is the last
+        one of the new call's own caller, if its class is worse.
         """
         is_key_full = self._queues[call.key].depth >= call.entry.card.max_queue
         shares = self._shares_of(call.key if is_key_full else "")
@@ -266,7 +265,6 @@ class WaitingCalls:
         return self._problem(call) is None
 
     def add(self, call: QueuedCall, now: float, local: LocalQueue | None = None) -> None:
-        """Queues a call, in its key's queue or in a local one."""
         call.traffic.n_admitted += 1
         self.bounds.add(call.n_bytes)
         self._busy_keys.add(call.key)

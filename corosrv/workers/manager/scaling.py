@@ -162,7 +162,6 @@ class Scaler:
     # Up.
 
     def _larger_size(self, pool: PoolSnapshot, now: float) -> SizeDecision | None:
-        """Returns a larger size than the pool has, or None."""
         if pool.live == 0:
             return SizeDecision(1, "calls wait, and no worker is there") if pool.depth else None
         is_urgent = any(group.oldest > group.patience for group in pool.groups)

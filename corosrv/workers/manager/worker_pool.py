@@ -122,7 +122,6 @@ class WorkerPool:
 
     @property
     def live_places(self) -> list[Place]:
-        """The places that have a process."""
         return [place for place in self.places if place.state in HOLDING]
 
     @property
@@ -259,7 +258,7 @@ class AppImport:
 
     def __init__(
         self, make: MakeWorker, clock: Callable[[], float], on_import: Callable[[AppProcess], None],
-        on_failure: Callable[[], None],
+        on_failure: Callable[[], None]
     ) -> None:  # fmt: skip
         """`on_import` is handed the process, once; `on_failure` is called after each that failed."""
         self._make = make

@@ -179,7 +179,7 @@ class ReceiveQueue:
         """Returns the next message and its descriptors, which the caller closes; None where there is none."""
         try:
             message = self._messages.popleft()
-        except IndexError:  # asked first, another thread could close between question and answer
+        except IndexError:  # not asked before: another thread could close in between
             return None
         return message, self._attachments.take()
 

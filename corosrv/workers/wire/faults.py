@@ -55,7 +55,6 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_error(cls, error: CorosrvError) -> Fault:
-        """Writes an error down."""
         return cls(str(error), error.status, error.kind.value, error.code, error.param, error.retry_after)
 
     @property

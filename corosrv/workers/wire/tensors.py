@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 
 from corosrv.base.errors import ProtocolError
 from corosrv.formats.tensors import Tensor
@@ -87,9 +86,7 @@ class TensorPacking:
     def __enter__(self) -> TensorPacking:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

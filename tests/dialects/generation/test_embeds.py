@@ -15,7 +15,7 @@ import pytest
 
 from corosrv.base.errors import Refused
 from corosrv.contracts.jobs import ModelCard
-from corosrv.dialects.generation.embeds import EmbedsReader
+from corosrv.dialects.generation.prompts import EmbedsReader
 
 CARD = ModelCard("tiny", created=1, row_width=3, max_rows=4)
 NUMBERS = (0.0, -0.0, 1.0, -2.5, 65504.0, 2**-24)  # two rows, of numbers that a half can hold

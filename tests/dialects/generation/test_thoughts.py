@@ -21,7 +21,7 @@ from corosrv.contracts.jobs import (
     Tokens,
 )
 from corosrv.dialects.generation.fields import ThoughtFields, thought_message, thought_tokens
-from corosrv.dialects.generation.prompts import TaggedThoughtFields, with_budget
+from corosrv.dialects.generation.thoughts import TaggedThoughtFields, with_budget
 from corosrv.formats.callformats.description import AnswerFormat
 from tests.support.vocabularies import ByteVocabulary
 

@@ -13,7 +13,7 @@ from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import NotOffered, NotSupported, Refused
 from corosrv.contracts.jobs import Chunk, Defaults, EmbedJob, Finish, ModelCard, Text, Tokens
-from corosrv.dialects.generation import embeds
+from corosrv.dialects.generation.call import vectors_of
 from corosrv.dialects.openai import embeddings
 from corosrv.web.http import body_reader
 from tests.support.vocabularies import ByteVocabulary
@@ -132,7 +132,7 @@ def test_a_vector_for_each_token_is_llama_server_s_alone():
 def test_vectors_come_in_the_order_of_the_inputs():
     chunks = [Chunk(i, "", 0, Finish.STOP, vector=VECTORS[i]) for i in (1, 0)]
 
-    assert embeds.in_order(chunks) == VECTORS
+    assert vectors_of(chunks) == VECTORS
 
 
 def test_an_answer_lists_vectors_and_what_was_read():

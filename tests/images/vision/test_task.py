@@ -102,3 +102,9 @@ def test_rows_keep_how_they_are_read():
     assert struct.unpack("<8i", mrope.positions) == tuple(range(8))
     assert (mrope.is_non_causal, mrope.n_positions) == (False, 5)
     assert (both.is_non_causal, both.n_positions) == (True, 2)
+
+
+def test_positions_of_rows_take_room_as_well():
+    image = EncodedImage((Rows.of_data(bytes(32), 4, n_positions=1, positions=bytes(32)), Tokens((2,))))
+
+    assert image.n_bytes == 64

@@ -6,7 +6,7 @@ import pytest
 
 from corosrv.base import errors
 from corosrv.contracts.jobs import EmbedJob, Finish, RerankJob, Terms, Text
-from corosrv.dialects.generation import embeds
+from corosrv.dialects.generation.call import prompt_tokens_of
 from corosrv.models.engine import Engine
 from tests.support.engines import opened, read_all
 from tests.support.gguf import write_bert
@@ -44,7 +44,7 @@ def test_a_score_does_not_depend_on_the_other_documents(ranker):
 def test_a_pair_begins_and_ends_as_the_model_wants_it(ranker):
     chunks = read_all(ranker.submit(RerankJob("the cat", ("a dog", "mat"))))
 
-    assert embeds.prompt_tokens(chunks) == [6, 5]  # [CLS] the cat [SEP] a dog
+    assert prompt_tokens_of(chunks) == [6, 5]  # [CLS] the cat [SEP] a dog
 
 
 def test_a_document_that_does_not_fit_is_refused_by_its_number(ranker):
@@ -99,4 +99,4 @@ def test_a_models_own_template_joins_the_pair(tmp_path, has_marker):
         chunks = read_all(engine.submit(RerankJob("the dog", (document,))))
 
     # The braces of a document are no place for the query: {, query and } are three unknown words.
-    assert embeds.prompt_tokens(chunks) == [8 if has_marker else 9]
+    assert prompt_tokens_of(chunks) == [8 if has_marker else 9]

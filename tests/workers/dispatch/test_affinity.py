@@ -9,7 +9,6 @@ import pytest
 from corosrv.base.errors import NotHandedOver, NoWorker, QueueFull, WorkerLost
 from corosrv.contracts.jobs.infer import BatchLimits
 from corosrv.workers.dispatch.host import LaneGroup, PermitPool
-from corosrv.workers.dispatch.policy import SessionTable
 from tests.workers.dispatch.hosts import FakeHost, Front, card, ended, error_of, text
 
 
@@ -28,16 +27,6 @@ def host_of_two(front: Front, id: str) -> FakeHost:
 
 def names(host: FakeHost) -> list[bytes]:
     return [call.call.items[0].request.inputs[0].data[0] for call in host.calls]
-
-
-def test_the_session_used_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("corosrv.workers.dispatch.policy.MAX_SESSIONS", 2)
-    table = SessionTable()
-    for name, host in [("a", "p/0"), ("b", "p/1"), ("a", "p/2"), ("c", "p/3")]:
-        table.set(("", name, "model:add:"), host)
-
-    assert [table.get(("", name, "model:add:")) for name in "abc"] == ["p/2", None, "p/3"]
-    assert len(table) == 2
 
 
 def test_calls_of_no_session_prefer_no_worker(front: Front):

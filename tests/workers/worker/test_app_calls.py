@@ -328,7 +328,7 @@ def test_a_listener_that_fails_harms_no_slot(worker: AppProcess, caplog: pytest.
 
     hand_to(worker, Faulty(), "echo").wait_until_over()
 
-    assert "the end of a call could not be told" in caplog.text
+    assert "the end of a call could not be passed on" in caplog.text
     assert call(worker).wait_until_over() == [None]
     assert counters(worker) == (3, 0, 0, 0)
 

@@ -23,11 +23,10 @@ import grpc
 import msgspec
 
 from corosrv.base.errors import ChannelClosed
-from corosrv.dialects.kserve.grpc import health, incoming, protocol
+from corosrv.dialects.kserve.grpc import incoming, protocol, standard_services
 from corosrv.dialects.kserve.grpc.asking import Asker
 from corosrv.dialects.kserve.grpc.budget import MessageBudget, keep_freed_memory
 from corosrv.dialects.kserve.grpc.guard import CallCounts, CallGuard
-from corosrv.dialects.kserve.grpc.health import REFLECTION_VERSIONS, HealthService, ReflectionService
 from corosrv.dialects.kserve.grpc.messages import (
     HEARTBEAT,
     ControlFromGrpc,
@@ -39,6 +38,7 @@ from corosrv.dialects.kserve.grpc.messages import (
     StopGrpc,
 )
 from corosrv.dialects.kserve.grpc.service import InferenceService
+from corosrv.dialects.kserve.grpc.standard_services import REFLECTION_VERSIONS, HealthService, ReflectionService
 from corosrv.web.inference_gateway import InferenceGateway
 from corosrv.web.keys import KeyRing
 from corosrv.workers.wire.aio_channel import AioChannel
@@ -103,7 +103,7 @@ class GrpcProcess:
             gateway = InferenceGateway(settings.gateway)
             service = InferenceService(asker, guard, self._counts, settings.max_message, budget, gateway)
             self._health = HealthService(asker, guard, max(1, settings.max_calls // WATCHES_SHARE))
-            schemas = (protocol.SCHEMA, health.SCHEMA)
+            schemas = (protocol.SCHEMA, standard_services.SCHEMA)
             reflections = [ReflectionService(version, guard, budget, schemas) for version in REFLECTION_VERSIONS]
             handlers = [service.handler(), self._health.handler(), *(part.handler() for part in reflections)]
             server.add_generic_rpc_handlers(handlers)

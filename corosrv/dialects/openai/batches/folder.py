@@ -22,15 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from corosrv.base.errors import BodyTooLarge, Conflict, LimitReached, NotFound, Refused
-from corosrv.dialects.openai.batches.answer_types import (
-    BatchesQuery,
-    BatchList,
-    BatchObject,
-    FileList,
-    FileObject,
-    FilesQuery,
-    Purpose,
-)
+from corosrv.dialects.openai.batches import answer_types
 
 MOST_FILES = 2000  # of one owner
 MOST_BATCHES = 1000  # of one owner; the oldest that have ended make room for new ones
@@ -44,16 +36,16 @@ T = TypeVar("T")
 
 
 class StoredBatch(msgspec.Struct):
-    """A batch, whose it is, and the ids that its two files of results have once it has ended."""
+    """A batch, its owner, and the ids that its two files of results get when it ends."""
 
-    batch: BatchObject
+    batch: answer_types.BatchObject
     owner: str
     output: str
     errors: str
 
 
 _batch_record = msgspec.json.Decoder(StoredBatch)
-_file_record = msgspec.json.Decoder(FileObject)
+_file_record = msgspec.json.Decoder(answer_types.FileObject)
 
 
 def new_name(prefix: str) -> str:
@@ -81,7 +73,7 @@ class FileFolder:
             return [self._folder(entry.name) for entry in entries if len(entry.name) == 64]
 
     def lock(self) -> io.FileIO | None:
-        """Returns the lock of whoever runs batches, which its end or closing it gives back; None if another has it."""
+        """Takes the lock for running batches; None if another process has it. Closing it gives it back."""
         file = io.FileIO(os.open(self._path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,16 +139,16 @@ class OwnerFolder:
     def content_path(self, id: str) -> Path:
         return self.place(id, _CONTENT)
 
-    def publish(self, id: str, filename: str, purpose: Purpose) -> FileObject:
+    def publish(self, id: str, filename: str, purpose: answer_types.Purpose) -> answer_types.FileObject:
         """Makes a file of content that is there. Twice is harmless."""
         content = self.content_path(id)
         with content.open("rb") as source:
             os.fsync(source.fileno())
-            record = FileObject(id, os.fstat(source.fileno()).st_size, int(time.time()), filename, purpose)
+            record = answer_types.FileObject(id, os.fstat(source.fileno()).st_size, int(time.time()), filename, purpose)
         self._write(self.place(id, _RECORD), record)
         return record
 
-    def file(self, id: str, param: str = "id") -> FileObject:
+    def file(self, id: str, param: str = "id") -> answer_types.FileObject:
         """Raises NotFound."""
         found = self._read(id, "file-", _file_record)
         if found is None:
@@ -177,12 +169,12 @@ class OwnerFolder:
         self.place(id, _RECORD).unlink(missing_ok=True)
         self.content_path(id).unlink(missing_ok=True)
 
-    def files(self, query: FilesQuery) -> FileList:
+    def files(self, query: answer_types.FilesQuery) -> answer_types.FileList:
         """Returns a page. Raises Refused."""
         ids = _rest_behind(self.ids("file-"), query.after, query.order)
         found = (file for id in ids if (file := self._read(id, "file-", _file_record)) is not None)
         data, has_more = _first((file for file in found if query.purpose in (None, file.purpose)), query.limit)
-        return FileList(data, *_ends([file.id for file in data]), has_more)
+        return answer_types.FileList(data, *_ends([file.id for file in data]), has_more)
 
     # Batches
 
@@ -201,22 +193,21 @@ class OwnerFolder:
         self.save(stored)
 
     def save(self, stored: StoredBatch) -> None:
-        """Writes a batch's record."""
         self._write(self.place(stored.batch.id, _RECORD), stored)
 
     def stored(self, id: str) -> StoredBatch | None:
-        """Returns a batch as whoever runs it has left it."""
+        """Returns a batch as its run has written it last."""
         return self._read(id, "batch_", _batch_record)
 
-    def batch(self, id: str) -> BatchObject:
+    def batch(self, id: str) -> answer_types.BatchObject:
         """Raises NotFound."""
         stored = self.stored(id)
         if stored is None:
             raise NotFound(f"there is no batch '{id[:80]}' here", "id", "batch_not_found")
         return self._as_shown(stored.batch)
 
-    def _as_shown(self, batch: BatchObject) -> BatchObject:
-        """Returns a batch as clients see it: cancelling, from when they ask for it until it is."""
+    def _as_shown(self, batch: answer_types.BatchObject) -> answer_types.BatchObject:
+        """Returns a batch as clients see it: `cancelling` from their request on until it is cancelled."""
         if not batch.is_ended and batch.status != "finalizing":
             batch.cancelling_at = self.cancelled_at(batch.id)
             if batch.cancelling_at is not None:
@@ -229,7 +220,7 @@ class OwnerFolder:
             return int(self.place(id, _CANCEL).stat().st_mtime)
         return None
 
-    def cancel(self, id: str) -> BatchObject:
+    def cancel(self, id: str) -> answer_types.BatchObject:
         """Asks whoever runs a batch to end it. Raises NotFound, and Refused for one that has ended."""
         batch = self.batch(id)
         if batch.is_ended or batch.status == "finalizing":
@@ -237,12 +228,12 @@ class OwnerFolder:
         self.place(id, _CANCEL).touch(0o600)
         return self.batch(id)
 
-    def batches(self, query: BatchesQuery) -> BatchList:
+    def batches(self, query: answer_types.BatchesQuery) -> answer_types.BatchList:
         """Returns a page, the newest first. Raises Refused."""
         ids = _rest_behind(self.ids("batch_"), query.after, "desc")
         found = (self._as_shown(stored.batch) for id in ids if (stored := self.stored(id)) is not None)
         data, has_more = _first(found, query.limit)
-        return BatchList(data, *_ends([batch.id for batch in data]), has_more)
+        return answer_types.BatchList(data, *_ends([batch.id for batch in data]), has_more)
 
     def _batches(self) -> Iterator[StoredBatch]:
         for id in self.ids("batch_"):
@@ -302,7 +293,7 @@ class Upload:
             self._look_at += _LOOK_AGAIN
             self._folder.check_room()
 
-    def finish(self, filename: str) -> FileObject:
+    def finish(self, filename: str) -> answer_types.FileObject:
         """Raises Refused where the owner's room is used up."""
         self._folder.check_room()
         self._file.close()

@@ -193,7 +193,6 @@ def is_good(status: int) -> bool:
 
 
 def result(custom_id: str, response: LineResponse | None, error: LineError | None = None) -> bytes:
-    """Makes a line of results."""
     return msgspec.json.encode(LineResult(new_id("batch_req_"), custom_id, response, error)) + b"\n"
 
 

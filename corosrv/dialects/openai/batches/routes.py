@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from flask import Blueprint, Request, Response, request
@@ -15,18 +15,8 @@ from corosrv.base.errors import NotOffered, NotSupported, Refused, Unavailable, 
 from corosrv.base.processor import Turns
 from corosrv.base.waits import call_in_thread
 from corosrv.dialects.openai import events
-from corosrv.dialects.openai.batches.answer_types import (
-    MOST_TEXT,
-    BatchBody,
-    BatchesQuery,
-    BatchList,
-    BatchObject,
-    DeletedFile,
-    FileForm,
-    FileList,
-    FileObject,
-    FilesQuery,
-)
+from corosrv.dialects.openai.batches import answer_types
+from corosrv.formats.bodies import convert
 from corosrv.web.http import body_reader
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
@@ -47,8 +37,7 @@ _MOST_PARTS = 16
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 _MOST_WINDOW_S = 30 * 86_400
 
-_batch_body = msgspec.json.Decoder(BatchBody)
-T = TypeVar("T")
+_batch_body = msgspec.json.Decoder(answer_types.BatchBody)
 
 
 def blueprint(
@@ -71,20 +60,21 @@ def blueprint(
         "Files",
         "Upload a file",
         "The lines of a batch: JSON with `custom_id`, `method`, `url` and `body` each." + _OFF,
-        form=FileForm,
-        answer=FileObject,
+        form=answer_types.FileForm,
+        answer=answer_types.FileObject,
         statuses=(*READS, 501, 503),
     )
     def upload() -> Response:
         return json_response(receive(current(request), own(), bodies, file_bytes))
 
     @routes.get("/v1/files")
-    @operation("Files", "List files", answer=FileList, statuses=(400, 501), query=FilesQuery)
+    @operation("Files", "List files", answer=answer_types.FileList, statuses=(400, 501), query=answer_types.FilesQuery)
     def files() -> Response:
-        return long_json_response(msgspec.to_builtins(call_in_thread(own().files, _query(FilesQuery))))
+        own_folder, query = own(), convert(dict(request.args), answer_types.FilesQuery, strict=False)
+        return long_json_response(msgspec.to_builtins(call_in_thread(own_folder.files, query)))
 
     @routes.get("/v1/files/<id>")
-    @operation("Files", "Show a file", answer=FileObject, statuses=(404, 501), parameters=_FILE)
+    @operation("Files", "Show a file", answer=answer_types.FileObject, statuses=(404, 501), parameters=_FILE)
     def file(id: str) -> Response:
         return json_response(call_in_thread(own().file, id))
 
@@ -103,10 +93,10 @@ def blueprint(
         return response
 
     @routes.delete("/v1/files/<id>")
-    @operation("Files", "Delete a file", answer=DeletedFile, statuses=(404, 409, 501), parameters=_FILE)
+    @operation("Files", "Delete a file", answer=answer_types.DeletedFile, statuses=(404, 409, 501), parameters=_FILE)
     def delete(id: str) -> Response:
         call_in_thread(own().delete, id)
-        return json_response(DeletedFile(id))
+        return json_response(answer_types.DeletedFile(id))
 
     @routes.post("/v1/batches")
     @operation(
@@ -114,8 +104,8 @@ def blueprint(
         "Make a batch",
         "Runs each line of a file as a request to one endpoint, behind all other requests. The answers are a file, in "
         "the order in which they are ready; failed lines are another one." + _OFF,
-        body=BatchBody,
-        answer=BatchObject,
+        body=answer_types.BatchBody,
+        answer=answer_types.BatchObject,
         statuses=(*READS, 404, 501, 503),
     )
     def create() -> Response:
@@ -126,12 +116,15 @@ def blueprint(
         return json_response(batch)
 
     @routes.get("/v1/batches")
-    @operation("Batches", "List batches", answer=BatchList, statuses=(400, 501), query=BatchesQuery)
+    @operation(
+        "Batches", "List batches", answer=answer_types.BatchList, statuses=(400, 501), query=answer_types.BatchesQuery
+    )
     def batches() -> Response:
-        return long_json_response(msgspec.to_builtins(call_in_thread(own().batches, _query(BatchesQuery))))
+        own_folder, query = own(), convert(dict(request.args), answer_types.BatchesQuery, strict=False)
+        return long_json_response(msgspec.to_builtins(call_in_thread(own_folder.batches, query)))
 
     @routes.get("/v1/batches/<id>")
-    @operation("Batches", "Show a batch", answer=BatchObject, statuses=(404, 501), parameters=_BATCH)
+    @operation("Batches", "Show a batch", answer=answer_types.BatchObject, statuses=(404, 501), parameters=_BATCH)
     def batch(id: str) -> Response:
         return json_response(call_in_thread(own().batch, id))
 
@@ -140,7 +133,7 @@ def blueprint(
         "Batches",
         "Cancel a batch",
         "The lines that run are stopped; the answers of those that have ended stay.",
-        answer=BatchObject,
+        answer=answer_types.BatchObject,
         statuses=(400, 404, 501),
         parameters=_BATCH,
     )
@@ -151,17 +144,7 @@ def blueprint(
     return routes
 
 
-def _query(kind: type[T]) -> T:
-    """Reads the query of the request at hand. Raises Refused, which names the parameter."""
-    try:
-        return msgspec.convert(dict(current(request).args), kind, strict=False)
-    except msgspec.ValidationError as error:
-        words, _, place = str(error).partition(" - at `$.")
-        param = place.rstrip("`") or None
-        raise Refused(f"{param}: {words}", param) from None
-
-
-def _create(folder: OwnerFolder, body: BatchBody) -> BatchObject:
+def _create(folder: OwnerFolder, body: answer_types.BatchBody) -> answer_types.BatchObject:
     """Makes a batch, which waits to be run. Raises Refused, NotFound and LimitReached."""
     from corosrv.dialects.openai.batches.folder import StoredBatch, new_name
 
@@ -169,11 +152,11 @@ def _create(folder: OwnerFolder, body: BatchBody) -> BatchObject:
     if seconds > _MOST_WINDOW_S:
         raise Refused("completion_window: must be 30d at most", "completion_window")
     for name, value in (body.metadata or {}).items():
-        if len(name) > 64 or len(value) > MOST_TEXT:
-            words = f"metadata: a name has at most 64 characters, a value {MOST_TEXT}"
+        if len(name) > 64 or len(value) > answer_types.MOST_TEXT:
+            words = f"metadata: a name has at most 64 characters, a value {answer_types.MOST_TEXT}"
             raise Refused(words, "metadata")
     now = int(time.time())
-    batch = BatchObject(
+    batch = answer_types.BatchObject(
         id=new_name("batch_"),
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,
@@ -186,7 +169,7 @@ def _create(folder: OwnerFolder, body: BatchBody) -> BatchObject:
     return batch
 
 
-def receive(incoming: Request, folder: OwnerFolder, bodies: BodyReader, file_bytes: int) -> FileObject:
+def receive(incoming: Request, folder: OwnerFolder, bodies: BodyReader, file_bytes: int) -> answer_types.FileObject:
     """Reads a form with a file, which is written to the folder as it comes. Waits; raises Refused and Unavailable."""
     boundary = incoming.mimetype_params.get("boundary", "")
     if incoming.mimetype != "multipart/form-data" or not boundary:
@@ -261,7 +244,7 @@ class _Form:
             data, self._held = bytes(self._held), bytearray()
             call_in_thread(self._upload.write, data)
 
-    def finish(self) -> FileObject:
+    def finish(self) -> answer_types.FileObject:
         for name, value in (("file", self._upload), ("purpose", self._purpose)):
             if value is None:
                 raise Refused(f"{name} is required", name, "missing_required_parameter")

@@ -1,7 +1,7 @@
 """Runs the batches of a folder: those of all owners, in one of the processes that share it.
 
-The process that has the folder's lock runs them; when it ends, another one takes the lock and goes on. What is done is
-what the files of results have, so that a line whose answer was not written runs again, and no other one.
+The process that has the folder's lock runs them; when it ends, another one takes the lock and goes on. A line is done
+once its answer is in a file of results: only the others run again.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class BatchRunner(Collector):
         self._lock: FileIO | None = None
         self._runs: dict[str, Any] = {}  # greenlets
         self._ended: set[str] = set()
-        self._later: dict[str, float] = {}  # when those go on that met a fault of the disk
+        self._later: dict[str, float] = {}  # when runs go on that met a fault of the disk
         self._n_done = {"completed": 0, "failed": 0}
         self._woken = Event()
         self._loop: Any = None

@@ -22,7 +22,7 @@ from gevent.lock import Semaphore
 from gevent.pool import Pool
 
 from corosrv.base.errors import Refused
-from corosrv.base.retry_after import retry_after
+from corosrv.base.outgoing import retry_after
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs.terms import LAST_PRIORITY, MAX_TIMEOUT_MS, PRIORITY, TIMEOUT
 from corosrv.contracts.jobs.worker import DecodeStats

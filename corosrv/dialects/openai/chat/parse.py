@@ -22,9 +22,7 @@ from corosrv.dialects.chat.conversation import (
     misplaced_image,
 )
 from corosrv.dialects.chat.conversation import arguments as arguments_of
-from corosrv.dialects.chat.conversation import (
-    tool as make_tool,
-)
+from corosrv.dialects.chat.conversation import tool as make_tool
 from corosrv.dialects.chat.prepare import RepeatParser, asks_to_think, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
@@ -243,10 +241,7 @@ def call(
 
 
 def conversation(
-    body: schema.ChatBody,
-    card: ModelCard,
-    images: ImageIntake | None = None,
-    point: ForkPoint | None = None,
+    body: schema.ChatBody, card: ModelCard, images: ImageIntake | None = None, point: ForkPoint | None = None
 ) -> Conversation:
     """Reads what a body asks for; `images` is None where the model takes none; `point`: of a fork. Raises Refused."""
     n_probs = _n_probs(body)
@@ -301,7 +296,7 @@ def _opening(body: schema.ChatBody, point: ForkPoint) -> Messages:
 
 
 def opening_of(job: Job, card: ModelCard) -> Messages:
-    """Returns the conversation of a chat's job, which says how the answer begins, without the messages before that."""
+    """Returns the conversation of a chat's job without its messages: what says how the answer begins."""
     (asked,) = job.prompts
     assert isinstance(asked, Messages)
     thinks = asks_to_think(asked.template_arguments, card)

@@ -265,8 +265,8 @@ class ItemsQuery(InputQuery):
 def check_include(names: Iterable[str], *choices: str) -> None:
     """Raises NotSupported for what cannot be included.
 
-    What tools would bring that do not exist here asks for nothing. Nor do encrypted thoughts: thoughts come as they
-    are, and may be sent back so.
+    Names of what tools bring that do not exist here are ignored. So are encrypted thoughts: thoughts come in plain
+    text, and may be sent back so.
     """
     for i, name in enumerate(names):
         if name not in _NOTHING_TO_INCLUDE and name not in choices:
@@ -345,12 +345,7 @@ def check_items(new_items: list[Item], history: list[Item], shelf: Shelf) -> Non
 def page(items: Sequence[Item], arguments: Mapping[str, str]) -> InputItems:
     """Returns the page that a query asks for. Raises Refused, which names the parameter."""
     asked = {name: arguments[name] for name in ("after", "limit", "order") if name in arguments}
-    try:
-        query = msgspec.convert(asked, InputQuery, strict=False)
-    except msgspec.ValidationError as error:
-        words, _, place = str(error).partition(" - at `$.")
-        param = place.rstrip("`")
-        raise Refused(f"{param}: {words}", param) from None
+    query = convert(asked, InputQuery, strict=False)
     rows = list(items) if query.order == "asc" else list(reversed(items))
     if query.after is not None:
         rows = rows[_place(rows, query.after) + 1 :]

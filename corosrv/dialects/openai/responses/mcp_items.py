@@ -69,7 +69,6 @@ class McpToolbox:
     headers: Mapping[str, str] = field(repr=False)
 
     def allowed(self, tools: Iterable[McpListedTool]) -> list[McpListedTool]:
-        """Returns the tools that the request allows."""
         allowed = self.tool.allowed_tools
         if allowed is None:
             return list(tools)
@@ -251,7 +250,6 @@ PREFIXES = {  # of their ids
 
 
 def find_result(turns: Iterable[Turn], call_id: str | None) -> Turn | None:
-    """Returns the turn with the result of a call."""
     return next((turn for turn in turns if turn.get("tool_call_id") == call_id), None)
 
 

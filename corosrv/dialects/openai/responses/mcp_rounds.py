@@ -53,13 +53,7 @@ class McpRun(Reader[bytes]):
     """The rounds of one response, as a reader of its events. Belongs to the thread that made it."""
 
     def __init__(
-        self,
-        flow: RequestFlow,
-        loop: McpLoop,
-        call: Call,
-        answer: McpAnswer,
-        terms: Terms,
-        find_failure: FailureOf,
+        self, flow: RequestFlow, loop: McpLoop, call: Call, answer: McpAnswer, terms: Terms, find_failure: FailureOf
     ) -> None:
         """`loop`: speaks to the servers."""
         self._flow = flow
@@ -280,11 +274,10 @@ def _number_in(param: str | None) -> int:
     return int(digits) if digits.isdigit() else -1
 
 
-class _Events:
-    """Passes the events of a run on to its stream; see corosrv.web.http.sse.Encoder."""
+class _Events(sse.Encoder[bytes]):
+    """Passes the events of a run on to its stream."""
 
     def __init__(self, answer: McpAnswer, member: GroupMember | None) -> None:
-        self.failure: CorosrvError | None = None
         self._answer = answer
         self._member = member
 

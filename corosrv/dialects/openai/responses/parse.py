@@ -151,11 +151,7 @@ def _turns(body: schema.ResponseBody, earlier: Earlier, shelf: Shelf, images: Im
 
 
 def _conversation(
-    body: schema.ResponseBody,
-    turns: tuple[Turn, ...],
-    functions: tuple[Tool, ...],
-    policy: CallPolicy,
-    card: ModelCard,
+    body: schema.ResponseBody, turns: tuple[Turn, ...], functions: tuple[Tool, ...], policy: CallPolicy, card: ModelCard
 ) -> Conversation:
     instructions: tuple[Turn, ...] = ()
     if body.instructions is not None:

@@ -47,14 +47,14 @@ from corosrv.web.kept.answer_log import AnswerLog
 from corosrv.web.kept.streams import LAST_EVENT, ResumableStreams, last_event, parse_number
 
 END_S = 10.0  # in which a response that is cancelled has ended
-_LOOK_S = 60.0  # between two looks at a response whose end is told
+_LOOK_S = 60.0  # between two looks at a response whose end is to be reported
 
 
 PostEvent = Callable[[bytes, str], None]  # an event as JSON, and its name for the log
 
 
 def _tell(post_event: PostEvent, log: AnswerLog, answer: ResponseAnswer) -> None:
-    """Sends the event of a response when it has ended. Waits for that, which the response's own limits bound."""
+    """Waits for the end of a response, which its own limits bound, and sends the event of it."""
     while not log.wait_for_end(_LOOK_S):
         continue
     type = f"response.{answer.final_status}"
@@ -107,12 +107,12 @@ class BackgroundResponses:
         return None if self._streams is None else self._streams.find(("response", id))
 
     def read(self, id: str) -> ResponseObject | None:
-        """Returns a response that runs as far as it has come; None if none of the caller's with this id does."""
+        """Returns a running response as far as it has come; None if the caller has none with this id."""
         log = self._find(id)
         return None if log is None or log.is_ended else self._answers[log].snapshot()
 
     def input_of(self, id: str) -> Sequence[Item]:
-        """Returns the input of a response that runs; nothing if none of the caller's with this id does."""
+        """Returns the input of a running response; nothing if the caller has none with this id."""
         log = self._find(id)
         return () if log is None or log.is_ended else self._answers[log].input_items
 

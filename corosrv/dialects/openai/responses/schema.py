@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.dialects.generation import fields
+from corosrv.dialects.generation.fields import ThoughtFields
 from corosrv.dialects.openai.structured_fields import StructuredOutputs
 
 MAX_ITEMS = 2048
@@ -165,7 +166,7 @@ class NamedTool(msgspec.Struct, omit_defaults=True):
     tools: list[NamedTool] | None = None
 
 
-class ResponseBody(fields.ThoughtFields, kw_only=True):
+class ResponseBody(ThoughtFields, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS)]
     background: bool | None = None
     conversation: str | Reference | None = None

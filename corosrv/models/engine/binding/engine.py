@@ -14,7 +14,6 @@ from typing import Any
 
 from corosrv.base import errors
 from corosrv.base.processor import Turns
-from corosrv.base.retry_after import retry_seconds
 from corosrv.base.waits import call_in_thread
 from corosrv.contracts.jobs.worker import DecodeStats, Histogram
 from corosrv.models.engine.binding.library import FLOAT_BYTES, INT32_BYTES, MESSAGE_BYTES, check, ffi, lib, text_of
@@ -279,7 +278,7 @@ class NativeEngine(TokenCalls):
         try:
             check(call_in_thread(submit) if take_long(tasks) else submit(), message)
         except errors.QueueFull as error:
-            error.retry_after = retry_seconds(self._seconds_to_room(n_tasks, tasks[0].owner))
+            error.retry_after = errors.retry_seconds(self._seconds_to_room(n_tasks, tasks[0].owner))
             raise
         return NativeReader(reader[0])
 

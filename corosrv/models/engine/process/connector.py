@@ -1,4 +1,4 @@
-"""Lets fronts and an engine's process find each other: a socket in the run directory, and a lock beside it.
+"""Lets fronts and an engine's process find and greet each other: a socket in the run directory, a lock beside it.
 
 Whoever holds the lock starts the process, and the process inherits it: there are never two of one model. The kernel
 gives the lock back when the process has ended, however it did.
@@ -24,11 +24,13 @@ import msgspec
 
 import corosrv
 from corosrv.base import json_log
-from corosrv.base.errors import ModelFailed
+from corosrv.base.errors import ChannelClosed, ModelFailed, WireError
 from corosrv.base.run_dir import path_in
+from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.contracts.settings import ModelSettings, SamplingSettings
 from corosrv.models.engine.binding import FINGERPRINT
-from corosrv.models.engine.process.messages import PROTOCOL
+from corosrv.models.engine.process import messages
+from corosrv.workers.wire.gevent_channel import GeventChannel
 from corosrv.workers.worker.parent.process import Process
 
 log = logging.getLogger("corosrv.engine")
@@ -51,7 +53,7 @@ def digest_of(settings: ModelSettings) -> str:
         msgspec.msgpack.encode(replace(settings, **vars(SamplingSettings()))),
         FINGERPRINT.encode(),
         corosrv.__version__.encode(),
-        str(PROTOCOL).encode(),
+        str(messages.PROTOCOL).encode(),
     ]
     for path in (settings.model, *(path for path, _ in settings.adapters)):
         if not settings.is_synthetic and os.path.exists(path):
@@ -214,7 +216,6 @@ def _log_options() -> list[str]:
 
 
 def kill_session(pid: int) -> None:
-    """Kills a process with all of its session."""
     try:
         os.killpg(pid, 9)
     except (ProcessLookupError, PermissionError) as error:
@@ -235,3 +236,70 @@ def peer_of(connection: _socket.socket) -> int:
     """Returns the user id of the process at the other end."""
     credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+class EngineLink:
+    """One connection to an engine's process that has greeted, until either side ends it."""
+
+    def __init__(self, channel: GeventChannel[messages.FromFront, messages.ToFront], pid: int) -> None:
+        self._channel = channel
+        self.pid = pid
+        self._n_silent = 0  # looks at which nothing had come since the one before
+        self._n_still = 0  # looks at which something ran and no step had been made
+        self._n_steps = -1
+
+    def send(self, message: messages.FromFront) -> None:
+        """Sends a message, unless the connection has ended: whoever receives from it notices that."""
+        with contextlib.suppress(ChannelClosed):
+            self._channel.send(message)
+
+    def receive(self) -> messages.ToFront | None:
+        """Returns the next message, for which it waits; None at the end. Raises WireError."""
+        message = self._channel.receive()
+        self._n_silent = 0
+        return message
+
+    def count_look(self, stats: DecodeStats | None) -> int:
+        """Counts one more look at the process, whose last counters are given; None while it loads its model.
+
+        Returns the number of looks in a row at which it had said nothing, or had made no step while something ran.
+        """
+        self._n_silent += 1
+        makes_steps = stats is None or not stats.running - stats.paused > 0 or stats.steps != self._n_steps
+        self._n_still = 0 if makes_steps else self._n_still + 1
+        self._n_steps = -1 if stats is None else stats.steps
+        return max(self._n_silent, self._n_still)
+
+    def kill(self) -> None:
+        """Kills the process, with all of its session, and closes the connection."""
+        kill_session(self.pid)
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def greet(connector: EngineConnector) -> EngineLink | None:
+    """Connects to the engine's process, which is started if need be, and waits for its greeting.
+
+    Returns None where it ends before it greets, as one does that was about to end, or is killed because it does not.
+    Raises ModelFailed if it refuses this front.
+    """
+    channel: GeventChannel[messages.FromFront, messages.ToFront] = GeventChannel(
+        connector.connect(), messages.front_codec(), messages.MAX_FRAME
+    )
+    welcome = None
+    try:
+        channel.send(messages.FrontHello(messages.PROTOCOL, connector.digest))
+        with gevent.Timeout(PATIENCE):
+            welcome = channel.receive()
+    except WireError:
+        pass
+    except gevent.Timeout:
+        connector.kill_silent()
+    finally:
+        if not isinstance(welcome, messages.EngineHello):
+            channel.close()
+    if isinstance(welcome, messages.EngineRefusal):
+        raise ModelFailed(f"the engine cannot be used: {welcome.reason}")
+    return EngineLink(channel, welcome.pid) if isinstance(welcome, messages.EngineHello) else None

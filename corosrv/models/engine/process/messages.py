@@ -198,10 +198,8 @@ ToFront = (
 
 
 def engine_codec() -> StructCodec[ToFront, FromFront]:
-    """Makes the codec of the engine's process."""
     return StructCodec(FromFront, msgspec.msgpack)
 
 
 def front_codec() -> StructCodec[FromFront, ToFront]:
-    """Makes the codec of a front."""
     return StructCodec(ToFront, msgspec.msgpack)

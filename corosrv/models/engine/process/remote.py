@@ -27,10 +27,9 @@ from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine.binding import ModelInfo, NativeVocabulary
 from corosrv.models.engine.engine import EngineLife
 from corosrv.models.engine.options import model_card, native_options
-from corosrv.models.engine.process.connector import EngineConnector
+from corosrv.models.engine.process.connector import EngineConnector, EngineLink, greet
 from corosrv.models.engine.process.jobs import RemoteJob, RemoteReader, tells_state
 from corosrv.models.engine.process.ledger import JobLedger
-from corosrv.models.engine.process.link import EngineLink, greet
 from corosrv.models.engine.process.messages import (
     BanTasks,
     ChunksRead,

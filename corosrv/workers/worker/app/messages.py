@@ -56,12 +56,7 @@ class ModelInferResponse:
         self.model_version = model_version
 
     def add_output(
-        self,
-        name: str,
-        datatype: str,
-        shape: Sequence[int],
-        data: Any = None,
-        raw: bytes | memoryview | None = None,
+        self, name: str, datatype: str, shape: Sequence[int], data: Any = None, raw: bytes | memoryview | None = None
     ) -> None:
         """Adds a tensor of flat `data` or of `raw` bytes. Raises InvalidTensor."""
         self.outputs.append(Tensor(name, datatype, shape, data, raw))

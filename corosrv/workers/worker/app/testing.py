@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -22,8 +22,8 @@ from corosrv.base.errors import Conflict, CorosrvError, DeadlinePassed, NotFound
 from corosrv.contracts.jobs.infer import HandlerCard, InferOutputs, InferRequest
 from corosrv.formats.tensors import check_inputs
 from corosrv.workers.dispatch.answers import UnaryAnswer, check_answerable, choose
+from corosrv.workers.dispatch.call import check_depth
 from corosrv.workers.dispatch.capability import parse_preferences, parse_query, weigh
-from corosrv.workers.dispatch.handover import check_depth
 from corosrv.workers.dispatch.registry import default_card
 from corosrv.workers.objects import ObjectStore
 from corosrv.workers.wire.calls import ObjectAnswer
@@ -98,19 +98,17 @@ class LocalHandlers:
             return self._workers[pool.name]
 
 
-class RunLocalCall(Protocol):
-    """Runs what a handler calls."""
-
-    def __call__(self, call: OutgoingCall, caller: LocalCaller) -> list[ModelInferResponse]:
-        """Returns all answers. Waits, and raises what the call ends in."""
-
-
 class LocalCaller:
     """Fulfils Caller for one call. `waiting`: the groups of the handlers that wait for it, its own one last."""
 
     def __init__(
-        self, run: RunLocalCall, store: ObjectStore, signal: EndSignal, waiting: tuple[tuple[str, int], ...]
+        self,
+        run: Callable[[OutgoingCall, LocalCaller], list[ModelInferResponse]],
+        store: ObjectStore,
+        signal: EndSignal,
+        waiting: tuple[tuple[str, int], ...],
     ) -> None:
+        """`run`: returns all answers to a call that a handler makes; waits, and raises what it ends in."""
         self._run = run
         self._objects = ObjectAsks(store, self._keep)
         self._replies: list[ObjectReply] = []
@@ -256,11 +254,7 @@ class LocalRun:
         return [_choose_outputs(handler, request, result) for request, result in zip(answered, results, strict=True)]
 
     def _results(
-        self,
-        handler: BoundHandler,
-        requests: Sequence[ModelInferRequest],
-        contexts: Sequence[Any],
-        signal: EndSignal,
+        self, handler: BoundHandler, requests: Sequence[ModelInferRequest], contexts: Sequence[Any], signal: EndSignal
     ) -> Results:
         is_async = handler.signature.kind.is_async
         if handler.card.batch is not None:

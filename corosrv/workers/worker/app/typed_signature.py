@@ -238,7 +238,6 @@ def _role(name: str, hint: Any) -> _Role:
 
 
 def _takes_inputs(parameters: Sequence[inspect.Parameter], roles: Mapping[str, _Role], hints: _Hints) -> bool:
-    """Returns whether a signature is of the kind that takes inputs as parameters."""
     positional = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     inputs = [parameter for parameter in positional or parameters if roles[parameter.name] is _Role.INPUT]
     if not inputs or roles[parameters[0].name] is _Role.INPUT:

@@ -139,7 +139,7 @@ def _without_marks(annotation: Any) -> tuple[Any, bool]:
     for mark in marks:
         if not isinstance(mark, (msgspec.Meta, str)):
             raise SignatureError(
-                f"Annotated has {mark!r:.80}, which says nothing here: give limits as msgspec.Meta(...)"
+                f"Annotated has {mark!r:.80}, which has no meaning here: give limits as msgspec.Meta(...)"
             )
     return inner, any(isinstance(mark, msgspec.Meta) for mark in marks)
 

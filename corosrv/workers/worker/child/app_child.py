@@ -22,20 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec.msgpack
 
 from corosrv.base.errors import AppError, BadFrame, LoadError
-from corosrv.workers.wire.calls import (
-    PROTOCOL,
-    CancelCall,
-    ControlFromAppWorker,
-    ControlToAppWorker,
-    Heartbeat,
-    InitApp,
-    Loaded,
-    Registered,
-    StartFailed,
-    StartPool,
-    StopWorker,
-    WorkerStopped,
-)
+from corosrv.workers.wire import calls
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.messages import Lanes, SlotFailed
 from corosrv.workers.worker.app.answers import invoke, invoke_batch
@@ -43,15 +30,7 @@ from corosrv.workers.worker.app.app import App
 from corosrv.workers.worker.app.messages import ModelInferResponse
 from corosrv.workers.worker.app.pools import BoundHandler, HandlerGroup, Pool, stop_method
 from corosrv.workers.worker.child.call_lifecycle import CallLifecycle, HandlerCall, Result
-from corosrv.workers.worker.child.lane_asks import (
-    AppLane,
-    AppSlot,
-    LaneAsks,
-    LaneMail,
-    ThreadCaller,
-    ThreadExchange,
-    make_lane,
-)
+from corosrv.workers.worker.child.lane_asks import AppLane, AppSlot, LaneAsks, LaneMail, ThreadCaller, make_lane
 from corosrv.workers.worker.child.run import Poison
 from corosrv.workers.worker.child.runtime import WorkerRuntime, describe, module_from_file, module_from_name, trace
 
@@ -73,7 +52,7 @@ class ThreadRunner:
         try:
             asks = LaneAsks(lane)
             mail = LaneMail(lane, asks)
-            slot = AppSlot(lane, asks, functools.partial(ThreadCaller, ThreadExchange(asks, mail)))
+            slot = AppSlot(lane, asks, functools.partial(ThreadCaller, asks, mail))
             while (arrival := mail.next_call()) is not None:
                 self._run(self._desk.begin(*arrival, slot))
         except BaseException as error:  # ours, or what a handler has done to the process
@@ -125,7 +104,7 @@ if TYPE_CHECKING:
 _ADVICE = "an application is named as MODULE:NAME, looked for in --app-dir, or as FILE.py:NAME"
 
 
-def load_app(init: InitApp) -> App:
+def load_app(init: calls.InitApp) -> App:
     """Imports the application. Raises LoadError, AppError, and what the author's code raises."""
     place, _, name = init.app_ref.rpartition(":") if ":" in init.app_ref else (init.app_ref, "", "app")
     module = _module(place, init.app_dir)
@@ -156,7 +135,7 @@ def _made_by(factory: Any, app_ref: str) -> Any:
     return factory()
 
 
-def _no_app(init: InitApp, target: Any) -> str:
+def _no_app(init: calls.InitApp, target: Any) -> str:
     kind = type(target).__name__
     if init.is_factory:
         return f"{init.app_ref} returned an object of type {kind} and no App"
@@ -202,14 +181,16 @@ class AppChild:
     """A worker process. `main` runs in the main thread; messages of the server are handled in the control thread."""
 
     def __init__(self, control_fd: int, lifeline_fd: int) -> None:
-        codec: StructCodec[ControlFromAppWorker, ControlToAppWorker] = StructCodec(ControlToAppWorker, msgspec.msgpack)
-        self._runtime: WorkerRuntime[ControlFromAppWorker, ControlToAppWorker] = WorkerRuntime(
+        codec: StructCodec[calls.ControlFromAppWorker, calls.ControlToAppWorker] = StructCodec(
+            calls.ControlToAppWorker, msgspec.msgpack
+        )
+        self._runtime: WorkerRuntime[calls.ControlFromAppWorker, calls.ControlToAppWorker] = WorkerRuntime(
             control_fd, lifeline_fd, codec, contextlib.nullcontext()
         )
         self._control = self._runtime.control
         self._fork = self._runtime.fork
-        self._starts: SimpleQueue[InitApp | StartPool] = SimpleQueue()
-        self._stop: StopWorker | None = None
+        self._starts: SimpleQueue[calls.InitApp | calls.StartPool] = SimpleQueue()
+        self._stop: calls.StopWorker | None = None
         self._is_stopping = threading.Event()
         self._worker: BaseWorker | None = None  # of a pool that is a class
         self._slot_groups: list[HandlerGroup] = []  # one for each slot
@@ -229,20 +210,20 @@ class AppChild:
             self._start(self._starts.get())
         except BaseException as error:  # also sys.exit() of user code
             self._fork.leave(error)
-            self._runtime.fail(error, StartFailed(describe(error)))
+            self._runtime.fail(error, calls.StartFailed(describe(error)))
         self._is_stopping.wait()
         self._end()
 
     # The start, in the main thread.
 
-    def _start(self, init: InitApp | StartPool) -> None:
-        if not isinstance(init, InitApp) or init.protocol != PROTOCOL:
-            raise LoadError(f"the server speaks another protocol than this worker, which speaks {PROTOCOL}")
+    def _start(self, init: calls.InitApp | calls.StartPool) -> None:
+        if not isinstance(init, calls.InitApp) or init.protocol != calls.PROTOCOL:
+            raise LoadError(f"the server speaks another protocol than this worker, which speaks {calls.PROTOCOL}")
         app = load_app(init)
         self._fork.leave()
-        self._say(Loaded([pool.card() for pool in app.pools()]))
+        self._say(calls.Loaded([pool.card() for pool in app.pools()]))
         start = self._starts.get()
-        assert isinstance(start, StartPool), "the server sends one Init"
+        assert isinstance(start, calls.StartPool), "the server sends one Init"
         pool = find_pool(app, start.pool)
         handlers = self._start_pool(pool)
         self._serve(pool, handlers, start.worker_id or init.worker_id)
@@ -264,7 +245,7 @@ class AppChild:
 
             self._loop = LoopRunner(self._make_loop(), self._desk, self._poison)
         self._is_registered = True
-        self._say(Registered([handler.card for handler in handlers]))
+        self._say(calls.Registered([handler.card for handler in handlers]))
 
     def _complete(self, method: Any) -> None:
         """Calls on_start or on_stop, which may be a coroutine function."""
@@ -280,7 +261,7 @@ class AppChild:
             self._loop_thread = LoopThread()
         return self._loop_thread
 
-    def _say(self, message: ControlFromAppWorker) -> None:
+    def _say(self, message: calls.ControlFromAppWorker) -> None:
         """Sends a message behind all that was printed before."""
         self._runtime.capture.flush()
         self._control.outbox.post(message)
@@ -290,7 +271,7 @@ class AppChild:
     def _end(self) -> NoReturn:
         """Runs on_stop in the time that it has, and ends the process. Waits for no call."""
         assert self._stop is not None, "it was told to"
-        limit = threading.Timer(self._stop.grace_ms / 1000, self._runtime.leave_at_once, [WorkerStopped()])
+        limit = threading.Timer(self._stop.grace_ms / 1000, self._runtime.leave_at_once, [calls.WorkerStopped()])
         limit.daemon = True
         limit.start()
         try:
@@ -300,16 +281,16 @@ class AppChild:
             self._fork.leave(error)
             self._runtime.server_log.write("stderr", f"on_stop failed: {trace(error)}".encode("utf-8", "replace"))
         self._fork.leave()
-        self._runtime.leave(WorkerStopped())
+        self._runtime.leave(calls.WorkerStopped())
 
     # What the server says, in the control thread.
 
-    def _on_message(self, message: ControlToAppWorker, fds: Sequence[int]) -> None:
-        if isinstance(message, (InitApp, StartPool)):
+    def _on_message(self, message: calls.ControlToAppWorker, fds: Sequence[int]) -> None:
+        if isinstance(message, (calls.InitApp, calls.StartPool)):
             self._starts.put(message)
         elif isinstance(message, Lanes):
             self._add_lanes(fds)
-        elif isinstance(message, CancelCall):
+        elif isinstance(message, calls.CancelCall):
             if self._is_registered:
                 self._desk.cancels.cancel(message)
         else:
@@ -330,9 +311,9 @@ class AppChild:
         else:
             self._control.watch_once(lane.fileno(), lambda: self._threads.start(lane))
 
-    def _shut_down(self, message: StopWorker) -> None:
+    def _shut_down(self, message: calls.StopWorker) -> None:
         if not self._is_registered:  # nothing runs that would be waited for, and on_stop has nothing to undo
-            self._runtime.leave_at_once(WorkerStopped())
+            self._runtime.leave_at_once(calls.WorkerStopped())
         for lane in self._lanes:
             lane.hang_up()
         self._stop = message
@@ -341,7 +322,7 @@ class AppChild:
     def _beat(self) -> None:
         """Sends a heartbeat: the control thread turns, whatever handlers do."""
         n_running = self._desk.cancels.n_running if self._is_registered else 0
-        self._control.outbox.post(Heartbeat(n_running, _resident_bytes()))
+        self._control.outbox.post(calls.Heartbeat(n_running, _resident_bytes()))
 
     def _poison(self, slot: int, reason: str) -> None:
         self._control.outbox.post(SlotFailed(slot, reason))

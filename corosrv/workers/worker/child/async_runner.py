@@ -57,7 +57,7 @@ class AsyncRunner:
             try:
                 self._loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:  # out of some task that the predictor started
-                log.warning("a task of the predictor's raised %r, which ends nothing here", error)
+                log.warning("a task that the predictor started raised %r; predictions go on", error)
 
     def _receive(self, slot: PredictLane) -> None:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from corosrv.base.errors import BadFrame, InvalidTensor, OutputFailed, ProtocolError
 from corosrv.contracts.jobs.setup import LogLine
@@ -26,19 +26,9 @@ from corosrv.workers.worker.child.runtime import describe, message_of, trace_fra
 from corosrv.workers.worker.printed import Printed, place
 
 
-class CancellableCall(Protocol):
-    """Describes a running call, as far as cancels are concerned."""
-
-    @property
-    def id(self) -> int: ...
-
-    def cancel(self, item: int, *, is_deadline: bool) -> None:
-        """Tells an item, or all of them with -1, that it must end. Any thread; must not wait."""
-
-
 class _SlotCancels:
     def __init__(self) -> None:
-        self.running: CancellableCall | None = None
+        self.running: HandlerCall | None = None
         self.last_id: int | None = None  # of the call that ended last
         self.early: list[CancelCall] = []  # for a call that is not here yet
 
@@ -58,7 +48,7 @@ class CallCancels:
         with self._lock:
             return sum(slot.running is not None for slot in self._slots.values())
 
-    def begin(self, slot: int, call: CancellableCall) -> None:
+    def begin(self, slot: int, call: HandlerCall) -> None:
         """Makes the call cancellable; a cancel that came before counts at once."""
         with self._lock:
             lane = self._slots.setdefault(slot, _SlotCancels())
@@ -144,7 +134,7 @@ class HandlerCall:
         return all(signal.is_set for signal in self.signals)
 
     def cancel(self, item: int, *, is_deadline: bool) -> None:
-        """Tells an item, or all of them with -1, that it must end."""
+        """Tells an item, or all of them with -1, that it must end. Any thread; does not wait."""
         if self.is_over or item >= len(self.signals):
             return
         for signal in self.signals if item < 0 else [self.signals[item]]:

@@ -18,22 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from corosrv.base import __version__
 from corosrv.base.errors import LoadError
+from corosrv.workers.wire import messages
 from corosrv.workers.wire.codec import StructCodec
-from corosrv.workers.wire.messages import (
-    PROTOCOL,
-    Cancel,
-    ControlToServer,
-    ControlToWorker,
-    HealthCheck,
-    HealthCheckResult,
-    Init,
-    Lanes,
-    Ready,
-    SlotFailed,
-    SlotToServer,
-    SlotToWorker,
-    WorkerLeaving,
-)
 from corosrv.workers.worker.child.cancel import Cancels, Interrupts
 from corosrv.workers.worker.child.run import PredictionLifecycle, PredictLane, SlotEnd, SyncRunner
 from corosrv.workers.worker.child.runtime import Predictor, WorkerRuntime, describe, load
@@ -99,8 +85,6 @@ class HealthcheckRunner:
 
     def _call(self) -> Any:
         assert self._check is not None, "a check runs that there is none of"
-        import inspect
-
         if not inspect.iscoroutinefunction(self._check):
             return self._check()
         import asyncio
@@ -115,10 +99,6 @@ class HealthcheckRunner:
             is_waiting = self._timers.pop(id, None) is not None
         if is_waiting:
             self._answer(id, f"{_FAILED}: user-defined healthcheck timed out after {self._limit:.1f} seconds")
-
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
 
 
 def stand_in() -> None:
@@ -140,13 +120,13 @@ class Child:
 
     def __init__(self, control_fd: int, lifeline_fd: int) -> None:
         self._interrupts = Interrupts()
-        codec: StructCodec[ControlToServer, ControlToWorker] = StructCodec(ControlToWorker)
-        self._runtime: WorkerRuntime[ControlToServer, ControlToWorker] = WorkerRuntime(
+        codec: StructCodec[messages.ControlToServer, messages.ControlToWorker] = StructCodec(messages.ControlToWorker)
+        self._runtime: WorkerRuntime[messages.ControlToServer, messages.ControlToWorker] = WorkerRuntime(
             control_fd, lifeline_fd, codec, self._interrupts
         )
         self._control = self._runtime.control
         self._fork = self._runtime.fork
-        self._init: SimpleQueue[Init] = SimpleQueue()
+        self._init: SimpleQueue[messages.Init] = SimpleQueue()
         self._slots: list[PredictLane] = []
         self._n_slots = 0
         self._has_slots = threading.Event()  # all of them
@@ -165,17 +145,17 @@ class Child:
             predictor = self._set_up(self._init.get())
         except BaseException as error:  # also sys.exit() of user code
             self._fork.leave(error)
-            self._runtime.fail(error, SlotFailed(-1, describe(error), is_unloadable=not self._is_loaded))
+            self._runtime.fail(error, messages.SlotFailed(-1, describe(error), is_unloadable=not self._is_loaded))
         self._has_slots.wait()
         self._serve(predictor)
         self._is_shutting_down.wait()
-        self._runtime.leave(WorkerLeaving())
+        self._runtime.leave(messages.WorkerLeaving())
 
     # Set-up.
 
-    def _set_up(self, init: Init) -> Predictor:
-        if init.protocol != PROTOCOL:
-            raise LoadError(f"the server speaks protocol {init.protocol}, this worker {PROTOCOL}")
+    def _set_up(self, init: messages.Init) -> Predictor:
+        if init.protocol != messages.PROTOCOL:
+            raise LoadError(f"the server speaks protocol {init.protocol}, this worker {messages.PROTOCOL}")
         stand_in()
         predictor = load(init.predictor_ref)
         self._n_slots = _n_slots(init.num_slots, predictor)
@@ -190,7 +170,7 @@ class Child:
         # What set-up printed comes before the word that it is over.
         self._runtime.capture.flush()
         has_healthcheck = predictor.healthcheck is not None
-        self._control.outbox.post(Ready(list(range(self._n_slots)), document, has_healthcheck=has_healthcheck))
+        self._control.outbox.post(messages.Ready(list(range(self._n_slots)), document, has_healthcheck=has_healthcheck))
         return predictor
 
     def _make_loop(self) -> None:
@@ -225,18 +205,18 @@ class Child:
             SyncRunner(predictor, self._slots[0], desk, self._interrupts, self._fork, self._poison).serve()
 
     def _poison(self, slot: int, reason: str) -> None:
-        self._control.outbox.post(SlotFailed(slot, reason))
+        self._control.outbox.post(messages.SlotFailed(slot, reason))
 
     # What the server says, in the control thread.
 
-    def _on_message(self, message: ControlToWorker, fds: Sequence[int]) -> None:
-        if isinstance(message, Init):
+    def _on_message(self, message: messages.ControlToWorker, fds: Sequence[int]) -> None:
+        if isinstance(message, messages.Init):
             self._init.put(message)
-        elif isinstance(message, Lanes):
+        elif isinstance(message, messages.Lanes):
             self._add_slots(fds)
-        elif isinstance(message, Cancel):
+        elif isinstance(message, messages.Cancel):
             self._cancels.cancel(message.slot, message.id)
-        elif isinstance(message, HealthCheck):
+        elif isinstance(message, messages.HealthCheck):
             if self._health is not None:
                 self._health.ask(message.id)
         else:
@@ -244,21 +224,21 @@ class Child:
 
     def _add_slots(self, fds: Sequence[int]) -> None:
         for fd in fds:
-            codec: StructCodec[SlotToServer, SlotToWorker] = StructCodec(SlotToWorker)
+            codec: StructCodec[messages.SlotToServer, messages.SlotToWorker] = StructCodec(messages.SlotToWorker)
             self._slots.append(SlotEnd(len(self._slots), fd, codec, self._runtime.ferry, self._control.drops))
         if len(self._slots) >= self._n_slots:
             self._has_slots.set()
 
     def _shut_down(self) -> None:
         if not self._has_slots.is_set():  # nothing runs that would be waited for
-            self._runtime.leave_at_once(WorkerLeaving())
+            self._runtime.leave_at_once(messages.WorkerLeaving())
         for slot in self._slots:
             slot.hang_up()
         self._is_shutting_down.set()
 
     def _answer_health(self, id: str, reason: str | None) -> None:
         status = "healthy" if reason is None else "unhealthy"
-        self._control.outbox.post(HealthCheckResult(id, status, reason or ""))
+        self._control.outbox.post(messages.HealthCheckResult(id, status, reason or ""))
 
     def _let_go(self) -> None:
         """Closes the slots' channels in a forked copy, which must not use them."""

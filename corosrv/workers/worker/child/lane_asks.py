@@ -17,21 +17,7 @@ import msgspec.msgpack
 
 from corosrv.base.errors import CallCancelled, CorosrvError
 from corosrv.formats.tensors import Tensor
-from corosrv.workers.wire import descriptors
-from corosrv.workers.wire.calls import (
-    ASK_WINDOW,
-    Ask,
-    AskCancel,
-    AskEnd,
-    AskOutputs,
-    AskTaken,
-    LaneFromAppWorker,
-    LaneToAppWorker,
-    ObjectAnswer,
-    ObjectAsk,
-    RunCall,
-    WireRequest,
-)
+from corosrv.workers.wire import calls, descriptors
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.worker.app.context import OutgoingCall
@@ -40,17 +26,24 @@ from corosrv.workers.worker.app.objects import ObjectReply, Objects
 from corosrv.workers.worker.child.control import Drops, Ferry
 from corosrv.workers.worker.child.run import SlotEnd
 
-AppLane = SlotEnd[LaneFromAppWorker, LaneToAppWorker]
+AppLane = SlotEnd[calls.LaneFromAppWorker, calls.LaneToAppWorker]
 
 
 def make_lane(number: int, fd: int, ferry: Ferry, drops: Drops) -> AppLane:
     """Makes a lane of a descriptor that came from the server; `number`: of its slot."""
-    codec: StructCodec[LaneFromAppWorker, LaneToAppWorker] = StructCodec(LaneToAppWorker, msgspec.msgpack)
+    codec: StructCodec[calls.LaneFromAppWorker, calls.LaneToAppWorker] = StructCodec(
+        calls.LaneToAppWorker, msgspec.msgpack
+    )
     return SlotEnd(number, fd, codec, ferry, drops, takes_fds=True)
 
 
-MakeMessage = Callable[[int], Ask | ObjectAsk]  # of an ask, with its number
-AskAnswer = tuple[AskOutputs | AskEnd | ObjectAnswer, tuple[Tensor, ...], tuple[int, ...]]  # with what came beside it
+MakeMessage = Callable[[int], calls.Ask | calls.ObjectAsk]  # of an ask, with its number
+AskAnswer = tuple[
+    calls.AskOutputs | calls.AskEnd | calls.ObjectAnswer, tuple[Tensor, ...], tuple[int, ...]
+]  # with what came beside it
+
+
+OVER = "the call is over, and what it asked for with it"  # why an ask has no answer any more
 
 
 class OpenAsk:
@@ -79,7 +72,6 @@ class LaneAsks:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Allows asks, as a call begins."""
         with self._lock:
             self._is_open = True
 
@@ -96,13 +88,10 @@ class LaneAsks:
         """Asks the server to end all asks; they still get their ends. Never waits."""
         with self._lock:
             for number in self._open:
-                self._lane.outbox.post(AskCancel(number))
+                self._lane.outbox.post(calls.AskCancel(number))
 
     def open(
-        self,
-        make_message: MakeMessage,
-        fds: Sequence[int] = (),
-        wake: Callable[[], object] = lambda: None,
+        self, make_message: MakeMessage, fds: Sequence[int] = (), wake: Callable[[], object] = lambda: None
     ) -> OpenAsk:
         """Sends an ask, made with its number. Raises CallCancelled once the call is over, and what the codec raises."""
         with self._lock:
@@ -114,16 +103,16 @@ class LaneAsks:
             self._open[ask.number] = ask
         return ask
 
-    def deliver(self, message: AskOutputs | AskEnd | ObjectAnswer, fds: tuple[int, ...]) -> None:
+    def deliver(self, message: calls.AskOutputs | calls.AskEnd | calls.ObjectAnswer, fds: tuple[int, ...]) -> None:
         """Hands an answer to its ask, which owns the descriptors then. Raises ProtocolError and InvalidTensor."""
         with self._lock:
-            is_last = not isinstance(message, AskOutputs)
+            is_last = not isinstance(message, calls.AskOutputs)
             ask = self._open.pop(message.number, None) if is_last else self._open.get(message.number)
         if ask is None:  # nobody waits for it any more
             descriptors.close_all(fds)
             return
         tensors: tuple[Tensor, ...] = ()
-        if isinstance(message, AskOutputs):
+        if isinstance(message, calls.AskOutputs):
             (tensors,) = unpack([message.outputs], fds, are_checked=True)
             fds = ()
         ask.answers.append((message, tensors, fds))
@@ -133,9 +122,9 @@ class LaneAsks:
     def take(self, ask: OpenAsk) -> AskAnswer:
         """Takes an answer that has come, and lets the server send more."""
         answer = ask.answers.popleft()
-        if isinstance(answer[0], AskOutputs):
+        if isinstance(answer[0], calls.AskOutputs):
             ask.n_untold += 1
-            if ask.n_untold >= ASK_WINDOW // 2:
+            if ask.n_untold >= calls.ASK_WINDOW // 2:
                 self._tell_taken(ask)
         return answer
 
@@ -143,14 +132,14 @@ class LaneAsks:
         """Gives up the answers that have not come yet. Twice is harmless."""
         with self._lock:
             if self._open.pop(ask.number, None) is not None:
-                self._lane.outbox.post(AskCancel(ask.number))
+                self._lane.outbox.post(calls.AskCancel(ask.number))
         while ask.answers:
             descriptors.close_all(ask.answers.popleft()[2])
 
     def _tell_taken(self, ask: OpenAsk) -> None:
         with self._lock:
             if ask.number in self._open:
-                self._lane.outbox.post(AskTaken(ask.number, ask.n_untold))
+                self._lane.outbox.post(calls.AskTaken(ask.number, ask.n_untold))
         ask.n_untold = 0
 
 
@@ -175,10 +164,10 @@ def open_call(
     with TensorPacking() as packing:
         inputs = packing.pack(call.inputs)
         outputs = None if call.outputs is None else list(call.outputs)
-        request = WireRequest(inputs, request_id, dict(call.parameters or {}), outputs)
+        request = calls.WireRequest(inputs, request_id, dict(call.parameters or {}), outputs)
 
-        def make_message(number: int) -> Ask:
-            return Ask(
+        def make_message(number: int) -> calls.Ask:
+            return calls.Ask(
                 number,
                 request,
                 call.model,
@@ -207,7 +196,7 @@ def _budget_us(call: OutgoingCall, signal: EndSignal) -> int | None:
 def response_of(answer: AskAnswer, signal: EndSignal) -> ModelInferResponse | None:
     """Returns an answer to a call; None if it has ended well. Raises why it has not, or why nobody wants it."""
     message, tensors, _ = answer
-    if isinstance(message, AskOutputs):
+    if isinstance(message, calls.AskOutputs):
         return ModelInferResponse(
             tensors, message.parameters, message.is_final, model_name=message.model, model_version=message.version
         )
@@ -218,7 +207,7 @@ def response_of(answer: AskAnswer, signal: EndSignal) -> ModelInferResponse | No
     raise message.fault.error()
 
 
-Arrival = tuple[RunCall, tuple[int, ...]]  # with its descriptors
+Arrival = tuple[calls.RunCall, tuple[int, ...]]  # with its descriptors
 
 
 class LaneMail:
@@ -278,60 +267,48 @@ class LaneMail:
         message = self._lane.receive()
         if message is None:
             self._has_ended = True
-        elif isinstance(message, RunCall):
+        elif isinstance(message, calls.RunCall):
             self._calls.append((message, self._lane.take_fds()))
         else:
             self._asks.deliver(message, self._lane.take_fds())
 
 
-class ThreadExchange:
-    """Asks the server over a lane, and waits for its answers. Any thread of a handler."""
+class ThreadCaller:
+    """Fulfils Caller for one request, in any thread of its handler."""
 
-    def __init__(self, asks: LaneAsks, mail: LaneMail) -> None:
+    def __init__(self, asks: LaneAsks, mail: LaneMail, signal: EndSignal, request_id: str) -> None:
         self._asks = asks
         self._mail = mail
-
-    def open(self, make_message: MakeMessage, fds: Sequence[int] = ()) -> OpenAsk:
-        """Sends an ask. Raises CallCancelled once the handler's own call is over, and what the codec raises."""
-        return self._asks.open(make_message, fds, self._mail.wake)
-
-    def next_answer(self, ask: OpenAsk) -> AskAnswer:
-        """Waits for the next answer. Raises CallCancelled once the handler's own call is over."""
-        answer = self._mail.next_answer(ask)
-        if answer is None:
-            raise CallCancelled("the call is over, and what it asked for with it")
-        return answer
-
-    def ask(self, make_message: MakeMessage, fds: Sequence[int] = ()) -> ObjectReply:
-        """Asks for an object, and waits for the answer. Raises what open() and next_answer() raise."""
-        message, _, answer_fds = self.next_answer(self.open(make_message, fds))
-        assert isinstance(message, ObjectAnswer), "nothing else answers it"
-        return message, answer_fds
-
-    def close(self, ask: OpenAsk) -> None:
-        """Gives up the answers that have not come yet. Twice is harmless."""
-        self._asks.close(ask)
-
-
-class ThreadCaller:
-    """Fulfils Caller for one request."""
-
-    def __init__(self, exchange: ThreadExchange, signal: EndSignal, request_id: str) -> None:
-        self._exchange = exchange
         self._signal = signal
         self._request_id = request_id
 
     @property
     def objects(self) -> Objects:
-        return Objects(self._exchange.ask)
+        return Objects(self._ask)
 
     def call(self, call: OutgoingCall) -> Iterator[ModelInferResponse]:
-        ask = open_call(self._exchange.open, call, self._signal, self._request_id)
+        ask = open_call(self._open, call, self._signal, self._request_id)
         return self._answers(ask)
 
     def _answers(self, ask: OpenAsk) -> Iterator[ModelInferResponse]:
         try:
-            while (response := response_of(self._exchange.next_answer(ask), self._signal)) is not None:
+            while (response := response_of(self._next_answer(ask), self._signal)) is not None:
                 yield response
         finally:
-            self._exchange.close(ask)
+            self._asks.close(ask)
+
+    def _open(self, make_message: MakeMessage, fds: Sequence[int]) -> OpenAsk:
+        return self._asks.open(make_message, fds, self._mail.wake)
+
+    def _next_answer(self, ask: OpenAsk) -> AskAnswer:
+        """Waits for the next answer. Raises CallCancelled once the handler's own call is over."""
+        answer = self._mail.next_answer(ask)
+        if answer is None:
+            raise CallCancelled(OVER)
+        return answer
+
+    def _ask(self, make_message: MakeMessage, fds: Sequence[int]) -> ObjectReply:
+        """Asks for an object, and waits for the answer. Raises what LaneAsks.open and _next_answer() raise."""
+        message, _, answer_fds = self._next_answer(self._open(make_message, fds))
+        assert isinstance(message, calls.ObjectAnswer), "nothing else answers it"
+        return message, answer_fds

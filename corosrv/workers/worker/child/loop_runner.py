@@ -21,6 +21,7 @@ from corosrv.workers.worker.app.messages import EndSignal, ModelInferResponse
 from corosrv.workers.worker.app.objects import AsyncObjects, ObjectReply
 from corosrv.workers.worker.child.call_lifecycle import CallLifecycle, HandlerCall, Result
 from corosrv.workers.worker.child.lane_asks import (
+    OVER,
     AppLane,
     AppSlot,
     AskAnswer,
@@ -36,63 +37,48 @@ from corosrv.workers.worker.child.run import Poison
 log = logging.getLogger("corosrv.worker")
 
 
-class LoopExchange:
-    """Asks the server over a lane, and waits for its answers. Belongs to the loop's thread."""
-
-    def __init__(self, asks: LaneAsks) -> None:
-        self._asks = asks
-
-    def open(self, make_message: MakeMessage, fds: Sequence[int] = ()) -> OpenAsk:
-        """Sends an ask. Raises CallCancelled once the handler's own call is over, and what the codec raises."""
-        return self._asks.open(make_message, fds)
-
-    async def next_answer(self, ask: OpenAsk) -> AskAnswer:
-        """Waits for the next answer. Raises CallCancelled once the handler's own call is over."""
-        while not ask.answers:
-            if ask.is_over:
-                raise CallCancelled("the call is over, and what it asked for with it")
-            has_news = asyncio.Event()
-            ask.wake = has_news.set
-            await has_news.wait()
-        return self._asks.take(ask)
-
-    async def ask(self, make_message: MakeMessage, fds: Sequence[int] = ()) -> ObjectReply:
-        """Asks for an object, and waits for the answer. Raises what open() and next_answer() raise."""
-        ask = self.open(make_message, fds)
-        try:
-            message, _, answer_fds = await self.next_answer(ask)
-        finally:
-            self.close(ask)
-        assert isinstance(message, ObjectAnswer), "nothing else answers it"
-        return message, answer_fds
-
-    def close(self, ask: OpenAsk) -> None:
-        """Gives up the answers that have not come yet. Twice is harmless."""
-        self._asks.close(ask)
-
-
 class LoopCaller:
-    """Fulfils AsyncCaller for one request."""
+    """Fulfils AsyncCaller for one request. Belongs to the loop's thread."""
 
-    def __init__(self, exchange: LoopExchange, signal: EndSignal, request_id: str) -> None:
-        self._exchange = exchange
+    def __init__(self, asks: LaneAsks, signal: EndSignal, request_id: str) -> None:
+        self._asks = asks
         self._signal = signal
         self._request_id = request_id
 
     @property
     def objects(self) -> AsyncObjects:
-        return AsyncObjects(self._exchange.ask)
+        return AsyncObjects(self._ask)
 
     def call(self, call: OutgoingCall) -> AsyncIterator[ModelInferResponse]:
-        ask = open_call(self._exchange.open, call, self._signal, self._request_id)
+        ask = open_call(self._asks.open, call, self._signal, self._request_id)
         return self._answers(ask)
 
     async def _answers(self, ask: OpenAsk) -> AsyncIterator[ModelInferResponse]:
         try:
-            while (response := response_of(await self._exchange.next_answer(ask), self._signal)) is not None:
+            while (response := response_of(await self._next_answer(ask), self._signal)) is not None:
                 yield response
         finally:
-            self._exchange.close(ask)
+            self._asks.close(ask)
+
+    async def _next_answer(self, ask: OpenAsk) -> AskAnswer:
+        """Waits for the next answer. Raises CallCancelled once the handler's own call is over."""
+        while not ask.answers:
+            if ask.is_over:
+                raise CallCancelled(OVER)
+            has_news = asyncio.Event()
+            ask.wake = has_news.set
+            await has_news.wait()
+        return self._asks.take(ask)
+
+    async def _ask(self, make_message: MakeMessage, fds: Sequence[int]) -> ObjectReply:
+        """Asks for an object, and waits for the answer. Raises what LaneAsks.open and _next_answer() raise."""
+        ask = self._asks.open(make_message, fds)
+        try:
+            message, _, answer_fds = await self._next_answer(ask)
+        finally:
+            self._asks.close(ask)
+        assert isinstance(message, ObjectAnswer), "nothing else answers it"
+        return message, answer_fds
 
 
 class LoopThread:
@@ -116,7 +102,7 @@ class LoopThread:
             try:
                 self.loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:  # out of some task that a handler started
-                log.warning("a task of a handler's raised %r, which ends nothing here", error)
+                log.warning("a task that a handler started raised %r; calls go on", error)
 
 
 class LoopRunner:
@@ -131,7 +117,7 @@ class LoopRunner:
     def start(self, lane: AppLane) -> None:
         """Begins to serve a lane. Any thread."""
         asks = LaneAsks(lane)
-        slot = AppSlot(lane, asks, functools.partial(LoopCaller, LoopExchange(asks)))
+        slot = AppSlot(lane, asks, functools.partial(LoopCaller, asks))
         self._loop.call_soon_threadsafe(self._loop.add_reader, lane.fileno(), self._receive, slot)
 
     def _receive(self, slot: AppSlot) -> None:

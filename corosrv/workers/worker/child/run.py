@@ -106,7 +106,7 @@ class RunningPrediction:
         self.printed = Printed(lambda source, text: outbox.post_log(LogLine(source, text)), successor=server_log)
         self.scope = Scope(dict(predict.context), Metrics(self._record))
         self.is_stream = False  # its chunks are members of a list
-        self._is_foreseen = True  # by the annotation's reader
+        self._is_foreseen = True  # the annotation has said whether it is a stream
         self.is_cancelled = False
         self.is_told = False
         self.interrupt: Callable[[], None] = lambda: None  # gets a cancel into user code; set by the runner

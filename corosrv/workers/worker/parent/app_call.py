@@ -287,7 +287,7 @@ class AppCall:
         try:
             self._listener.on_end(number, error)
         except Exception:  # the other items have to end, and the slot is not to blame
-            log.exception("the end of a call could not be told")
+            log.exception("the end of a call could not be passed on")
 
 
 def _error_of_loss(item: _Item, now: float) -> CorosrvError:

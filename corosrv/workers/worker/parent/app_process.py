@@ -9,11 +9,7 @@ from collections.abc import Sequence
 import gevent
 import msgspec
 
-from corosrv.base.errors import (
-    CorosrvError,
-    Misuse,
-    ProtocolError,
-)
+from corosrv.base.errors import CorosrvError, Misuse, ProtocolError
 from corosrv.contracts.jobs.infer import HandlerCard
 from corosrv.contracts.jobs.setup import LogLine, WorkerState
 from corosrv.workers.dispatch.host import CallListener, HandedCall, LaneGroup, Permit, RunningCall
@@ -119,7 +115,7 @@ class AppProcess(
     def choose(self, pool: str) -> None:
         """Chooses the pool of a worker that was made without one. Raises Misuse if it has one."""
         if self.pool is not None:
-            raise Misuse(f"worker {self.id} has its pool")
+            raise Misuse(f"worker {self.id} has a pool already")
         self.pool = pool
         if self.pools:
             self._start_pool(pool)

@@ -88,7 +88,6 @@ class Watchdog:
         self._awake_since = now
 
     def heartbeat(self, now: float) -> None:
-        """Renews the lease."""
         self._renewed = now
 
     def tick(self, now: float) -> None:

@@ -12,20 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from corosrv.base.errors import (
-    ChannelClosed,
-    CorosrvError,
-    NotOffered,
-    ProtocolError,
-    QueueFull,
-)
-from corosrv.contracts.jobs.infer import (
-    CapabilityTarget,
-    InferJob,
-    InferRequest,
-    ModelTarget,
-    Target,
-)
+from corosrv.base.errors import ChannelClosed, CorosrvError, NotOffered, ProtocolError, QueueFull
+from corosrv.contracts.jobs.infer import CapabilityTarget, InferJob, InferRequest, ModelTarget, Target
 from corosrv.contracts.jobs.terms import Terms, TracePart
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.objects import ObjectContent, ObjectStore, content_of

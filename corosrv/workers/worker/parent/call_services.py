@@ -18,12 +18,7 @@ import msgspec
 from gevent.event import Event
 from gevent.hub import get_hub
 
-from corosrv.base.errors import (
-    CorosrvError,
-    FrameTooLarge,
-    HandlerFailed,
-    NotOffered,
-)
+from corosrv.base.errors import CorosrvError, FrameTooLarge, HandlerFailed, NotOffered
 from corosrv.base.waits.elsewhere import call_in_thread
 from corosrv.contracts.jobs.infer import (
     CapabilityTarget,
@@ -62,8 +57,10 @@ class CallAccounts(Protocol):
     """The accounts of the API keys that are let in."""
 
     def enter(self, caller: str) -> CallAccount | None:
-        """Returns the account of a caller, who may use from now on in this greenlet what it may use; None where no key
-        is needed. May wait. Raises Unauthorized."""
+        """Returns the account of a caller, with whose rights this greenlet goes on; None where no key is needed.
+
+        May wait. Raises Unauthorized.
+        """
 
 
 class CallAnswers(Protocol):
@@ -157,7 +154,7 @@ class FollowedAsk:
         self._has_room: Event | None = None  # while it waits for that
 
     def start(self, *, is_short: bool) -> None:
-        """Starts it. `is_short`: to make its job waits for nothing, and one answer is wanted."""
+        """Starts it. `is_short`: its job is made without waiting, and one answer is wanted."""
         if not is_short:
             self._spawn(lambda: self._answer(self._make_job()))
             return

@@ -108,8 +108,8 @@ class PredictorProcess(
             return f"the worker offers the slots {ready.slots}"
         if self._config.slots is None and n_slots > MAX_SLOTS:
             return (
-                f"the predictor wants {n_slots} slots, and may have {MAX_SLOTS} by its own word: "
-                "choose more at the start (--slots)"
+                f"the predictor asks for {n_slots} slots, and may have {MAX_SLOTS} unless an operator allows more "
+                "(--slots)"
             )
         if self._config.slots not in (None, n_slots):
             return f"the worker offers {n_slots} slots, and {self._config.slots} were asked for"

@@ -83,8 +83,8 @@ class Process:
         """Starts the process. It keeps the descriptors `inherited`, and its standard input is empty.
 
         `env`: all of its variables; None: this process's without its secrets.
-        `own_session`: not so, it stays in this one's. Kernels for desktops compare priorities only within a session.
-        Before Python 3.11 it always gets its own.
+        `own_session`: False leaves it in this process's session. Kernels for desktops compare priorities only within
+        a session. Before Python 3.11 it always gets its own.
 
         Blocks the hub for milliseconds. Raises OSError.
         """

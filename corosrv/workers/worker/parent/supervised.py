@@ -193,7 +193,6 @@ class SupervisedProcess(Generic[ProcessT]):
         self._listeners.append(listener)
 
     def start(self) -> None:
-        """Starts the first process."""
         self.process.start()
 
     def stop(self, timeout: float) -> None:

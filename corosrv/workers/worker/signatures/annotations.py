@@ -53,7 +53,7 @@ def input_shape(annotation: Any) -> Shape:
 
 
 def output_shape(annotation: Any, ancestors: tuple[type, ...] = ()) -> Shape:
-    """Reads an output's annotation. Unknown types may be anything, records in themselves (`ancestors`) any object."""
+    """Reads an output. An unknown type may be anything, a record within itself (see `ancestors`) any object."""
     return _Reading(lambda kind: _output_class(kind, ancestors), _OUTPUT_LISTS).shape(annotation)
 
 
@@ -121,7 +121,6 @@ def _literal(values: tuple[Any, ...]) -> Shape:
 
 
 def _is_typed_dict(kind: type) -> bool:
-    """Returns whether a type is a TypedDict, of typing or typing_extensions."""
     return issubclass(kind, dict) and hasattr(kind, "__required_keys__")
 
 
@@ -243,7 +242,6 @@ def _origin(annotation: Any) -> Any:
 
 
 def _awaited(annotation: Any) -> Any:
-    """Returns the annotation of the awaited value, if the annotation is of an awaitable."""
     if _origin(annotation) not in _AWAITED:
         return annotation
     return (Any, *typing.get_args(annotation))[-1]

@@ -18,23 +18,10 @@ from typing import Any
 
 from corosrv.base.errors import SignatureError
 from corosrv.workers.worker.predictor import CONCURRENT, MISSING, STARS, STREAMING, FieldInfo
-from corosrv.workers.worker.signatures.shapes import (
-    AnyObject,
-    AnyOf,
-    Anything,
-    Coded,
-    DictOf,
-    Fetched,
-    Hidden,
-    ListOf,
-    Nullable,
-    OneOf,
-    Scalar,
-    Shape,
-)
+from corosrv.workers.worker.signatures import shapes
 
 
-def limited(shape: Shape, info: FieldInfo) -> Shape:
+def limited(shape: shapes.Shape, info: FieldInfo) -> shapes.Shape:
     """Returns the shape with its choices. Raises SignatureError for a limit that such values cannot have."""
     kinds = _kinds(shape)
     if (info.ge is not None or info.le is not None) and not kinds & {int, float}:
@@ -48,25 +35,25 @@ def limited(shape: Shape, info: FieldInfo) -> Shape:
     return shape if info.choices is None else _with_choices(shape, info.choices)
 
 
-def _is_file(shape: Shape) -> bool:
+def _is_file(shape: shapes.Shape) -> bool:
     match shape:
-        case Nullable(inner) | ListOf(inner):
+        case shapes.Nullable(inner) | shapes.ListOf(inner):
             return _is_file(inner)
-        case AnyOf(members):
+        case shapes.AnyOf(members):
             return any(map(_is_file, members))
-    return isinstance(shape, Fetched)
+    return isinstance(shape, shapes.Fetched)
 
 
-def _kinds(shape: Shape) -> set[type]:
+def _kinds(shape: shapes.Shape) -> set[type]:
     """Returns the types that values, or the members of lists, may have."""
     match shape:
-        case Scalar(kind):
+        case shapes.Scalar(kind):
             return {kind}
-        case Nullable(inner) | ListOf(inner):
+        case shapes.Nullable(inner) | shapes.ListOf(inner):
             return _kinds(inner)
-        case AnyOf(members):
+        case shapes.AnyOf(members):
             return set().union(*map(_kinds, members))
-        case OneOf(values):
+        case shapes.OneOf(values):
             return {type(value) for value in values}
         case _:
             return set()
@@ -76,26 +63,26 @@ def _check_pattern(regex: str) -> None:
     try:
         re.compile(regex)
     except re.error as error:
-        raise SignatureError(f"the regex is none: {error}") from error
+        raise SignatureError(f"the regex cannot be read: {error}") from error
 
 
-def _with_choices(shape: Shape, choices: list[object]) -> Shape:
+def _with_choices(shape: shapes.Shape, choices: list[object]) -> shapes.Shape:
     match shape:
-        case Nullable(inner):
-            return Nullable(_with_choices(inner, choices))
-        case ListOf(item):
-            return ListOf(_with_choices(item, choices))
-        case OneOf():
+        case shapes.Nullable(inner):
+            return shapes.Nullable(_with_choices(inner, choices))
+        case shapes.ListOf(item):
+            return shapes.ListOf(_with_choices(item, choices))
+        case shapes.OneOf():
             raise SignatureError("the type has choices of its own already")
     kinds = _kinds(shape)
     values = tuple(choice.value if isinstance(choice, Enum) else choice for choice in choices)
     if not values or any(type(value) not in kinds for value in values):
         names = " or ".join(sorted(kind.__name__ for kind in kinds)) or "of a type that allows it"
         raise SignatureError(f"choices have to be one or more values, each {names}")
-    return OneOf(values)
+    return shapes.OneOf(values)
 
 
-def as_json(shape: Shape, info: FieldInfo) -> Any:
+def as_json(shape: shapes.Shape, info: FieldInfo) -> Any:
     """Returns the default as a JSON value; MISSING if the input has none.
 
     Stars stand for a secret's default. Raises SignatureError for a default that the input would refuse.
@@ -105,29 +92,29 @@ def as_json(shape: Shape, info: FieldInfo) -> Any:
     return _value(shape, info.default, info)
 
 
-def _value(shape: Shape, value: Any, info: FieldInfo) -> Any:
+def _value(shape: shapes.Shape, value: Any, info: FieldInfo) -> Any:
     match shape:
-        case Nullable(inner):
+        case shapes.Nullable(inner):
             return None if value is None else _value(inner, value, info)
-        case Scalar(kind):
+        case shapes.Scalar(kind):
             return _scalar(kind, value, info)
-        case OneOf(values):
+        case shapes.OneOf(values):
             return _choice(values, value)
-        case ListOf(item) if isinstance(value, list | tuple):
+        case shapes.ListOf(item) if isinstance(value, list | tuple):
             return [_value(item, member, info) for member in value]
-        case DictOf(inner) if isinstance(value, dict):
+        case shapes.DictOf(inner) if isinstance(value, dict):
             return {key: _value(inner, member, info) for key, member in value.items()}
-        case AnyOf(members):
+        case shapes.AnyOf(members):
             return _member(members, value, info)
-        case Fetched() if isinstance(value, str | os.PathLike):
+        case shapes.Fetched() if isinstance(value, str | os.PathLike):
             return os.fspath(value)
-        case Hidden() if isinstance(value, str) or hasattr(value, "get_secret_value"):
+        case shapes.Hidden() if isinstance(value, str) or hasattr(value, "get_secret_value"):
             return STARS
-        case Anything():
+        case shapes.Anything():
             return _json(value)
-        case Coded(coder):
+        case shapes.Coded(coder):
             return _json(value if isinstance(value, dict) else coder.encode(value))
-        case AnyObject() if isinstance(value, dict):
+        case shapes.AnyObject() if isinstance(value, dict):
             return _json(value)
     raise SignatureError(f"the default {value!r} has another type than the input")
 
@@ -168,8 +155,8 @@ def _choice(values: tuple[Any, ...], value: Any) -> Any:
     raise SignatureError(f"the default {value!r} is none of the choices")
 
 
-def _member(members: tuple[Shape, ...], value: Any, info: FieldInfo) -> Any:
-    for member in sorted(members, key=lambda member: member != Scalar(type(value))):
+def _member(members: tuple[shapes.Shape, ...], value: Any, info: FieldInfo) -> Any:
+    for member in sorted(members, key=lambda member: member != shapes.Scalar(type(value))):
         try:
             return _value(member, value, info)
         except SignatureError:

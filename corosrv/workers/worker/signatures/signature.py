@@ -15,27 +15,10 @@ from typing import Any
 from corosrv.base import __version__
 from corosrv.base.errors import SignatureError
 from corosrv.workers.worker.predictor import MISSING, FieldInfo
-from corosrv.workers.worker.signatures import defaults
+from corosrv.workers.worker.signatures import defaults, shapes
 from corosrv.workers.worker.signatures.annotations import OutputType, input_shape, is_async, output_type
 from corosrv.workers.worker.signatures.defaults import concurrency, find_defaults, is_streaming, limited
 from corosrv.workers.worker.signatures.endpoints import ENVELOPES, component, paths
-from corosrv.workers.worker.signatures.shapes import (
-    AnyObject,
-    AnyOf,
-    Anything,
-    Coded,
-    DictOf,
-    Fetched,
-    Hidden,
-    ListOf,
-    Nullable,
-    OneOf,
-    Record,
-    Scalar,
-    Shape,
-    is_framework,
-    nullable,
-)
 
 _METHODS = ("run", "predict")
 _UNSURE = object()  # None, or no default at all
@@ -46,7 +29,7 @@ class InputField:
     """One input. `default` is a JSON value, or MISSING; `info`: the author's description."""
 
     name: str
-    shape: Shape
+    shape: shapes.Shape
     info: FieldInfo
     default: Any
     is_required: bool
@@ -97,7 +80,7 @@ def _method(kind: type) -> str:
     methods = [
         name
         for name in _METHODS
-        if any(name in base.__dict__ for base in kind.__mro__ if not is_framework(base.__module__))
+        if any(name in base.__dict__ for base in kind.__mro__ if not shapes.is_framework(base.__module__))
     ]
     if len(methods) == 1:
         return methods[0]
@@ -139,11 +122,11 @@ def _input(parameter: inspect.Parameter, hints: dict[str, Any], has_default: dic
         if info.default is _UNSURE:
             info = dataclasses.replace(info, default=_cog_default(shape, has_default.get(name)))
         if info.default is None:
-            shape = nullable(shape)
+            shape = shapes.nullable(shape)
         default = defaults.as_json(shape, info)
     except SignatureError as error:
         raise SignatureError(f"{name}: {error}") from None
-    is_required = info.default is MISSING and not isinstance(shape, Nullable)
+    is_required = info.default is MISSING and not isinstance(shape, shapes.Nullable)
     return InputField(name, shape, info, default, is_required)
 
 
@@ -159,22 +142,22 @@ def _info(default: Any, annotation: Any) -> FieldInfo:
 def _as_info(value: Any) -> FieldInfo | None:
     if isinstance(value, FieldInfo):
         return value
-    if type(value).__name__ != "FieldInfo" or not is_framework(type(value).__module__):
+    if type(value).__name__ != "FieldInfo" or not shapes.is_framework(type(value).__module__):
         return None
     names = (field.name for field in dataclasses.fields(FieldInfo))
     info = FieldInfo(**{name: getattr(value, name) for name in names if hasattr(value, name)})
     return info if info.default is not None else dataclasses.replace(info, default=_UNSURE)
 
 
-def _cog_default(shape: Shape, is_explicit: bool | None) -> Any:
+def _cog_default(shape: shapes.Shape, is_explicit: bool | None) -> Any:
     """Returns the default of cog's Input, which is None both without one and with `default=None`: None or MISSING.
 
     `is_explicit`: whether the source names a default, None if unknown. As in Cog, None is a default only of types that
     accept it, and of secrets, which may be omitted.
     """
-    if isinstance(shape, Hidden):
+    if isinstance(shape, shapes.Hidden):
         return MISSING if is_explicit is False else None
-    return None if is_explicit and isinstance(shape, Nullable) else MISSING
+    return None if is_explicit and isinstance(shape, shapes.Nullable) else MISSING
 
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -225,14 +208,14 @@ def _property(order: int, field: InputField) -> dict[str, Any]:
     return schema
 
 
-def _input_schema(shape: Shape, name: str, info: FieldInfo) -> dict[str, Any]:
+def _input_schema(shape: shapes.Shape, name: str, info: FieldInfo) -> dict[str, Any]:
     """Describes an input. Choices have a component of their own; limits of a list stand at its members."""
     match shape:
-        case Nullable(inner):
+        case shapes.Nullable(inner):
             return _input_schema(inner, name, info) | {"nullable": True}
-        case ListOf(item):
+        case shapes.ListOf(item):
             return {"type": "array", "items": _input_schema(item, name, info)}
-        case OneOf():
+        case shapes.OneOf():
             return {"allOf": [component(_enum_name(name))]}
         case _:
             limits = {key: getattr(info, limit) for limit, key in _LIMITS.items()}
@@ -248,34 +231,34 @@ def _output(output: OutputType) -> dict[str, Any]:
     return {"title": "Output"} | schema
 
 
-def schema_of(shape: Shape) -> dict[str, Any]:
+def schema_of(shape: shapes.Shape) -> dict[str, Any]:
     """Describes a shape, without an author's limits and descriptions."""
     match shape:
-        case Scalar(kind):
+        case shapes.Scalar(kind):
             return {"type": _TYPES[kind]}
-        case Fetched():
+        case shapes.Fetched():
             return {"type": "string", "format": "uri"}
-        case Hidden():
+        case shapes.Hidden():
             return {"type": "string", "format": "password", "writeOnly": True, "x-cog-secret": True}
-        case AnyObject() | Coded():
+        case shapes.AnyObject() | shapes.Coded():
             return {"type": "object"}
-        case ListOf(item):
+        case shapes.ListOf(item):
             return {"type": "array", "items": schema_of(item)}
-        case DictOf(value):
+        case shapes.DictOf(value):
             return {"type": "object", "additionalProperties": schema_of(value)}
-        case AnyOf(members):
+        case shapes.AnyOf(members):
             return {"anyOf": [schema_of(member) for member in members]}
-        case OneOf(values):
+        case shapes.OneOf(values):
             return _values(values)
-        case Nullable(inner):
+        case shapes.Nullable(inner):
             return schema_of(inner) | {"nullable": True}
-        case Record():
+        case shapes.Record():
             return _record(shape)
-        case Anything():
+        case shapes.Anything():
             return {}
 
 
-def _record(record: Record) -> dict[str, Any]:
+def _record(record: shapes.Record) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object"}
     schema["properties"] = {name: {"title": _title(name)} | schema_of(shape) for name, shape, _ in record.fields}
     if required := [name for name, _, is_required in record.fields if is_required]:
@@ -283,15 +266,15 @@ def _record(record: Record) -> dict[str, Any]:
     return schema
 
 
-def _choices(field: InputField) -> OneOf | None:
+def _choices(field: InputField) -> shapes.OneOf | None:
     """Returns the choices of the field or of its list's members, if any."""
     shape = field.shape
-    while isinstance(shape, Nullable | ListOf):
-        shape = shape.inner if isinstance(shape, Nullable) else shape.item
-    return shape if isinstance(shape, OneOf) else None
+    while isinstance(shape, shapes.Nullable | shapes.ListOf):
+        shape = shape.inner if isinstance(shape, shapes.Nullable) else shape.item
+    return shape if isinstance(shape, shapes.OneOf) else None
 
 
-def _enum(name: str, choices: OneOf) -> dict[str, Any]:
+def _enum(name: str, choices: shapes.OneOf) -> dict[str, Any]:
     return {"title": name, "description": "An enumeration."} | _values(choices.values)
 
 

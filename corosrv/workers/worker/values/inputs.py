@@ -16,25 +16,11 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from corosrv.base.errors import InputFailed
 from corosrv.workers.worker.predictor import MISSING
-from corosrv.workers.worker.signatures.shapes import (
-    AnyObject,
-    AnyOf,
-    Anything,
-    Coded,
-    DictOf,
-    Fetched,
-    Hidden,
-    ListOf,
-    Nullable,
-    OneOf,
-    Scalar,
-    Shape,
-)
+from corosrv.workers.worker.signatures import shapes
 from corosrv.workers.worker.signatures.signature import InputField, Signature
 from corosrv.workers.worker.values.addresses import DataUrl, is_address, is_data, make_private
 
@@ -204,9 +190,7 @@ class Inputs:
     def __enter__(self) -> Inputs:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _convert(self, field: InputField, input: dict[str, Any]) -> Any:
@@ -230,7 +214,7 @@ class Inputs:
                 return {key: self._with_files(member, paths) for key, member in value.items()}
         return value
 
-    def _make(self, file: Fetched, path: str) -> Any:
+    def _make(self, file: shapes.Fetched, path: str) -> Any:
         try:
             value = file.make(path)
         except OSError as error:
@@ -243,7 +227,7 @@ class Inputs:
 class _PendingFile:
     """Stands for a file: the one that is fetched under this number, or the author's own at this path."""
 
-    def __init__(self, shape: Fetched, number: int = -1, path: str = "") -> None:
+    def __init__(self, shape: shapes.Fetched, number: int = -1, path: str = "") -> None:
         self.shape = shape
         self.number = number
         self.path = path
@@ -260,29 +244,29 @@ class _InputConversion:
         self._is_default = is_default
         self._fetching = fetching
 
-    def value(self, shape: Shape, value: Any) -> Any:
+    def value(self, shape: shapes.Shape, value: Any) -> Any:
         match shape:
-            case Nullable(inner):
+            case shapes.Nullable(inner):
                 return None if value is None else self.value(inner, value)
-            case Scalar(kind):
+            case shapes.Scalar(kind):
                 return self._scalar(kind, value)
-            case OneOf(values, enum):
+            case shapes.OneOf(values, enum):
                 return self._choice(values, enum, value)
-            case ListOf(item) if isinstance(value, list):
+            case shapes.ListOf(item) if isinstance(value, list):
                 return [self.value(item, member) for member in value]
-            case DictOf(inner) if isinstance(value, dict):
+            case shapes.DictOf(inner) if isinstance(value, dict):
                 return {key: self.value(inner, member) for key, member in value.items()}
-            case AnyOf(members):
+            case shapes.AnyOf(members):
                 return self._member(members, value)
-            case Fetched() if isinstance(value, str):
+            case shapes.Fetched() if isinstance(value, str):
                 return self._file(shape, value)
-            case Hidden(make) if isinstance(value, str):
+            case shapes.Hidden(make) if isinstance(value, str):
                 return self._secret(make, value)
-            case Anything():
+            case shapes.Anything():
                 return value
-            case AnyObject() if isinstance(value, dict):
+            case shapes.AnyObject() if isinstance(value, dict):
                 return value
-            case Coded(coder) if isinstance(value, dict):
+            case shapes.Coded(coder) if isinstance(value, dict):
                 return coder.decode(value)
         raise self._misfit()
 
@@ -301,16 +285,16 @@ class _InputConversion:
                 return choice if enum is None else enum(choice)
         raise self._misfit()
 
-    def _member(self, members: tuple[Shape, ...], value: Any) -> Any:
+    def _member(self, members: tuple[shapes.Shape, ...], value: Any) -> Any:
         """Converts to the first member that the value fits; a member of its own type comes before others."""
-        for member in sorted(members, key=lambda member: member != Scalar(type(value))):
+        for member in sorted(members, key=lambda member: member != shapes.Scalar(type(value))):
             try:
                 return self.value(member, value)
             except InputFailed:
                 continue
         raise self._misfit()
 
-    def _file(self, shape: Fetched, value: str) -> _PendingFile:
+    def _file(self, shape: shapes.Fetched, value: str) -> _PendingFile:
         if is_address(value):
             return _PendingFile(shape, number=self._fetching.add(self._field.name, value))
         if not self._is_default:

@@ -12,8 +12,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from corosrv.dialects.kserve.grpc import health
 from corosrv.dialects.kserve.grpc.front import GrpcConfig, GrpcFront
+from corosrv.dialects.kserve.grpc.standard_services import HealthCheckResponse
 from tests.dialects.kserve.grpc.client import TIMEOUT, Stub, in_thread, infer_request, status, talk
 from tests.dialects.kserve.grpc.conftest import make_worker, serving
 from tests.dialects.kserve.grpc.test_budget import forget_peak, rss
@@ -180,7 +180,7 @@ def test_requests_that_never_come_end_and_keep_nobody_from_an_answer(keyed: Grpc
         late = [stub.without_message("Check", "grpc.health.v1.Health") for _ in range(4)]
         await asyncio.gather(*(call.wait_for_connection() for call in late))
         more = [stub.without_message("Check", "grpc.health.v1.Health") for _ in range(8)]
-        answers = [health.HealthCheckResponse.FromString(await call).status for call in more]
+        answers = [HealthCheckResponse.FromString(await call).status for call in more]
         return answers.count(SERVING), {(await status(call))[0] for call in late}
 
     assert talk(keyed.port, scenario) == (8, {grpc.StatusCode.DEADLINE_EXCEEDED})

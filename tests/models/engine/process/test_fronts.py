@@ -22,7 +22,7 @@ from corosrv.base.errors import (
 )
 from corosrv.contracts.jobs import Finish, Sampling
 from corosrv.models.engine import Engine
-from corosrv.models.engine.process import connector, host, link, remote
+from corosrv.models.engine.process import connector, host, remote
 from corosrv.models.engine.process.messages import PROTOCOL, WINDOW, EngineRefusal, FrontHello, front_codec
 from corosrv.models.engine.process.remote import RemoteEngine
 from corosrv.workers.wire.gevent_channel import GeventChannel
@@ -286,12 +286,12 @@ def test_an_engine_that_does_not_greet_is_ended_and_another_one_is_started(
     first = open_front()
     pid = pid_of(first)
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(link, "PATIENCE", 0.5)
+    monkeypatch.setattr(connector, "PATIENCE", 0.5)
     monkeypatch.setattr(remote, "HUNG", 10 * TIMEOUT)  # the first front would end it as well
 
     opening = gevent.spawn(open_front)
     until(lambda: has_ended(pid))
-    monkeypatch.setattr(link, "PATIENCE", TIMEOUT)
+    monkeypatch.setattr(connector, "PATIENCE", TIMEOUT)
     second = opening.get(timeout=TIMEOUT)
 
     until(lambda: first.pid is not None and not first.is_recovering)
