@@ -410,6 +410,21 @@ TEST("what is not a number stays in its own row") {
   }
 }
 
+TEST("one NaN among a row's activations makes all its outputs NaN") {
+  for (const ProductKernels* kernels : all_kernels()) {
+    for (const BlockFormat format : kFormats) {
+      const Matrix matrix(format, 16, 8, 4);
+      for (size_t at = 0; at < kBlockValues; ++at) {
+        Values values = random_values(8 * kBlockValues, 5);
+        values[3 * kBlockValues + at] = at % 2 == 0 ? NAN : -NAN;
+        for (const float output : product(matrix.packed(*kernels), quantized(*kernels, values).data(), 1)) {
+          CHECK(std::isnan(output));
+        }
+      }
+    }
+  }
+}
+
 TEST("a product writes the outputs of its groups and no others") {
   for (const ProductKernels* kernels : all_kernels()) {
     const Matrix matrix(BlockFormat::kQ4_1, 64, 2, 6);
