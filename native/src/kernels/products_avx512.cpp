@@ -32,8 +32,7 @@ namespace {
 
 // Returns the largest of the magnitudes, NaN where one is: compared as whole numbers, it is the largest.
 COROSRV_KERNEL inline float largest_magnitude(__m512 a, __m512 b) {
-  const __m512i bits =
-      _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
+  const __m512i bits = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(bits))));
 }
 
