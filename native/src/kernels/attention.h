@@ -25,7 +25,7 @@ struct Attention {
   size_t value_stride;           // bytes from cell to cell
   float scale;                   // the factor of every score
   float* output;                 // n_heads times head_size numbers; zeros if the mask hides all cells
-  const float* sinks = nullptr;  // for each head the score of a cell of zeros that all see; null: there is none
+  const float* sinks = nullptr;  // for each head a score that only adds to the sum of its weights; null: none
 };
 
 constexpr size_t kHeadStep = 16;

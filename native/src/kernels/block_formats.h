@@ -7,8 +7,7 @@
 
 namespace corosrv {
 
-// Numbers of one block, which share a scale. The formats named _K, and IQ4_XS, have 8 such blocks in a block of
-// ggml's.
+// Numbers of one block, which share a scale. Formats named _K, and IQ4_XS, have 8 such blocks in a block of ggml's.
 constexpr size_t kBlockValues = 32;
 // Rows of a matrix that are packed and computed together.
 constexpr size_t kGroupRows = 16;
@@ -35,8 +34,7 @@ constexpr size_t kQuantFormats = 13, kFloatFormats = 2;  // the floats are the l
 
 constexpr bool is_float(BlockFormat format) { return static_cast<size_t>(format) >= kQuantFormats; }
 
-// A number is (quant - offset) * scale + minimum; a quant of IQ4_NL, IQ4_XS and MXFP4 is an index of a
-// table.
+// A number is (quant - offset) * scale + minimum; a quant of IQ4_NL, IQ4_XS and MXFP4 is an index of a table.
 //
 // Packed, a group of 16 rows begins with the parameters of all its blocks, padded to a cache line: the first
 // parameter of each row, then the second of each. Then come the quants: for each block of 32, lines of 64 bytes, each
@@ -48,7 +46,7 @@ struct PackedLayout {
   size_t n_halves;  // parameters of it that are 16-bit floats; they come first
   size_t n_bytes;   // parameters of it that are bytes
   size_t n_bits;    // of a quant: the lower four in four lines of nibbles, of which the low ones are numbers 0 to 15;
-                    // two in two lines of quarters, the third one in a line of bits
+                    // of 2 or 3 bits the lower two in two lines, with four quants in a byte, then a line of third bits
 
   constexpr size_t params() const { return (2 * n_halves + n_bytes) * kGroupRows; }
   constexpr size_t quants() const { return n_bits * kBlockValues / 8 * kGroupRows; }  // bytes of 32 numbers

@@ -41,7 +41,7 @@ Access reads_rows(const ggml_tensor& tensor, Division division) {
   return reads(tensor, ggml_is_contiguous(&tensor) ? division : Division{});
 }
 
-// Returns how threads divide a node that is the result of one of the last steps.
+// Returns how threads divide a node that is the result of one of the last steps; kNone where it is of none of them.
 Division division_of(const NodeRun& run, const ggml_tensor* node) {
   constexpr size_t kLast = 4;
   for (size_t i = 1; i <= std::min(kLast, run.size()); ++i) {
@@ -102,7 +102,8 @@ void ElementSteps::forget_inputs() {
   for (Rotation& rotation : rotations_) rotation.is_made = false;
 }
 
-// With a tensor of the same shape, with one row for all rows, or a product with one number for each row.
+// The second tensor has the shape of the first, or one row for all rows; that of a product may have one number for each
+// row.
 bool ElementSteps::add_sum_or_product(NodeRun& run, ggml_tensor* node) {
   const ggml_tensor &first = *node->src[0], &second = *node->src[1];
   if (!is_contiguous(*node) || !has_float_rows(first) || !ggml_are_same_shape(node, &first)) return false;
@@ -129,7 +130,7 @@ bool ElementSteps::add_norm(NodeRun& run, ggml_tensor* node) {
   return true;
 }
 
-// A row for each expert, of which a row gets that of its own.
+// Adds to each row the biases of the expert that computed it.
 bool ElementSteps::add_biases(NodeRun& run, ggml_tensor* node) {
   const ggml_tensor &rows = *node->src[0], &biases = *node->src[1], &ids = *node->src[2];
   if (!is_contiguous(*node) || !is_contiguous(rows) || !has_float_rows(biases) || node->ne[3] != 1) return false;

@@ -16,13 +16,15 @@ void ExpertOrder::reserve(const ggml_tensor& node) {
 
 void ExpertOrder::sort(const ggml_tensor& node) {
   const ggml_tensor& ids = *node.src[2];
-  const size_t n_experts = extent(*node.src[0], 2), n_used = extent(ids, 0), n_rows = row_count(node);
+  const size_t n_used = extent(ids, 0), n_rows = row_count(node);
   const auto expert_of = [&](size_t row) {
-    return static_cast<size_t>(reinterpret_cast<const int32_t*>(row_at(ids, row / n_used, 0, 0))[row % n_used]);
+    const uint8_t* const id = row_at(ids, row / n_used, 0, 0) + row % n_used * ids.nb[0];
+    return static_cast<size_t>(*reinterpret_cast<const int32_t*>(id));
   };
-  std::fill_n(ends_.begin(), n_experts, 0);
+  std::fill(ends_.begin(), ends_.end(), 0);
   for (size_t row = 0; row < n_rows; ++row) ++ends_[expert_of(row)];
-  for (size_t expert = 0, begin = 0; expert < n_experts; ++expert) begin += std::exchange(ends_[expert], begin);
+  size_t begin = 0;
+  for (size_t& end : ends_) begin += std::exchange(end, begin);
   for (size_t row = 0; row < n_rows; ++row) rows_[ends_[expert_of(row)]++] = row;
 }
 

@@ -14,7 +14,8 @@ class ExpertOrder {
  public:
   // Makes room for the rows of a node; throws std::bad_alloc.
   void reserve(const ggml_tensor& node);
-  // Groups the rows, in their own order within each group; one thread, while the others wait.
+  // Groups the rows, in their own order within each group. The order serves all nodes with the same ids for which room
+  // was made before. One thread calls this, while the others wait.
   void sort(const ggml_tensor& node);
 
   // Returns the rows of an expert: those from begin() to end() in the order.

@@ -404,8 +404,8 @@ bool GraphKernels::add_expert_product(ggml_tensor* node) {
   const Weight* weight = find(&weights);
   if (weight == nullptr) return false;
   NodeRun& run = run_of(node);
+  experts_.reserve(*node);
   if (sorted_ids_ != &ids) {
-    experts_.reserve(*node);
     run.add({&sort_by_expert, node, this}, {reads(ids), access_to_experts(true)});
     sorted_ids_ = &ids;
   }

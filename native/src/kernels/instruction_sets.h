@@ -11,6 +11,8 @@
 #include <cpuid.h>
 #include <immintrin.h>
 
+#include <cmath>
+
 #define COROSRV_HAS_KERNELS 1
 // Older compilers do not know their instructions.
 #if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
@@ -43,9 +45,10 @@ inline bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && has_avx2();
 }
 
-// Rounds to the digits of a 16-bit float.
+// Rounds to the digits of a 16-bit float. Numbers that are too large for one stay as they are.
 COROSRV_AVX2 inline float round_to_half(float value) {
-  return _cvtsh_ss(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  const float rounded = _cvtsh_ss(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  return std::isinf(rounded) ? value : rounded;
 }
 
 }  // namespace corosrv

@@ -94,8 +94,8 @@ class PackedMatrix {
 
   // Computes output j of each row i of `activations` (n_rows rows of n_blocks() blocks) for each weight row j in the
   // groups [from, to). `Activation`: an ActivationBlock, a BfloatBlock or a pointer to a row of floats, as the matrix
-  // takes. `Output`: a float* to rows of as many outputs as the matrix has rows, or a float* const* to where the rows
-  // of the first group's outputs begin, which may lie anywhere.
+  // takes. `Output`: a float* to rows of as many outputs as the matrix has rows; or a float* const*, for each row the
+  // place of the outputs of group `from`, behind which those of the next groups lie.
   template <typename Activation, typename Output>
   void multiply(const Activation* activations, size_t n_rows, size_t from, size_t to, Output output) const;
 
@@ -106,7 +106,7 @@ class PackedMatrix {
   };
   static std::unique_ptr<uint8_t[], Free> allocate(size_t bytes);
 
-  // Returns the routines for activations of a form, which those of a format are.
+  // Returns the routines for the matrix's format and this form of activations.
   const auto& tiles_of(const ActivationBlock*) const { return kernels_.tiles[static_cast<size_t>(format_)]; }
   const auto& tiles_of(const BfloatBlock*) const { return kernels_.bfloat_tiles; }
   const auto& tiles_of(const float* const*) const {

@@ -50,15 +50,23 @@ namespace corosrv {
 
 namespace {
 
+// Returns the largest of magnitudes, NaN where one is: compared as whole numbers, it is the largest.
+COROSRV_KERNEL inline float largest_magnitude(__m256i bits) {
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1))));
+}
+
 COROSRV_KERNEL void quantize(const float* values, size_t n_blocks, ActivationBlock* blocks) {
   for (size_t b = 0; b < n_blocks; ++b, values += kBlockValues) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
-    __m256 parts[4], most = _mm256_setzero_ps();
+    __m256 parts[4];
+    __m256i most = _mm256_setzero_si256();
     for (size_t i = 0; i < 4; ++i) {
       parts[i] = _mm256_loadu_ps(values + 8 * i);
-      most = _mm256_max_ps(most, _mm256_andnot_ps(sign, parts[i]));
+      most = _mm256_max_epi32(most, _mm256_castps_si256(_mm256_andnot_ps(sign, parts[i])));
     }
-    const float largest = largest_of(most), scale = largest / 127.0f;
+    const float largest = largest_magnitude(most), scale = largest / 127.0f;
     const __m256 inverse = _mm256_set1_ps(largest != 0.0f ? 127.0f / largest : 0.0f);
     __m256i quants[4];
     for (size_t i = 0; i < 4; ++i) quants[i] = _mm256_cvtps_epi32(_mm256_mul_ps(parts[i], inverse));

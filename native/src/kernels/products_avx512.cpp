@@ -30,11 +30,17 @@ namespace corosrv {
 
 namespace {
 
+// Returns the largest of the magnitudes, NaN where one is: compared as whole numbers, it is the largest.
+COROSRV_KERNEL inline float largest_magnitude(__m512 a, __m512 b) {
+  const __m512i bits = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(bits))));
+}
+
 COROSRV_KERNEL void quantize(const float* values, size_t n_blocks, ActivationBlock* blocks) {
   for (size_t b = 0; b < n_blocks; ++b) {
     const __m512 low = _mm512_loadu_ps(values + b * kBlockValues);
     const __m512 high = _mm512_loadu_ps(values + b * kBlockValues + 16);
-    const float largest = largest_of(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
+    const float largest = largest_magnitude(low, high);
     const float scale = largest / 127.0f;
     const __m512 inverse = _mm512_set1_ps(largest != 0.0f ? 127.0f / largest : 0.0f);
     const __m512i low_quants = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));

@@ -239,6 +239,35 @@ KERNEL_TEST(best_products() != nullptr, "activations in the order of experts are
   }
 }
 
+KERNEL_TEST(best_products() != nullptr, "matrices of more experts are multiplied in the order of the same ids") {
+  GraphKernels kernels(kFaster);
+  Machine machine(&kernels);
+  const Weights few(machine, GGML_TYPE_Q8_0, {48, 16}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, kColumns, kExperts),
+      many(machine, GGML_TYPE_Q8_0, {48}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, kColumns, 3 * kExperts);
+  const Graph::Build build = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+    ggml_tensor* product = experts(few)(context, input)[0];
+    return {product, ggml_mul_mat_id(context, many[0], product->src[1], product->src[2])};
+  };
+
+  for (const int64_t n_rows : {1, 33}) check_against_ggml(machine, n_rows, build, 2, 2);
+}
+
+TEST("the ids of a row's experts may lie apart") {
+  for (const KernelChoice& choice : {kFaster, kDeterministicAlone}) {
+    GraphKernels kernels(choice);
+    Machine machine(&kernels);
+    const Weights weights(machine, GGML_TYPE_Q8_0, {48, 16}, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, kColumns, kExperts);
+    const Graph::Build build = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+      ggml_tensor* product = experts(weights)(context, input)[0];
+      ggml_tensor* by_rank = ggml_cont(context, ggml_transpose(context, product->src[2]));
+      return {ggml_mul_mat_id(context, weights[0], product->src[1], ggml_transpose(context, by_rank))};
+    };
+
+    const size_t n_ours = choice.is_deterministic || best_products() != nullptr ? 1 : 0;
+    for (const int64_t n_rows : {2, 33}) check_against_ggml(machine, n_rows, build, n_ours, 2, 1e-4f);
+  }
+}
+
 TEST("experts whose rows are no multiple of a group stay ggml's") {
   GraphKernels kernels(kFaster);
   Machine machine(&kernels);

@@ -77,7 +77,7 @@ TEST("gates are their numbers times the logistic function, or their GELU, howeve
   }
 }
 
-TEST("gates of what is not a number are none") {
+TEST("gates of NaN, and of values that are NaN, are NaN") {
   const Values numbers(16, 1.0f), nans(16, NAN);
   for (const ElementKernels* kernels : all_kernels()) {
     for (const auto gate : {kernels->gate, kernels->gate_by_gelu, kernels->gate_within_limits}) {

@@ -395,6 +395,25 @@ TEST("a row of activations gives the same bits alone and among any number of oth
   }
 }
 
+TEST("products of activations whose sums are too large for 16-bit floats are those of plain arithmetic") {
+  for (const ProductKernels* kernels : all_kernels()) {
+    for (const BlockFormat format : kFormats) {
+      const Matrix matrix(format, 16, 8, 4);
+      const Blocks row = quantized(*kernels, Values(8 * kBlockValues, 5000.0f));
+      const Values output = product(matrix.packed(*kernels), row.data(), 1);
+      for (size_t j = 0; j < matrix.n_rows; ++j) {
+        double size = 0, wanted = 0;
+        for (size_t i = 0; i < 8 * kBlockValues; ++i) {
+          const Weight weight = matrix.weight(j, i / kBlockValues, i % kBlockValues);
+          wanted += 5000.0 * (weight.quant * weight.scale + weight.minimum);
+          size += 5000.0 * (std::fabs(weight.quant * weight.scale) + std::fabs(weight.minimum));
+        }
+        CHECK(std::fabs(output[j] - wanted) <= 1e-3 * size);
+      }
+    }
+  }
+}
+
 TEST("what is not a number stays in its own row") {
   for (const ProductKernels* kernels : all_kernels()) {
     for (const BlockFormat format : kFormats) {
@@ -406,6 +425,21 @@ TEST("what is not a number stays in its own row") {
       const Values ill = product(matrix.packed(*kernels), quantized(*kernels, values).data(), 9);
 
       for (size_t i = 0; i < ill.size(); ++i) CHECK(i / 16 == 4 ? !std::isfinite(ill[i]) : ill[i] == healthy[i]);
+    }
+  }
+}
+
+TEST("one NaN among a row's activations makes all its outputs NaN") {
+  for (const ProductKernels* kernels : all_kernels()) {
+    for (const BlockFormat format : kFormats) {
+      const Matrix matrix(format, 16, 8, 4);
+      for (size_t at = 0; at < kBlockValues; ++at) {
+        Values values = random_values(8 * kBlockValues, 5);
+        values[3 * kBlockValues + at] = at % 2 == 0 ? NAN : -NAN;
+        for (const float output : product(matrix.packed(*kernels), quantized(*kernels, values).data(), 1)) {
+          CHECK(std::isnan(output));
+        }
+      }
     }
   }
 }
