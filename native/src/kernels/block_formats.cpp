@@ -49,25 +49,16 @@ void unpack_k_params(const uint8_t* from, uint8_t* params) {
   }
 }
 
-// For each 64 numbers 32 bytes, the first half in the low nibbles. `fifth`: a byte for each of 32 numbers, with a bit
-// for each block; null where there are none.
-void unpack_k_quants(const uint8_t* nibbles, const uint8_t* fifth, uint8_t* quants) {
+// Quants of kLow bits, 32 bytes for as many blocks as a byte has quants: the lowest bits are those of the first block.
+// `upper`: a byte for each of 32 numbers, with one more bit for each block; null where there are none.
+template <size_t kLow>
+void unpack_k_quants(const uint8_t* lower, const uint8_t* upper, uint8_t* quants) {
+  constexpr size_t kTogether = 8 / kLow;
   for (size_t b = 0; b < 8; ++b) {
     for (size_t i = 0; i < kBlockValues; ++i) {
-      const unsigned low = nibbles[b / 2 * 32 + i] >> b % 2 * 4 & 15;
-      const unsigned high = fifth == nullptr ? 0 : fifth[i] >> b & 1;
-      quants[b * kBlockValues + i] = static_cast<uint8_t>(low | high << 4);
-    }
-  }
-}
-
-// For each 128 numbers 32 bytes, of which the low bits are the first 32. `third`: as the fifth bits above.
-void unpack_quarters(const uint8_t* quarters, const uint8_t* third, uint8_t* quants) {
-  for (size_t b = 0; b < 8; ++b) {
-    for (size_t i = 0; i < kBlockValues; ++i) {
-      const unsigned low = quarters[b / 4 * 32 + i] >> b % 4 * 2 & 3;
-      const unsigned high = third == nullptr ? 0 : third[i] >> b & 1;
-      quants[b * kBlockValues + i] = static_cast<uint8_t>(low | high << 2);
+      const unsigned low = lower[b / kTogether * 32 + i] >> b % kTogether * kLow & ((1u << kLow) - 1);
+      const unsigned high = upper == nullptr ? 0 : upper[i] >> b & 1;
+      quants[b * kBlockValues + i] = static_cast<uint8_t>(low | high << kLow);
     }
   }
 }
@@ -77,7 +68,7 @@ void unpack_q2_k(const uint8_t* from, Unpacked& to) {
   std::memcpy(to.params, from + 80, 4);
   to.params[3] ^= 0x80;  // a minimum is subtracted
   std::memcpy(to.params + 4, from, 16);
-  unpack_quarters(from + 16, nullptr, to.quants);
+  unpack_k_quants<2>(from + 16, nullptr, to.quants);
 }
 
 // Third bits, quarters, and 12 bytes of 16 scales with six bits each, less 32; their scale at the end.
@@ -88,7 +79,7 @@ void unpack_q3_k(const uint8_t* from, Unpacked& to) {
     const unsigned low = scales[i % 8] >> i / 8 * 4 & 15, high = scales[8 + i % 4] >> i / 4 * 2 & 3;
     to.params[2 + i] = static_cast<uint8_t>((low | high << 4) - 32);
   }
-  unpack_quarters(from + 32, from, to.quants);
+  unpack_k_quants<2>(from + 32, from, to.quants);
 }
 
 // The scale of scales, two upper bits of each, their lower four; they are less 32.
@@ -141,10 +132,10 @@ void unpack(BlockFormat format, const uint8_t* block, Unpacked& to) {
       return unpack_q3_k(block, to);
     case BlockFormat::kQ4_K:
       unpack_k_params(block, to.params);
-      return unpack_k_quants(block + 16, nullptr, to.quants);
+      return unpack_k_quants<4>(block + 16, nullptr, to.quants);
     case BlockFormat::kQ5_K:
       unpack_k_params(block, to.params);
-      return unpack_k_quants(block + 48, block + 16, to.quants);
+      return unpack_k_quants<4>(block + 48, block + 16, to.quants);
     case BlockFormat::kQ6_K:
       return unpack_q6_k(block, to);
     case BlockFormat::kIQ4_XS:
