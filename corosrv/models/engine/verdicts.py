@@ -90,7 +90,7 @@ def _identity(path: str) -> str:
 
 def _head_size(file: BinaryIO) -> int:
     """Returns the bytes of a file up to the end of its list of tensors. Raises BrokenFile."""
-    head = gguf.HeadReader(file)
+    head = gguf.GgufReader(file)
     n_tensors, n_pairs = head.begin()
     for _ in range(n_pairs):
         head.skip_texts(1)

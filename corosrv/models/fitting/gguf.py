@@ -204,7 +204,7 @@ def read(path: str) -> Facts | None:
 
 def _pairs(file: BinaryIO) -> dict[str, Any]:
     """Returns all pairs before the vocabulary, which stands last and is long, and how many tokens that has."""
-    head = HeadReader(file)
+    head = GgufReader(file)
     _, n_pairs = head.begin()
     pairs: dict[str, Any] = {}
     for _ in range(min(n_pairs, _MAX_PAIRS)):
@@ -216,7 +216,7 @@ def _pairs(file: BinaryIO) -> dict[str, Any]:
     return pairs
 
 
-class HeadReader:
+class GgufReader:
     """Reads a file from a place on, a block at a time, and passes quickly over what nobody wants."""
 
     def __init__(self, file: BinaryIO, place: int = 0) -> None:
@@ -333,7 +333,7 @@ def read_texts(path: str) -> HeadTexts:
 
 
 def _texts(file: BinaryIO) -> HeadTexts:
-    head = HeadReader(file)
+    head = GgufReader(file)
     _, n_pairs = head.begin()
     pairs: dict[str, Any] = {}
     tokens_at = 0
@@ -356,7 +356,7 @@ def _texts(file: BinaryIO) -> HeadTexts:
 
 def _token(file: BinaryIO, tokens_at: int, id: Any) -> str:
     """Returns the text of one token of a vocabulary that stands at this place."""
-    head = HeadReader(file, tokens_at)
+    head = GgufReader(file, tokens_at)
     kind, n_tokens = head.unpack("IQ")
     if kind != _STRING or not isinstance(id, int) or not 0 <= id < n_tokens:
         return ""
