@@ -153,7 +153,9 @@ class ModelPool:
         """Returns every model that may be used, loaded or not, and behind them their LoRA adapters."""
         cards = [model.card for model in self._models if self._is_usable(model)]
         cards += [
-            self._named(model.card, name) for name, (model, _) in self._adapters.items() if self._is_usable(model, name)
+            self._card_by_name(model.card, name)
+            for name, (model, _) in self._adapters.items()
+            if self._is_usable(model, name)
         ]
         return tuple(cards)
 
@@ -164,7 +166,7 @@ class ModelPool:
         if served.state is not ModelState.READY:
             with self._using(model):
                 pass
-        return self._named(served.card, model)
+        return self._card_by_name(served.card, model)
 
     def known_card(self, model: str | None) -> ModelCard:
         """Returns the model's card, of one that was never loaded by what its file's head says; loads none.
@@ -175,9 +177,9 @@ class ModelPool:
         served = self._route(model)
         if served.texts is None and not served.n_loads:
             served.texts = call_in_thread(gguf.read_texts, served.settings.model)
-        return self._named(served.known_card, model)
+        return self._card_by_name(served.known_card, model)
 
-    def _named(self, card: ModelCard, name: str | None) -> ModelCard:
+    def _card_by_name(self, card: ModelCard, name: str | None) -> ModelCard:
         """Returns the card of what a model was found by: an adapter of its own, or the model."""
         return replace(card, id=name, aliases=(), parent=card.id) if name and name in self._adapters else card
 

@@ -1,4 +1,4 @@
-"""Who has made the responses of OpenAI's API that are kept elsewhere: whoever asks for one later is led there."""
+"""Remembers which upstream or peer has made a response of OpenAI's API, for those who ask for it later."""
 
 from __future__ import annotations
 

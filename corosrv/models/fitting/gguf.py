@@ -228,7 +228,7 @@ class GgufReader:
 
     @property
     def place(self) -> int:
-        """Where the reading is in the file."""
+        """The place in the file that is read next."""
         return self._begin + self._at
 
     def begin(self) -> tuple[int, int]:
