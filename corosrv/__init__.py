@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from corosrv import worker
 from corosrv.base import __version__ as __version__
+from corosrv.base import import_late
 
 if TYPE_CHECKING:
     from corosrv.contracts.jobs import Job, Text
@@ -20,15 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Job", "Text", "__version__", "blueprint", "start"]
 __all__ += worker.__all__
 
-_HOMES = {"Engine": "corosrv.models.engine", "Job": "corosrv.contracts.jobs", "Text": "corosrv.contracts.jobs"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "corosrv.worker")), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_late(
+    __name__,
+    {
+        "corosrv.models.engine": "Engine",
+        "corosrv.contracts.jobs": "Job Text",
+        "corosrv.worker": " ".join(worker.__all__),
+    },
+)
 
 
 def blueprint(**overrides: Any) -> Any:

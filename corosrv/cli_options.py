@@ -72,22 +72,10 @@ def _hub_options(command: Callable[..., Any]) -> Callable[..., Any]:
             fail("--hf-file names a file of a repository: add --hf-repo OWNER/REPO")
         return command(*arguments, **more)
 
+    hub = functools.partial(click.option, cls=SectionOption, section="hub")
     for option in (
-        click.option(
-            "-hff",
-            "--hf-file",
-            cls=SectionOption,
-            section="hub",
-            help="file of that repository, instead of a quantisation",
-        ),
-        click.option(
-            "-hf",
-            "-hfr",
-            "--hf-repo",
-            cls=SectionOption,
-            section="hub",
-            help="OWNER/REPO:Q4_K_M, the same as --model hf:OWNER/REPO:Q4_K_M",
-        ),
+        hub("-hff", "--hf-file", help="file of that repository, instead of a quantisation"),
+        hub("-hf", "-hfr", "--hf-repo", help="OWNER/REPO:Q4_K_M, the same as --model hf:OWNER/REPO:Q4_K_M"),
     ):
         with_settings = option(with_settings)
     return with_settings
@@ -220,55 +208,39 @@ def _list_devices(context: click.Context, option: click.Parameter, is_asked: boo
 
 def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the application to serve, where to listen, and all settings."""
+    listening = functools.partial(click.option, cls=SectionOption, section="listening")
     options = (
         click.argument("app", required=False),
-        click.option(
+        listening(
             "--host",
-            cls=SectionOption,
-            section="listening",
             default="127.0.0.1",
             show_default=True,
             help="address to listen on, or several with commas; unix:PATH is a Unix socket",
         ),
-        click.option(
+        listening(
             "--port",
             "-p",
-            cls=SectionOption,
-            section="listening",
             type=click.IntRange(0, 65535),
             help=f"[{PORT}; of a predictor alone $PORT, else {PREDICTOR_PORT}]",
         ),
-        click.option(
+        listening(
             "--connections",
-            cls=SectionOption,
-            section="listening",
             default=CONNECTIONS,
             show_default=True,
             type=click.IntRange(1),
             help="clients connected at once, per process",
         ),
-        click.option(
-            "--open",
-            "is_open",
-            cls=SectionOption,
-            section="listening",
-            is_flag=True,
-            help="allow other machines to connect without an API key",
-        ),
-        click.option(
+        listening("--open", "is_open", is_flag=True, help="allow other machines to connect without an API key"),
+        listening(
             "--certfile",
             "--ssl-cert-file",
             "certfile",
-            cls=SectionOption,
-            section="listening",
             help="certificate in PEM, with which the server speaks TLS; loaded anew when the file changes",
         ),
-        click.option(
+        listening(
             "--keyfile",
             "--ssl-key-file",
             "keyfile",
-            cls=SectionOption,
-            section="listening",
             help="its key in PEM, unless the certificate's file holds it as well",
         ),
         setting_options(*PARTS),

@@ -6,8 +6,9 @@ Each name is imported from its module at its first use: the child that runs user
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from corosrv.base import import_late
 
 if TYPE_CHECKING:
     from corosrv.base.errors import AppError, Conflict, HandlerFailed, NotFound, Unavailable, WorkerLost
@@ -72,41 +73,21 @@ __all__ = [
     "streaming",
 ]
 
-_MODULES = {
-    "corosrv.base.errors": (
-        "AppError",
-        "Cancelled",
-        "Conflict",
-        "DeadlineExceeded",
-        "HandlerFailed",
-        "InvalidInput",
-        "NotFound",
-        "Unavailable",
-        "WorkerLost",
-    ),
-    "corosrv.contracts.jobs.infer": ("ObjRef",),
-    "corosrv.formats.tensors": ("Tensor", "TensorSpec"),
-    "corosrv.workers.worker.app.app": ("App",),
-    "corosrv.workers.worker.app.pools": ("Worker",),
-    "corosrv.workers.worker.app.context": ("AsyncContext", "Context"),
-    "corosrv.workers.worker.app.messages": ("ModelInferRequest", "ModelInferResponse"),
-    "corosrv.workers.worker.predictor": (
-        "BasePredictor",
-        "BaseRunner",
-        "CancelationException",
-        "concurrent",
-        "streaming",
-    ),
-    "corosrv.workers.worker.scope": ("current_scope",),
-}
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
-# What authors raise has other names in the server, where such an error may have other causes as well.
-_NAMES_THERE = {"Cancelled": "CallCancelled", "DeadlineExceeded": "DeadlinePassed", "InvalidInput": "CallRefused"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "corosrv.workers.worker.predictor")), _NAMES_THERE.get(name, name))
-    globals()[name] = value
-    return value
+__getattr__ = import_late(
+    __name__,
+    {
+        "corosrv.base.errors": "AppError Cancelled Conflict DeadlineExceeded HandlerFailed InvalidInput NotFound "
+        "Unavailable WorkerLost",
+        "corosrv.contracts.jobs.infer": "ObjRef",
+        "corosrv.formats.tensors": "Tensor TensorSpec",
+        "corosrv.workers.worker.app.app": "App",
+        "corosrv.workers.worker.app.pools": "Worker",
+        "corosrv.workers.worker.app.context": "AsyncContext Context",
+        "corosrv.workers.worker.app.messages": "ModelInferRequest ModelInferResponse",
+        "corosrv.workers.worker.predictor": "AsyncConcatenateIterator BaseModel BasePredictor BaseRunner "
+        "CancelationException ConcatenateIterator File Input Opaque Path Secret concurrent streaming",
+        "corosrv.workers.worker.scope": "current_scope",
+    },
+    # What authors raise has other names in the server, where such an error may have other causes as well.
+    {"Cancelled": "CallCancelled", "DeadlineExceeded": "DeadlinePassed", "InvalidInput": "CallRefused"},
+)

@@ -20,7 +20,7 @@ DOORS = {
     "corosrv.dialects.openai": 6,
     "corosrv.fleet.cluster": 8,
     "corosrv.fleet.upstreams": 8,
-    "corosrv.gateway.delegation": 6,
+    "corosrv.gateway.forwarding": 6,  # in place of as many of the delegation beside it
     "corosrv.models.engine": 6,
     "corosrv.web": 8,  # three of which were packages of their own
     "corosrv.web.http": 17,

@@ -242,18 +242,9 @@ def test_the_curl_command_streams(port: int) -> None:
     assert answer.stdout.endswith("data: [DONE]\n\n")
 
 
-def test_the_openai_snippet_prints_an_answer(port: int) -> None:
-    program = block("python", "Name three rivers").replace(":8080", f":{port}")
-
-    answer = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True
-    )
-
-    assert answer.stdout.strip()
-
-
-def test_the_snippet_of_forks_prints_a_line(port: int) -> None:
-    program = block("python", '"forkable": True').replace(":8080", f":{port}")
+@pytest.mark.parametrize("marker", ["Name three rivers", '"forkable": True'], ids=["openai", "forks"])
+def test_a_snippet_prints_an_answer(port: int, marker: str) -> None:
+    program = block("python", marker).replace(":8080", f":{port}")
 
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True

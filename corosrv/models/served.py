@@ -145,6 +145,7 @@ class ServedModel:
         self._named = settings  # as the operator wrote them; `settings` have files in place of a hub's name
         self.settings = settings
         self.names = settings.names
+        self.name = self.names[0]
         self.state = ModelState.UNLOADED
         self.engine: Loadable | None = None
         self.download: HubDownload | None = None  # while one is under way
@@ -164,15 +165,9 @@ class ServedModel:
         self._shown: tuple[ModelCard, ModelState, ModelCard] | None = None  # what the card was made of, and that card
 
     @property
-    def name(self) -> str:
-        return self.names[0]
-
-    @property
     def standing(self) -> Standing:
-        return Standing(
-            self.name, self.state, self.bytes, self.wanted_since, not self.settings.is_hub, self.is_used,
-            self.uses.idle_since,
-        )  # fmt: skip
+        uses, is_here = self.uses, not self.settings.is_hub
+        return Standing(self.name, self.state, self.bytes, self.wanted_since, is_here, self.is_used, uses.idle_since)
 
     @property
     def card(self) -> ModelCard:

@@ -20,11 +20,11 @@ from corosrv.fleet.cluster.registry import FrontRecord
 from corosrv.gateway.delegation import announcement
 from corosrv.gateway.delegation.announcement import MAX_OFFERS, Announcement, OfferedHandler
 from corosrv.gateway.delegation.delegator import DelegationOptions, Delegator
-from corosrv.gateway.delegation.guard import PeerGuard
 from corosrv.gateway.delegation.hook import DelegationHook, peer_view
 from corosrv.gateway.delegation.peer import FoundPeers, Peer, PeerAsker, PeerNotice, PeerSeal, parse_peer
-from corosrv.gateway.delegation.trip import DelegationCollector, DelegationStats
-from corosrv.gateway.forwarding.forwarder import ResponseHomes, error_body
+from corosrv.gateway.delegation.trip import DelegationCollector, DelegationStats, PeerGuard
+from corosrv.gateway.forwarding.forwarder import error_body
+from corosrv.gateway.forwarding.homes import ResponseHomes
 from corosrv.serving.part import Part, ServerContext, why_not_served
 from corosrv.web.management import routes as peer_routes
 

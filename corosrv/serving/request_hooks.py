@@ -21,7 +21,7 @@ from corosrv.web.http.sse import EventStream
 from corosrv.web.key_account import KeyAccount
 
 if TYPE_CHECKING:  # a server without peers needs none of it
-    from corosrv.gateway.delegation.guard import PeerGuard
+    from corosrv.gateway.delegation.trip import PeerGuard
 
 log = logging.getLogger("corosrv")
 

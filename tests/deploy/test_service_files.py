@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import BIN, REPOSITORY, Server, servers
+from tests.serve.server import BIN, REPOSITORY, Server, free_port, servers
 from tests.serve.test_listening import SecureConnection, certificate, trusting
 from tests.serve.wire import CHAT, Connection, chat, events, request
 from tests.support.waiting import eventually
@@ -57,12 +57,6 @@ def test_the_service_may_do_little(units: list[str]) -> None:
     level = re.search(r"exposure level for corosrv\.service: ([\d.]+)", checked.stdout)
     assert level is not None, checked.stdout + checked.stderr
     assert float(level[1]) <= EXPOSURE
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

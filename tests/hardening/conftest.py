@@ -10,6 +10,7 @@ from tests.hardening.attacks import Attack, run
 from tests.hardening.watch import Belongings, HealthWatch
 from tests.serve.conftest import _kept, cache, real, server, start  # noqa: F401
 from tests.serve.server import Server, Servers
+from tests.serve.wire import Connection
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +40,12 @@ def bear(watched: Server) -> Callable[[Attack], None]:
         assert (fault := outcome.fault(attack)) is None, fault
 
     return check
+
+
+@pytest.fixture
+def connection(request: pytest.FixtureRequest) -> Iterator[Connection]:
+    """To the real model, whose health and slots are looked at while and after the test runs."""
+    model: Server = request.getfixturevalue("real")
+    with HealthWatch(model), model.connect() as connection:
+        yield connection
+    model.wait_idle(within=10)

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.hardening.watch import HealthWatch
-from tests.serve.server import Server
 from tests.serve.wire import Answer, Connection, chat
 
 pytestmark = pytest.mark.model
 
 # The promise is 50 ms of work; the rest is for a machine on which other tests run too.
 AT_ONCE = 1.0  # seconds
-
-
-@pytest.fixture
-def connection(real: Server) -> Iterator[Connection]:
-    """To the real model, whose health and slots are looked at while and after the test runs."""
-    with HealthWatch(real), real.connect() as connection:
-        yield connection
-    real.wait_idle(within=10)
 
 
 def schema(value: Any) -> dict[str, Any]:

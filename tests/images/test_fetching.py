@@ -242,25 +242,22 @@ def hearing() -> Iterator[tuple[str, Event]]:
     server.stop(timeout=1)
 
 
-@pytest.mark.parametrize("path", ["/endless", "/silent"])
-def test_a_fetch_that_took_too_long_leaves_no_connection(hearing, path: str):
+@pytest.mark.parametrize(
+    ("path", "limits", "words"),
+    [
+        ("/endless", {"max_bytes": 1 << 30, "seconds": 0.2}, "did not arrive"),
+        ("/silent", {"max_bytes": 1 << 30, "seconds": 0.2}, "did not arrive"),
+        ("/endless", {"max_bytes": 10}, "more than the 10 bytes allowed"),
+    ],
+)
+def test_a_fetch_that_took_too_long_or_was_refused_leaves_no_connection(hearing, path: str, limits: Any, words: str):
     url, is_left = hearing
 
-    with pytest.raises(InvalidImage, match="did not arrive") as refused:
-        fetcher("127.0.0.1", max_bytes=1 << 30, seconds=0.2).fetch(url + path, "image")
+    with pytest.raises(InvalidImage, match=words) as refused:
+        fetcher("127.0.0.1", **limits).fetch(url + path, "image")
 
     assert is_left.wait(WAIT)
     assert refused.value.__traceback__ is not None  # a refusal that is kept keeps nothing open
-
-
-def test_a_fetch_that_is_refused_leaves_no_connection(hearing):
-    url, is_left = hearing
-
-    with pytest.raises(InvalidImage, match="more than the 10 bytes allowed") as refused:
-        fetcher("127.0.0.1", max_bytes=10).fetch(f"{url}/endless", "image")
-
-    assert is_left.wait(WAIT)
-    assert refused.value.__traceback__ is not None
 
 
 @pytest.mark.parametrize("addresses", [("127.0.0.2", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -82,3 +83,15 @@ def open_pool(workshop: Workshop) -> Iterator[Callable[..., ModelPool]]:
     workshop.may_close.set()
     for pool in pools:
         pool.close()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[bytes], str]:
+    """Writes the content of a model's file, and returns its path."""
+
+    def write(content: bytes) -> str:
+        path = tmp_path / "model.gguf"
+        path.write_bytes(content)
+        return str(path)
+
+    return write

@@ -13,16 +13,6 @@ from tests.support.engines import packaged_model
 from tests.support.gguf_heads import PAIRS, head
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(content: bytes) -> str:
-        path = tmp_path / "model.gguf"
-        path.write_bytes(content)
-        return str(path)
-
-    return write
-
-
 def test_weights_their_copies_and_the_slots_are_summed(write):
     path = write(head(*PAIRS))
     facts = gguf.read(path)

@@ -71,20 +71,19 @@ def test_what_is_unchanged_is_not_compiled_again(build) -> None:
     assert build() == []
 
 
-def test_a_changed_header_compiles_the_files_that_include_it(build, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "text", "compiled"),
+    [
+        ("shared.h", "#define VALUE 2\n", ["one.c"]),  # which alone includes it
+        ("two.c", "int two(void) { return 22; }\n", ["two.c"]),
+    ],
+)
+def test_a_changed_file_compiles_what_is_made_of_it(build, tmp_path: Path, file: str, text: str, compiled: list[str]):
     build()
 
-    (tmp_path / "shared.h").write_text("#define VALUE 2\n")
+    (tmp_path / file).write_text(text)
 
-    assert build() == ["one.c"]
-
-
-def test_a_changed_source_compiles_itself_alone(build, tmp_path: Path) -> None:
-    build()
-
-    (tmp_path / "two.c").write_text("int two(void) { return 22; }\n")
-
-    assert build() == ["two.c"]
+    assert build() == compiled
 
 
 def test_other_flags_compile_everything(build) -> None:

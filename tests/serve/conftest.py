@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.serve.server import Server, Servers, servers
+from tests.serve.wire import Connection
 from tests.support.predictors import PredictorServer, serving_predictor
 from tests.support.receiver import Receiver, receiving
 
@@ -39,6 +40,14 @@ def start(tmp_path: Path, cache: Path) -> Iterator[Servers]:
 def server(_kept: Servers) -> Server:
     """The synthetic model, 50 tokens a second."""
     return _kept.start()
+
+
+@pytest.fixture
+def connection(server: Server) -> Iterator[Connection]:
+    """To that server; of use for further requests when the test is over."""
+    with server.connect() as connection:
+        yield connection
+        assert connection.ask("GET", "/health").status == 200, "the connection is of no more use"
 
 
 @pytest.fixture(scope="session")

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from corosrv.contracts.settings.model_list import packaged_model
-from tests.serve.server import APP, SERVE, Server, Servers
+from tests.serve.server import APP, SERVE, Servers
 from tests.serve.wire import CHAT, Answer, Connection, chat
 from tests.support.gguf import write_llama
 from tests.support.waiting import eventually
 
 COMPLETIONS = "/v1/completions"
 GOOD = b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}'
-
-
-@pytest.fixture
-def connection(server: Server) -> Iterator[Connection]:
-    with server.connect() as connection:
-        yield connection
-        assert connection.ask("GET", "/health").status == 200, "the connection is of no more use"
 
 
 def assert_refused(answer: Answer, status: int = 400, **members: Any) -> None:

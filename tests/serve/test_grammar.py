@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,13 +15,6 @@ from tests.support.grammars import JSON_OBJECT
 
 COMPLETIONS = "/v1/completions"
 PLATE = 'root ::= [A-Z]{2} "-" [0-9]{3}'
-
-
-@pytest.fixture
-def connection(server: Server) -> Iterator[Connection]:
-    with server.connect() as connection:
-        yield connection
-        assert connection.ask("GET", "/health").status == 200, "the connection is of no more use"
 
 
 def is_plate(choice: Any, text: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,6 @@ from tests.serve.wire import Answer, Connection, named_events, request
 
 MESSAGES = "/v1/messages"
 HI: dict[str, Any] = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
-
-
-@pytest.fixture
-def connection(server: Server) -> Iterator[Connection]:
-    with server.connect() as connection:
-        yield connection
-        assert connection.ask("GET", "/health").status == 200, "the connection is of no more use"
 
 
 def test_a_stream_says_what_the_whole_message_says(connection: Connection) -> None:

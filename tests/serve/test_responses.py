@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.serve.server import Server, Servers
+from tests.serve.server import Servers
 from tests.serve.wire import CHAT, Answer, Connection, chat, named_events
 
 RESPONSES = "/v1/responses"
 HI: dict[str, Any] = {"input": "hi", "max_output_tokens": 5}
-
-
-@pytest.fixture
-def connection(server: Server) -> Iterator[Connection]:
-    with server.connect() as connection:
-        yield connection
-        assert connection.ask("GET", "/health").status == 200, "the connection is of no more use"
 
 
 def text_of(response: dict[str, Any]) -> str:

@@ -23,6 +23,17 @@ def as_json(value: Any) -> Any:
     return json.loads(msgspec.json.encode(value))
 
 
+def sent(stream: bytes) -> list[dict[str, Any]]:
+    """Returns the events of a stream, each by its own name; a comment before them is left out."""
+    events = []
+    for block in stream.decode().removeprefix(":\n\n").split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        events.append(event)
+    return events
+
+
 def empty_response(id: str) -> ResponseObject:
     """Makes a response without output."""
     return ResponseObject(

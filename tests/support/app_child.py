@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import signal
 import socket
-import struct
-import subprocess
-import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -48,8 +41,7 @@ from corosrv.workers.wire.messages import Lanes, Log
 from corosrv.workers.wire.tensors import TensorPacking, unpack
 from corosrv.workers.wire.thread_channel import ThreadChannel
 from corosrv.workers.worker.child.app_child import HEARTBEAT
-
-TIMEOUT = 20  # seconds that anything may take
+from tests.support.worker_child import TIMEOUT, HandDrivenChild, timed
 
 ControlChannel = ThreadChannel[ControlToAppWorker, ControlFromAppWorker]
 LaneChannel = ThreadChannel[LaneToAppWorker, LaneFromAppWorker]
@@ -95,49 +87,20 @@ class Answer:
         return self.data[0]
 
 
-def _timed(sock: socket.socket) -> socket.socket:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", TIMEOUT, 0))
-    return sock
-
-
-class AppChildProcess:
-    """Starts it, and gives it a lane for each slot. Leaving the context kills it and all it started."""
+class AppChildProcess(HandDrivenChild):
+    """Runs an application, and gives the child a lane for each slot."""
 
     def __init__(
         self, reference: str, app_dir: Path, *, is_factory: bool = False, protocol: int | None = None, **env: str
     ) -> None:
-        ours, theirs = socket.socketpair()
-        their_lifeline, self._lifeline = os.pipe()
-        ends = ["--control", str(theirs.fileno()), "--lifeline", str(their_lifeline)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "corosrv.workers.worker.app", *ends],
-            pass_fds=[theirs.fileno(), their_lifeline],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **env},
-            start_new_session=True,
-        )
-        os.close(their_lifeline)
-        theirs.close()
-        self.control: ControlChannel = ThreadChannel(_timed(ours), StructCodec(ControlFromAppWorker, msgspec.msgpack))
-        self.lanes: list[LaneChannel] = []
+        super().__init__("corosrv.workers.worker.app", env)
+        self.control: ControlChannel = ThreadChannel(self.ours, StructCodec(ControlFromAppWorker, msgspec.msgpack))
         self.sockets: list[socket.socket] = []  # of the lanes
         self.handlers: list[HandlerCard] = []
         self.beats: list[Heartbeat] = []
         self.log = ""  # what was printed outside calls
         init = InitApp(reference, str(app_dir), is_factory, "default/0")
         self.control.send(init if protocol is None else msgspec.structs.replace(init, protocol=protocol))
-
-    def __enter__(self) -> AppChildProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(TIMEOUT)
-        for channel in (self.control, *self.lanes):
-            channel.close()
-        os.close(self._lifeline)
 
     def hear_control(self) -> Any:
         """Returns the next message that is neither a log nor a heartbeat; None when the channel has ended."""
@@ -188,7 +151,7 @@ class AppChildProcess:
     def add_lanes(self, n_lanes: int) -> None:
         pairs = [socket.socketpair() for _ in range(n_lanes)]
         for ours, _ in pairs:
-            self.sockets.append(_timed(ours))
+            self.sockets.append(timed(ours))
             codec: StructCodec[LaneToAppWorker, LaneFromAppWorker] = StructCodec(LaneFromAppWorker, msgspec.msgpack)
             self.lanes.append(ThreadChannel(ours, codec, takes_fds=True))
         try:

@@ -83,27 +83,20 @@ class PredictorServer:
         health: dict[str, Any] = self.ask("GET", "/health-check").json
         return health
 
-    def wait_for(self, id: str, status: str, within: float = WAIT_SECONDS) -> dict[str, Any]:
-        """The prediction once it has that status."""
+    def wait_for(self, id: str, *statuses: str, within: float = WAIT_SECONDS) -> dict[str, Any]:
+        """The prediction once it has one of these statuses."""
 
         def look() -> dict[str, Any] | None:
             shown: dict[str, Any] = self.get(id).json
-            return shown if shown.get("status") == status else None
+            return shown if shown.get("status") in statuses else None
 
-        shown = eventually(look, within, f"{id} is {status}")
+        shown = eventually(look, within, f"{id} is {' or '.join(statuses)}")
         assert shown is not None
         return shown
 
     def wait_for_end(self, id: str, within: float = WAIT_SECONDS) -> dict[str, Any]:
         """The prediction once it has ended."""
-
-        def look() -> dict[str, Any] | None:
-            shown: dict[str, Any] = self.get(id).json
-            return shown if shown.get("status") in ("succeeded", "failed", "canceled") else None
-
-        shown = eventually(look, within, f"the end of {id}")
-        assert shown is not None
-        return shown
+        return self.wait_for(id, "succeeded", "failed", "canceled", within=within)
 
     def wait_idle(self) -> None:
         eventually(lambda: self.health()["slots"]["busy"] == 0, what="all slots are free")

@@ -9,9 +9,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from corosrv.contracts.jobs.setup import Cancelled, Done, Failed, LogLine, OutputChunk
@@ -59,13 +58,52 @@ class Heard(list[Any]):
         return "".join(message.data for message in self if isinstance(message, LogLine))
 
 
-def _timed(sock: socket.socket) -> socket.socket:
+def timed(sock: socket.socket) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", TIMEOUT, 0))
     return sock
 
 
-class ChildProcess:
-    """Starts it, and gives it a channel for each slot. Leaving the context kills it and all it started."""
+class HandDrivenChild:
+    """A worker child that was started. Leaving the context kills it and all it started."""
+
+    control: ThreadChannel[Any, Any]
+
+    def __init__(self, module: str, env: Mapping[str, str], cwd: Path | None = None, python: str = sys.executable):
+        self.ours, theirs = socket.socketpair()  # the ends of its control channel
+        timed(self.ours)
+        their_lifeline, self._lifeline = os.pipe()
+        ends = ["--control", str(theirs.fileno()), "--lifeline", str(their_lifeline)]
+        self.process = subprocess.Popen(
+            [python, "-m", module, *ends],
+            pass_fds=[theirs.fileno(), their_lifeline],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **env},
+            cwd=cwd,
+            start_new_session=True,
+        )
+        os.close(their_lifeline)
+        theirs.close()
+        self.lanes: list[ThreadChannel[Any, Any]] = []
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(TIMEOUT)
+        for channel in (self.control, *self.lanes):
+            channel.close()
+        self.drop_lifeline()
+
+    def drop_lifeline(self) -> None:
+        """As the kernel does for a server that has ended. Twice is harmless."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+
+class ChildProcess(HandDrivenChild):
+    """Runs a predictor, and gives the child a channel for each slot."""
 
     def __init__(
         self,
@@ -78,44 +116,14 @@ class ChildProcess:
         directory: Path | None = None,
         protocol: int = PROTOCOL,
     ) -> None:
+        super().__init__("corosrv.workers.worker", env or {}, cwd, python)
         self._directory = str(directory or "/nonexistent")
-        ours, theirs = socket.socketpair()
-        their_lifeline, self._lifeline = os.pipe()
-        ends = ["--control", str(theirs.fileno()), "--lifeline", str(their_lifeline)]
-        self.process = subprocess.Popen(
-            [python, "-m", "corosrv.workers.worker", *ends],
-            pass_fds=[theirs.fileno(), their_lifeline],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
-            cwd=cwd,
-            start_new_session=True,
-        )
-        os.close(their_lifeline)
-        theirs.close()
-        self.sockets = [_timed(ours)]
-        self.control: Control = ThreadChannel(ours, StructCodec(ControlToServer))
-        self.slots: list[SlotChannel] = []
+        self.sockets = [self.ours]
+        self.control: Control = ThreadChannel(self.ours, StructCodec(ControlToServer))
+        self.slots: list[SlotChannel] = self.lanes
         self.control.send(Init(reference, slots, protocol))
         self.setup_logs = ""  # what was printed until it was set up
         self.server_log = ""  # and since then, as far as it was read
-
-    def __enter__(self) -> ChildProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(TIMEOUT)
-        for channel in (self.control, *self.slots):
-            channel.close()
-        self.drop_lifeline()
-
-    def drop_lifeline(self) -> None:
-        """As the kernel does for a server that has ended. Twice is harmless."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
 
     def set_up(self) -> Ready:
         """Waits until it is."""
@@ -137,7 +145,7 @@ class ChildProcess:
         self.control.send(Lanes(), [theirs.fileno() for _, theirs in pairs])
         for ours, theirs in pairs:
             theirs.close()
-            self.sockets.append(_timed(ours))
+            self.sockets.append(timed(ours))
             self.slots.append(ThreadChannel(ours, StructCodec(SlotToServer)))
 
     def start(self, id: str = "p", *, slot: int = 0, context: dict[str, str] | None = None, **input: Any) -> None:

@@ -8,8 +8,9 @@ needs none but those of corosrv.contracts.jobs.setup.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from corosrv.base import import_late
 
 if TYPE_CHECKING:
     from corosrv.contracts.jobs.job import (
@@ -89,50 +90,14 @@ __all__ = [
     "token_biases",
 ]
 
-_HOMES = {
-    "Adapter": "worker",
-    "AnyJob": "job",
-    "Candidate": "reader",
-    "Chunk": "reader",
-    "Defaults": "job",
-    "EmbedJob": "job",
-    "Finish": "reader",
-    "HasAdapters": "worker",
-    "HasSlots": "worker",
-    "Image": "job",
-    "InfillTokens": "worker",
-    "Job": "job",
-    "Messages": "job",
-    "ModelCard": "worker",
-    "MultimodalText": "job",
-    "Pieces": "job",
-    "PredictJob": "job",
-    "Prompt": "job",
-    "Reader": "reader",
-    "RerankJob": "job",
-    "Rows": "job",
-    "SAMPLERS": "job",
-    "Sampling": "job",
-    "Sink": "reader",
-    "SlotFile": "worker",
-    "SlotState": "worker",
-    "State": "worker",
-    "Terms": "terms",
-    "Text": "job",
-    "ThoughtBudget": "job",
-    "TokenInfo": "reader",
-    "Tokens": "job",
-    "Vocabulary": "worker",
-    "Worker": "worker",
-    "check_template_arguments": "job",
-    "sampler_names": "job",
-    "token_biases": "worker",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_late(
+    __name__,
+    {
+        "corosrv.contracts.jobs.job": "SAMPLERS AnyJob Defaults EmbedJob Image Job Messages MultimodalText Pieces "
+        "PredictJob Prompt RerankJob Rows Sampling Text ThoughtBudget Tokens check_template_arguments sampler_names",
+        "corosrv.contracts.jobs.reader": "Candidate Chunk Finish Reader Sink TokenInfo",
+        "corosrv.contracts.jobs.terms": "Terms",
+        "corosrv.contracts.jobs.worker": "Adapter HasAdapters HasSlots InfillTokens ModelCard SlotFile SlotState State "
+        "Vocabulary Worker token_biases",
+    },
+)

@@ -10,7 +10,7 @@ from flask import Blueprint, Response
 from corosrv.base.errors import Unauthorized
 from corosrv.contracts.jobs.infer import Scalar
 from corosrv.contracts.settings.fleet import REPLICA_ID
-from corosrv.gateway.delegation.guard import current_trip
+from corosrv.gateway.delegation.trip import current_trip
 from corosrv.web.http.openapi import operation
 from corosrv.web.http.reply import json_response
 from corosrv.workers.dispatch.capability import CapabilityQuery

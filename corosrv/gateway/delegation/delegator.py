@@ -42,7 +42,6 @@ from corosrv.dialects.ollama.answers import encode_line
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.failures import UpstreamBusy
 from corosrv.gateway.delegation.call import DelegatedCall, PeerRefusal, PeerRequest
-from corosrv.gateway.delegation.guard import current_trip, note_visited
 from corosrv.gateway.delegation.infer import PeerAnswers, SiblingCall, request_of, target_of
 from corosrv.gateway.delegation.peer import Peer
 from corosrv.gateway.delegation.roster import PeerRecord, Roster
@@ -63,11 +62,14 @@ from corosrv.gateway.delegation.trip import (
     DelegationStats,
     Result,
     Trip,
+    current_trip,
+    note_visited,
     onward_headers,
 )
 from corosrv.gateway.forwarding.answers import AnswerPassing
-from corosrv.gateway.forwarding.forwarder import NotingReader, ResponseHomes, error_event, makes_responses
+from corosrv.gateway.forwarding.forwarder import error_event
 from corosrv.gateway.forwarding.headers import answer_headers
+from corosrv.gateway.forwarding.homes import NotingReader, ResponseHomes, makes_responses
 from corosrv.web.http.body_reader import BodyReader
 from corosrv.web.http.lean_flask import caller, current
 from corosrv.web.http.metrics import HttpStats

@@ -18,9 +18,8 @@ from flask.sansio.scaffold import Scaffold
 from corosrv.base.errors import CorosrvError
 from corosrv.gateway.delegation.announcement import ANTHROPIC, LLAMACPP, OPENAI, UPSTREAM
 from corosrv.gateway.delegation.delegator import Delegator
-from corosrv.gateway.delegation.guard import current_trip, visited_trip
 from corosrv.gateway.delegation.roster import PeerRecord, Roster
-from corosrv.gateway.delegation.trip import PATH, SERVED_BY, path_text
+from corosrv.gateway.delegation.trip import PATH, SERVED_BY, current_trip, path_text, visited_trip
 from corosrv.gateway.forwarding import routes
 from corosrv.gateway.forwarding.peek import MODELS
 from corosrv.web.http.body_reader import BodyReader

@@ -6,8 +6,9 @@ and needs neither gevent nor libllama.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from corosrv.base import import_late
 
 if TYPE_CHECKING:
     from corosrv.contracts.jobs import Chunk
@@ -16,16 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunk", "Engine", "Reader"]
 
-_HOMES = {
-    "Chunk": "corosrv.contracts.jobs",
-    "Engine": "corosrv.models.engine.engine",
-    "Reader": "corosrv.models.engine.reader",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_late(
+    __name__,
+    {
+        "corosrv.contracts.jobs": "Chunk",
+        "corosrv.models.engine.engine": "Engine",
+        "corosrv.models.engine.reader": "Reader",
+    },
+)

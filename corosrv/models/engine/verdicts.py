@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import struct
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -62,10 +61,8 @@ class StoredVerdicts:
             return {}
 
 
-_BLOCK = 1_048_576  # bytes that are read at once
-_LENGTH = struct.Struct("<Q")
-_FIXED = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value by its GGUF kind
-_STRING, _ARRAY = 8, 9
+_BLOCK = 1_048_576  # bytes that are hashed at once
+_EXTENT = 8  # bytes
 _AFTER_EXTENTS = 12  # bytes of a tensor's kind and offset
 
 
@@ -78,97 +75,29 @@ def identity(path: str) -> str:
 
 
 def _identity(path: str) -> str:
+    head = hashlib.sha256()
     with open(path, "rb") as file:
-        head = _head_hash(file)
+        size = _head_size(file)
+        file.seek(0)
+        while size > 0 and (block := file.read(min(size, _BLOCK))):
+            head.update(block)
+            size -= len(block)
         found = os.fstat(file.fileno())
     # The time of the last change, which nobody can set, tells of weights that were written in place.
     times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
-    return f"{found.st_dev} {found.st_ino} {found.st_size} {times} {head}"
+    return f"{found.st_dev} {found.st_ino} {found.st_size} {times} {head.hexdigest()}"
 
 
-def _head_hash(file: BinaryIO) -> str:
-    """Hashes a file up to the end of its list of tensors. Raises BrokenFile."""
-    head = _HashedHead(file)
-    if head.take(4) != b"GGUF":
-        raise gguf.BrokenFile("no GGUF")
-    head.take(4)  # the version
-    n_tensors, n_pairs = head.number(), head.number()
+def _head_size(file: BinaryIO) -> int:
+    """Returns the bytes of a file up to the end of its list of tensors. Raises BrokenFile."""
+    head = gguf.GgufReader(file)
+    n_tensors, n_pairs = head.begin()
     for _ in range(n_pairs):
         head.skip_texts(1)
-        head.skip_value(head.kind())
+        head.skip_value(*head.unpack("I"))
     for _ in range(n_tensors):
         head.skip_texts(1)
-        head.skip(head.kind() * _LENGTH.size + _AFTER_EXTENTS)
-    return head.hexdigest()
-
-
-class _HashedHead:
-    """Reads a file from its beginning, and hashes all that it passes."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-        self._data = b""  # read, and not hashed yet
-        self._at = 0  # of the data
-
-    def hexdigest(self) -> str:
-        self._hash.update(self._data[: self._at])
-        return self._hash.hexdigest()
-
-    def take(self, size: int) -> bytes:
-        begin = self._at
-        if begin + size > len(self._data):
-            self._read_on()
-            begin = 0
-        self._at = begin + size
-        taken = self._data[begin : self._at]
-        if len(taken) < size:
-            raise gguf.BrokenFile("the file ends within its head")
-        return taken
-
-    def number(self) -> int:
-        return int.from_bytes(self.take(8), "little")
-
-    def kind(self) -> int:
-        return int.from_bytes(self.take(4), "little")
-
-    def skip(self, size: int) -> None:
-        self._at += size
-        if self._at > len(self._data):
-            self._read_on()
-
-    def skip_value(self, kind: int) -> None:
-        if kind == _ARRAY:
-            kind, count = self.kind(), self.number()
-        else:
-            count = 1
-        if kind == _STRING:
-            self.skip_texts(count)
-        elif kind in _FIXED:
-            self.skip(count * _FIXED[kind])
-        else:
-            raise gguf.BrokenFile(f"a value of the unknown kind {kind}")
-
-    def skip_texts(self, count: int) -> None:
-        """Skips texts, of which a vocabulary has hundreds of thousands."""
-        while count:
-            data, at, last = self._data, self._at, len(self._data) - _LENGTH.size
-            while count and at <= last:
-                at += _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
-                count -= 1
-            self._at = at
-            if count or at > len(data):
-                self._read_on()
-            if count and len(self._data) < _LENGTH.size:
-                raise gguf.BrokenFile("the file ends within its head")
-
-    def _read_on(self) -> None:
-        """Hashes the data up to the place where the reading is, and reads a block from there on."""
-        while self._at > len(self._data):
-            self._hash.update(self._data)
-            self._at -= len(self._data)
-            self._data = self._file.read(_BLOCK)
-            if not self._data:
-                raise gguf.BrokenFile("the file ends within its head")
-        self._hash.update(self._data[: self._at])
-        self._data, self._at = self._data[self._at :] + self._file.read(_BLOCK), 0
+        (n_extents,) = head.unpack("I")
+        head.skip(n_extents * _EXTENT + _AFTER_EXTENTS)
+    head.take(0)  # raises for a file that ends before
+    return head.place

@@ -165,6 +165,8 @@ _MAX_KEY = 65_536  # bytes
 _MAX_TEXT = 16_777_216
 _MAX_PAIRS = 65_536
 _STRING, _ARRAY = 8, 9
+_BLOCK = 65_536  # bytes that are read at once
+_LENGTH = struct.Struct("<Q")
 _TOKENS = "tokenizer.ggml.tokens"
 _PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -202,57 +204,108 @@ def read(path: str) -> Facts | None:
 
 def _pairs(file: BinaryIO) -> dict[str, Any]:
     """Returns all pairs before the vocabulary, which stands last and is long, and how many tokens that has."""
-    if file.read(4) != b"GGUF":
-        raise BrokenFile("no GGUF")
-    _, _, n_pairs = _unpack(file, "IQQ")
+    head = GgufReader(file)
+    _, n_pairs = head.begin()
     pairs: dict[str, Any] = {}
     for _ in range(min(n_pairs, _MAX_PAIRS)):
-        key = _text(file, _MAX_KEY)
+        key = head.text(_MAX_KEY)
         if key == _TOKENS:
-            pairs[_TOKENS] = _count(file)
+            pairs[_TOKENS] = head.count()
             break
-        pairs[key] = _value(file, *_unpack(file, "I"))
+        pairs[key] = head.value(*head.unpack("I"))
     return pairs
 
 
-def _count(file: BinaryIO) -> int:
-    """Returns the members of a list, without reading them; 0 for what is none."""
-    try:
-        kind, _, n_items = _unpack(file, "IIQ")
-    except BrokenFile:
-        return 0
-    return n_items if kind == _ARRAY else 0
+class GgufReader:
+    """Reads a file from a place on, a block at a time, and passes quickly over what nobody wants."""
 
+    def __init__(self, file: BinaryIO, place: int = 0) -> None:
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size
+        self._data = b""  # of the file, from `_begin` on
+        self._begin = place
+        self._at = 0  # of the data
 
-def _value(file: BinaryIO, kind: int) -> Any:
-    if kind == _STRING:
-        return _text(file, _MAX_TEXT)
-    if kind == _ARRAY:
-        item, n_items = _unpack(file, "IQ")
-        if n_items > _MAX_LAYERS or item == _ARRAY:
-            raise BrokenFile("an array that is no list of layers")
-        return [_value(file, item) for _ in range(n_items)]
-    if kind not in _NUMBERS:
-        raise BrokenFile(f"a value of the unknown kind {kind}")
-    return _unpack(file, _NUMBERS[kind])[0]
+    @property
+    def place(self) -> int:
+        """The place in the file that is read next."""
+        return self._begin + self._at
 
+    def begin(self) -> tuple[int, int]:
+        """Returns how many tensors and pairs the file has. Raises BrokenFile, as all methods do."""
+        if self.take(4) != b"GGUF":
+            raise BrokenFile("no GGUF")
+        _, n_tensors, n_pairs = self.unpack("IQQ")
+        return n_tensors, n_pairs
 
-def _text(file: BinaryIO, limit: int) -> str:
-    (size,) = _unpack(file, "Q")
-    if size > limit:
-        raise BrokenFile(f"a text of {size} bytes")
-    return _bytes(file, size).decode("utf-8", "replace")
+    def take(self, size: int) -> bytes:
+        if self._at + size > len(self._data):
+            self._read_on(size)
+        taken = self._data[self._at : self._at + size]
+        if len(taken) < size:
+            raise BrokenFile("the file ends within its head")
+        self._at += size
+        return taken
 
+    def unpack(self, layout: str) -> tuple[Any, ...]:
+        return struct.unpack("<" + layout, self.take(struct.calcsize("<" + layout)))
 
-def _unpack(file: BinaryIO, layout: str) -> tuple[Any, ...]:
-    return struct.unpack("<" + layout, _bytes(file, struct.calcsize("<" + layout)))
+    def count(self) -> int:
+        """Returns the members of a list, without reading them; 0 for what is none."""
+        try:
+            kind, _, n_items = self.unpack("IIQ")
+        except BrokenFile:
+            return 0
+        return n_items if kind == _ARRAY else 0
 
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text(_MAX_TEXT)
+        if kind == _ARRAY:
+            item, n_items = self.unpack("IQ")
+            if n_items > _MAX_LAYERS or item == _ARRAY:
+                raise BrokenFile("an array that is no list of layers")
+            return [self.value(item) for _ in range(n_items)]
+        if kind not in _NUMBERS:
+            raise BrokenFile(f"a value of the unknown kind {kind}")
+        return self.unpack(_NUMBERS[kind])[0]
 
-def _bytes(file: BinaryIO, size: int) -> bytes:
-    read = file.read(size)
-    if len(read) != size:
-        raise BrokenFile("the file ends too early")
-    return read
+    def text(self, limit: int) -> str:
+        (size,) = self.unpack("Q")
+        if size > limit:
+            raise BrokenFile(f"a text of {size} bytes")
+        return self.take(size).decode("utf-8", "replace")
+
+    def skip(self, size: int) -> None:
+        self._at += size
+
+    def skip_value(self, kind: int) -> None:
+        kind, count = self.unpack("IQ") if kind == _ARRAY else (kind, 1)
+        if kind == _STRING:
+            self.skip_texts(count)
+        elif kind in _NUMBERS:
+            self.skip(count * struct.calcsize("<" + _NUMBERS[kind]))
+        else:
+            raise BrokenFile(f"a value of the unknown kind {kind}")
+
+    def skip_texts(self, count: int) -> None:
+        """Skips texts, of which a vocabulary has hundreds of thousands."""
+        while count:
+            data, at, last = self._data, self._at, len(self._data) - _LENGTH.size
+            while count and at <= last:
+                at += _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
+                count -= 1
+            self._at = at
+            if count:
+                self._read_on(_LENGTH.size)
+
+    def _read_on(self, size: int) -> None:
+        """Reads a block, or `size` bytes, from the place where the reading is."""
+        if self.place + size > self._size:
+            raise BrokenFile("the file ends within its head")
+        self._begin, self._at = self.place, 0
+        self._file.seek(self._begin)
+        self._data = self._file.read(max(size, _BLOCK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,20 +333,19 @@ def read_texts(path: str) -> HeadTexts:
 
 
 def _texts(file: BinaryIO) -> HeadTexts:
-    if file.read(4) != b"GGUF":
-        raise BrokenFile("no GGUF")
-    _, _, n_pairs = _unpack(file, "IQQ")
+    head = GgufReader(file)
+    _, n_pairs = head.begin()
     pairs: dict[str, Any] = {}
     tokens_at = 0
     for _ in range(min(n_pairs, _MAX_PAIRS)):
-        key = _text(file, _MAX_KEY)
-        (kind,) = _unpack(file, "I")
+        key = head.text(_MAX_KEY)
+        (kind,) = head.unpack("I")
         if key == _TOKENS:
-            tokens_at = file.tell()
+            tokens_at = head.place
         if kind == _ARRAY:
-            _skip_list(file)
+            head.skip_value(kind)
         else:
-            pairs[key] = _value(file, kind)
+            pairs[key] = head.value(kind)
     template = pairs.get("tokenizer.chat_template")
     bos, eos = (_token(file, tokens_at, pairs.get(f"tokenizer.ggml.{name}_token_id")) for name in ("bos", "eos"))
     pooling = pairs.get(f"{pairs.get('general.architecture')}.pooling_type")
@@ -304,28 +356,12 @@ def _texts(file: BinaryIO) -> HeadTexts:
 
 def _token(file: BinaryIO, tokens_at: int, id: Any) -> str:
     """Returns the text of one token of a vocabulary that stands at this place."""
-    file.seek(tokens_at)
-    kind, n_tokens = _unpack(file, "IQ")
+    head = GgufReader(file, tokens_at)
+    kind, n_tokens = head.unpack("IQ")
     if kind != _STRING or not isinstance(id, int) or not 0 <= id < n_tokens:
         return ""
-    _skip_texts(file, id)
-    return _text(file, _MAX_TEXT)
-
-
-def _skip_list(file: BinaryIO) -> None:
-    kind, n_items = _unpack(file, "IQ")
-    if kind == _STRING:
-        _skip_texts(file, n_items)
-    elif kind in _NUMBERS:
-        file.seek(n_items * struct.calcsize("<" + _NUMBERS[kind]), os.SEEK_CUR)
-    else:
-        raise BrokenFile(f"a list of the unknown kind {kind}")
-
-
-def _skip_texts(file: BinaryIO, n_texts: int) -> None:
-    for _ in range(n_texts):
-        (size,) = _unpack(file, "Q")
-        file.seek(size, os.SEEK_CUR)
+    head.skip_texts(id)
+    return head.text(_MAX_TEXT)
 
 
 def parts(path: str) -> list[str]:

@@ -70,11 +70,12 @@ def test_a_wait_ends_in_time(waiter, seconds):
             waiter.wait(seconds)
 
 
-def test_a_later_wait_is_not_cut_short_by_an_earlier_timer(descriptor, waiter):
+@pytest.mark.parametrize("timeout", [TIMEOUT, None])
+def test_a_later_wait_is_not_cut_short_by_an_earlier_timer(descriptor, waiter, timeout):
     descriptor.signal()
     waiter.wait(0.02)
     descriptor.clear()
-    waiting = gevent.spawn(waiter.wait, TIMEOUT)
+    waiting = gevent.spawn(waiter.wait, timeout)
     gevent.sleep(0.05)
 
     assert not waiting.ready()
@@ -89,18 +90,6 @@ def test_a_shorter_wait_is_not_stretched_by_an_earlier_timer(descriptor, waiter)
 
     with pytest.raises(waits.TimedOut), gevent.Timeout(TIMEOUT / 2):
         waiter.wait(0.01)
-
-
-def test_a_wait_without_end_is_not_ended_by_an_earlier_timer(descriptor, waiter):
-    descriptor.signal()
-    waiter.wait(0.02)
-    descriptor.clear()
-    waiting = gevent.spawn(waiter.wait, None)
-    gevent.sleep(0.05)
-
-    assert not waiting.ready()
-    descriptor.signal()
-    waiting.get(timeout=TIMEOUT)
 
 
 def test_only_one_greenlet_may_wait(descriptor, waiter):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 from click.testing import CliRunner, Result
 
 from corosrv import cli
 from corosrv.client.bench.command import bench, plan_of
 from corosrv.client.bench.plan import BenchPlan, Mix, Point
+from tests.serve.server import free_port
 
 
 def run(*arguments: str) -> Result:
@@ -79,18 +78,12 @@ def test_what_click_refuses_has_its_status(arguments, said):
     assert said in result.stderr
 
 
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.own_process  # greenlets that other tests left behind write their ends to stderr as well
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--url", "127.0.0.1:80"], "not the address"),
-        (["--url", f"http://127.0.0.1:{unused_port()}"], "cannot be reached: Connection refused"),
+        (["--url", f"http://127.0.0.1:{free_port()}"], "cannot be reached: Connection refused"),
         (["--url", "http://no-such-host.invalid"], "cannot be reached"),
         (["--url", "http://x", "--versus", "http://x"], "set --name"),
         (["--url", "http://x", "--clients", "999999"], "open files"),

@@ -1,6 +1,5 @@
 """Blocks to a message and its events."""
 
-import json
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from corosrv.base.errors import JobFailed, QueueFull
 from corosrv.contracts.jobs import ModelCard
 from corosrv.dialects.anthropic.answers import MessageAnswer
 from corosrv.dialects.chat.parts import Part
-from tests.support.answers import complete_json
+from tests.support.answers import complete_json, sent
 from tests.support.parsers import TICK, HandDrivenParser, call, end, text, thought
 
 CARD = ModelCard("tiny", created=1)
@@ -26,17 +25,6 @@ def answer(*rows: list[Part]) -> MessageAnswer:
 def complete(*rows: list[Part]) -> Any:
     """The answer that is not streamed, as its client has it."""
     return complete_json(answer(*rows), TICK)
-
-
-def sent(stream: bytes) -> list[dict[str, Any]]:
-    """The events of a stream, each by its own name; the comment before them is left out."""
-    events = []
-    for block in stream.decode().removeprefix(":\n\n").split("\n\n")[:-1]:
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        events.append(event)
-    return events
 
 
 def streamed(*rows: list[Part]) -> list[dict[str, Any]]:

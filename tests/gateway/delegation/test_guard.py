@@ -9,8 +9,7 @@ import pytest
 from flask import Flask, g, request
 
 from corosrv.base.errors import LoopDetected, Refused, Unauthorized
-from corosrv.gateway.delegation.guard import PeerGuard, current_trip
-from corosrv.gateway.delegation.trip import ENVIRON_OF, DelegationStats, Trip, onward_headers
+from corosrv.gateway.delegation.trip import ENVIRON_OF, DelegationStats, PeerGuard, Trip, current_trip, onward_headers
 
 TOKEN = "the-token"
 CALLER = "ab" * 32

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from corosrv.contracts.jobs.infer import AnswerBody, AnswerHead, HandlerCard, InferItem
-from corosrv.gateway.forwarding import forwarder
 from corosrv.gateway.forwarding.answers import MAX_HELD, EventBuffer
-from corosrv.gateway.forwarding.forwarder import NotingReader, ResponseHomes
+from corosrv.gateway.forwarding.homes import NotingReader, ResponseHomes
 from corosrv.workers.dispatch.answers import HandlerReader
 
 EVENTS = b'data: {"a":1}\n\n: ping\n\nevent: b\ndata: 2\n\n'
@@ -84,7 +83,7 @@ def test_the_id_of_a_response_is_noted_once_however_it_comes_and_nothing_is_chan
 
 
 def test_a_caller_s_earliest_responses_are_forgotten_and_no_other_s(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(forwarder, "MAX_HOMES", 2)
+    monkeypatch.setattr("corosrv.gateway.forwarding.homes.MAX_HOMES", 2)
     homes = ResponseHomes()
     for caller, id in (("a", "1"), ("a", "2"), ("b", "3"), ("a", "4")):
         homes.note(caller, id, f"upstream-{id}")

@@ -343,22 +343,20 @@ def test_a_pool_that_can_be_resized_is_refused_in_words(start, model, mmproj, po
     assert "can be resized" in driver.fatal
 
 
-def test_a_pool_of_another_epoch_is_refused_in_words(start, model, mmproj, pool):
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"epoch": EPOCH + 1}, "describes another pool"),
+        ({"version": PROTOCOL_VERSION + 1}, f"version {PROTOCOL_VERSION + 1}"),
+    ],
+)
+def test_a_greeting_of_another_epoch_or_version_is_refused_in_words(start, model, mmproj, pool, changed, words):
     driver = start(model, mmproj)
 
-    driver.greet(pool, epoch=EPOCH + 1)
+    driver.greet(pool, **changed)
 
     assert driver.wait_for_end() == "exit code 1"
-    assert "describes another pool" in driver.fatal
-
-
-def test_another_version_of_the_protocol_is_refused(start, model, mmproj, pool):
-    driver = start(model, mmproj)
-
-    driver.greet(pool, version=PROTOCOL_VERSION + 1)
-
-    assert driver.wait_for_end() == "exit code 1"
-    assert f"version {PROTOCOL_VERSION + 1}" in driver.fatal
+    assert words in driver.fatal
 
 
 def test_an_encoder_that_is_killed_while_it_serves_is_reported_as_such(encoder):

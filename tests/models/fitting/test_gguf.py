@@ -10,16 +10,6 @@ from corosrv.models.fitting.room import CacheTypes
 from tests.support.gguf_heads import PAIRS, head, number, numbers, string, strings, text
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(content: bytes) -> str:
-        path = tmp_path / "model.gguf"
-        path.write_bytes(content)
-        return str(path)
-
-    return write
-
-
 def test_keys_and_values_are_counted_from_heads_and_layers(write):
     facts = gguf.read(write(head(*PAIRS)))
 

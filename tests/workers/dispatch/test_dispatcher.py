@@ -329,18 +329,6 @@ def test_a_call_that_waits_is_answered_at_its_deadline_and_never_runs(front: Fro
     assert front.key().n_left == 1
 
 
-def test_an_overdue_call_does_not_run_even_if_the_timer_is_late(front: Front):
-    host = front.add("p/0")
-    front.call()
-    reader = front.call(seconds=3)
-
-    front.clock.now += 10  # and the alarm has not rung
-    host.calls[0].finish()
-
-    assert isinstance(error_of(reader), DeadlinePassed)
-    assert host.n_started == 1
-
-
 def test_a_call_that_runs_is_answered_at_its_deadline_and_its_worker_is_told(front: Front):
     host = front.add("p/0")
     reader = front.call(seconds=3)

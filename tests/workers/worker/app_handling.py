@@ -12,13 +12,14 @@ from gevent.event import Event
 
 from corosrv.base.errors import CorosrvError
 from corosrv.contracts.jobs.infer import InferOutputs, InferRequest
-from corosrv.contracts.jobs.setup import NEXT, WorkerState
+from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.formats.tensors import Tensor
 from corosrv.workers.dispatch.host import CallListener, HandedCall, HandedItem, RunningCall
 from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.app_worker import AppWorkerConfig
 from corosrv.workers.worker.parent.call_services import CallServices
 from tests.workers.worker.app_children.scripted import COMMAND
+from tests.workers.worker.predicting import wait_for
 
 TIMEOUT = 30.0  # seconds that anything may take
 
@@ -43,17 +44,6 @@ def ready(app_ref: str = "well", pool: str = "default", **config: Any) -> Iterat
     with started(app_ref, pool, **config) as worker:
         wait_for(worker, WorkerState.READY)
         yield worker
-
-
-def wait_for(worker: AppProcess, *states: WorkerState) -> None:
-    """Waits for one of the states; fails where it cannot come any more."""
-    changed = Event()
-    worker.on_change(changed.set)
-    with gevent.Timeout(TIMEOUT):
-        while worker.state not in states:
-            assert NEXT[worker.state], f"{worker.state}, not {states}: {worker.reason}: {worker.setup.logs}"
-            changed.clear()
-            changed.wait()
 
 
 class Recorder(CallListener):

@@ -14,6 +14,7 @@ from gevent.event import Event
 from corosrv.contracts.jobs import PredictJob
 from corosrv.contracts.jobs.setup import NEXT, WorkerState
 from corosrv.workers.wire.messages import SlotToServer
+from corosrv.workers.worker.parent.app_process import AppProcess
 from corosrv.workers.worker.parent.predict_call import PredictReader
 from corosrv.workers.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.support.hostile_worker import COMMAND
@@ -42,7 +43,7 @@ def ready(predictor: str = "well", slots: int = 1, **config: Any) -> Iterator[Pr
         yield worker
 
 
-def wait_for(worker: PredictorProcess, *states: WorkerState) -> None:
+def wait_for(worker: PredictorProcess | AppProcess, *states: WorkerState) -> None:
     """Waits for one of the states; fails where it cannot come any more."""
     changed = Event()
     worker.on_change(changed.set)

@@ -274,22 +274,16 @@ def test_the_process_ends_with_its_server_also_if_it_hangs(does_hang: bool) -> N
             gevent.sleep(0.01)
 
 
-def test_the_process_loads_no_hub_and_no_web_framework() -> None:
-    program = """
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [("__main__", ("flask", "gevent", "gunicorn", "werkzeug", "llama_cpp")), ("front", ("grpc", "google"))],
+    ids=["process", "server"],
+)
+def test_the_process_loads_no_web_framework_and_the_server_no_grpc(module: str, unwanted: tuple[str, ...]) -> None:
+    program = f"""
 import sys
-import corosrv.dialects.kserve.grpc.__main__
-print({name.partition(".")[0] for name in sys.modules} & {"flask", "gevent", "gunicorn", "werkzeug", "llama_cpp"})
-"""
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-
-    assert loaded.stdout.strip() == "set()"
-
-
-def test_the_server_loads_neither_grpcio_nor_protobuf() -> None:
-    program = """
-import sys
-import corosrv.dialects.kserve.grpc.front
-print({name.partition(".")[0] for name in sys.modules} & {"grpc", "google"})
+import corosrv.dialects.kserve.grpc.{module}
+print({{name.partition(".")[0] for name in sys.modules}} & {{*{unwanted!r}}})
 """
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
 

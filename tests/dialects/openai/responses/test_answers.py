@@ -1,6 +1,5 @@
 """Blocks to a response and its events."""
 
-import json
 from typing import Any
 
 import openai
@@ -16,7 +15,7 @@ from corosrv.dialects.chat.prepare import TextParser
 from corosrv.dialects.generation.call import AnswerOptions
 from corosrv.dialects.openai.responses.answers import ResponseAnswer
 from corosrv.dialects.openai.responses.store import Stored
-from tests.support.answers import as_json, complete_json
+from tests.support.answers import as_json, complete_json, sent
 from tests.support.parsers import LAST_TICK, TICK, HandDrivenParser, call, end, text, thought
 
 ECHO = {
@@ -42,17 +41,6 @@ ASKED = ({"role": "user", "content": "Hi"},)
 def answer(*rows: list[Part], kept: list[Stored] | None = None, reasoning_tokens: int = 0) -> ResponseAnswer:
     parser = HandDrivenParser(*rows, reasoning_tokens=reasoning_tokens)
     return ResponseAnswer(ECHO, parser, ASKED, None if kept is None else kept.append)
-
-
-def sent(stream: bytes) -> list[dict[str, Any]]:
-    """The events of a stream, each by its own name."""
-    events = []
-    for block in stream.decode().split("\n\n")[:-1]:
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        events.append(event)
-    return events
 
 
 def streamed(*rows: list[Part]) -> list[dict[str, Any]]:
