@@ -249,7 +249,7 @@ BUGS = {
     ),
     "nobody is told that a suspect runs": Bug(
         "engines", "corosrv.models.engine.process.session",
-        "            self.send(TasksAccepted(submit.number))\n            self._run_now(submit)",
+        "            self._accept(submit)\n            self._run_now(submit)",
         "            self._run_now(submit)",
         seed=3,
     ),
