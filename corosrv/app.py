@@ -234,7 +234,7 @@ def _for_several(settings: Settings, worker: Any) -> Settings:
     if server.api_keys_file and getattr(worker, "siblings", None) is None:
         raise SettingsError(
             "COROSRV_API_KEYS_FILE: several worker processes would each count for themselves: use one (-w 1), or "
-            "gunicorn -k corosrv.web.http.front.Front, and end TLS in a proxy"
+            "gunicorn -k corosrv.web.http.front.Front"
         )
     return replace(settings, server=server)
 
@@ -255,11 +255,6 @@ def check_several(settings: Settings) -> None:
     """Raises SettingsError for what several processes of one server cannot serve."""
     if settings.predictor is not None:
         raise SettingsError("predictions run in one process: start gunicorn with one worker (-w 1)")
-    if settings.server.api_keys_file and settings.kserve.grpc_port is not None and settings.cluster is None:
-        raise SettingsError(
-            "COROSRV_API_KEYS_FILE: calls over gRPC stay in the worker process where they arrive, and several would "
-            "each count for themselves: use one (-w 1), leave COROSRV_GRPC_PORT out, or set COROSRV_REDIS_URL"
-        )
     for name, part in (("an application's calls", settings.app), ("requests for upstreams", settings.upstream)):
         if part is not None and settings.cluster is None:
             raise SettingsError(

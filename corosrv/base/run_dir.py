@@ -58,6 +58,11 @@ def path_in(folder: str, name: str) -> str:
     return path
 
 
+def process_name(pid: int) -> str:
+    """Returns a name that a process shares with none before or after it: its id, and when it began. Raises OSError."""
+    return f"{pid}-{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+
+
 @contextlib.contextmanager
 def locked(folder: str) -> Iterator[None]:
     """Holds a lock of all processes that have a folder, for a moment: whoever waits for it blocks."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import gevent
@@ -15,7 +17,9 @@ from corosrv.contracts.jobs.setup import WorkerState
 from corosrv.dialects.kserve import api_docs, routes, schema
 from corosrv.dialects.kserve.grpc.front import GrpcCollector, GrpcConfig, GrpcFront
 from corosrv.serving.part import Part, ServerContext
+from corosrv.web.accounts import Accounts
 from corosrv.web.inference_gateway import GatewayRules
+from corosrv.web.key_account import KeyAccount
 from corosrv.workers.objects import ObjectStore
 from corosrv.workers.worker.parent.call_services import CallAnswers, CallServices, submit_to
 
@@ -27,6 +31,24 @@ _STATES = {
     WorkerState.DEFUNCT: State.STARTING,  # another one follows
     WorkerState.STOPPED: State.DRAINING,
 }
+
+
+@dataclass(frozen=True)
+class GrpcAccounts:
+    """The accounts of API keys with which calls are made over gRPC. `counts_elsewhere`: tells of a caller whether
+    another worker process counts its requests, once it gets them."""
+
+    accounts: Accounts
+    counts_elsewhere: Callable[[str], bool]
+
+    def enter(self, caller: str) -> KeyAccount | None:
+        return self.accounts.enter(caller)
+
+    def admit(self, caller: str) -> None:
+        """Counts a request of a caller, if that is for this process to do. May wait. Raises LimitReached."""
+        account = self.accounts.account_of(caller)
+        if account is not None and not self.counts_elsewhere(caller):
+            account.admit("POST")
 
 
 class KservePart(Part):
@@ -59,20 +81,31 @@ class KservePart(Part):
         )
         context, tracer = self._context, self._context.tracer
         begin_call = None if tracer is None else tracer.begin_call
-        accounts = context.accounts if server.api_keys_file else None
+        accounts = GrpcAccounts(context.accounts, self._counts_elsewhere) if server.api_keys_file else None
         services = CallServices(self._submit, self._objects, context.ask_peers, begin_call, accounts)
         return GrpcFront(config, self._calls, context.check, services)
 
+    def _counts_elsewhere(self, caller: str) -> bool:
+        """Tells whether another worker process counts the requests of a caller, whose key has limits. May wait.
+
+        Where servers share limits through Redis each counts its own.
+        """
+        context = self._context
+        if context.siblings is None or context.settings.cluster is not None:
+            return False
+        return context.accounts.has_limits(caller) and context.siblings.is_elsewhere(caller)
+
     def _submit(self, job: InferJob) -> CallAnswers:
         """Runs a call over gRPC: in the worker process that has the answers of its caller, if it has an idempotency
-        key. See submit_to."""
-        siblings = self._context.siblings
-        if siblings is None or not (job.terms.idempotency_key and self._takes_keys):
+        key, and in the one that counts for its key, if that has limits. See submit_to."""
+        siblings, caller = self._context.siblings, job.terms.caller
+        counts = self._counts_elsewhere(caller)
+        if siblings is None or not (counts or (job.terms.idempotency_key and self._takes_keys)):
             return self._submit_here(job)
         from corosrv.gateway.delegation.delegator import OwnerAnswers
 
         max_bytes = self._context.settings.kserve.v2_max_body_bytes
-        return OwnerAnswers(job, siblings, self._submit_here, max_bytes)
+        return OwnerAnswers(job, siblings, self._submit_here, max_bytes, is_counted=not counts)
 
     def start(self) -> None:
         if self.grpc is not None:

@@ -6,6 +6,7 @@ Labels are ids, hosts and words of this server: no keys, and nothing of clients.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,7 +16,8 @@ from flask.sansio.scaffold import Scaffold
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.base.errors import CorosrvError, ModelFailed, ShuttingDown
+from corosrv.base.errors import CorosrvError, ModelFailed, SettingsError, ShuttingDown
+from corosrv.base.run_dir import default_path, open_run_dir
 from corosrv.contracts.jobs import State
 from corosrv.contracts.metrics import metric, metrics_of
 from corosrv.contracts.settings import UpstreamSettings
@@ -24,16 +26,18 @@ from corosrv.dialects.openai import routes
 from corosrv.fleet.upstreams.exchange import ExchangeLimits
 from corosrv.fleet.upstreams.policies import make_policy
 from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
-from corosrv.fleet.upstreams.spec import parse_all
+from corosrv.fleet.upstreams.spec import ChangesFile, UpstreamSpec, parse_all
 from corosrv.fleet.upstreams.upstream import Upstream, UpstreamState
 from corosrv.gateway.forwarding.forwarder import DirectForwarding, Forwarder, ForwardOptions, error_body
 from corosrv.gateway.forwarding.routes import ForwardingRoutes, LocalModels
 from corosrv.models.pool import ModelPool
 from corosrv.serving.part import Part, ServerContext, why_not_served
+from corosrv.web.http import worker_watch
 from corosrv.web.http.access import Entrance
 from corosrv.web.management import upstream_routes
 from corosrv.web.management.client import read_token
 from corosrv.web.management.listener import TokenGuard
+from corosrv.web.management.upstream_routes import ManagedUpstreams
 from corosrv.workers.dispatch.dispatcher import Dispatcher
 from corosrv.workers.dispatch.estimates import Distribution
 from corosrv.workers.dispatch.stats import DispatchCollector
@@ -116,10 +120,21 @@ class PoolModels:
         return OllamaCatalog(self._pool).tags().models
 
 
+def _as_changed(specs: Iterable[UpstreamSpec], changes: ChangesFile | None) -> Iterable[UpstreamSpec]:
+    """Returns the upstreams of the settings with what was changed of them since the server's start."""
+    by_url = {spec.url: spec for spec in specs}
+    for change in () if changes is None else changes.look():
+        by_url.pop(change.url, None)
+        if change.spec is not None:
+            by_url[change.url] = change.spec
+    return by_url.values()
+
+
 class UpstreamPart(Part):
     """Forwards requests to upstreams, which are probed once the part is started."""
 
     formats = ("openai", "anthropic", "llamacpp", "ollama", "upstream")
+    _numbers = itertools.count()  # of the parts of one process, which all processes make in one order
 
     def __init__(self, context: ServerContext, settings: UpstreamSettings, local: ModelPool | None = None) -> None:
         """`local`: the models that are served beside upstreams. Raises SettingsError for a wrong upstream."""
@@ -146,9 +161,10 @@ class UpstreamPart(Part):
             functools.partial(Dispatcher, policy=make_policy(settings.upstream_policy)),
         )
         specs = parse_all(settings.urls)
-        for spec in specs:
+        changes = self._changes_file(context.settings.operator.run_dir)
+        for spec in _as_changed(specs, changes):
             self.pool.add(spec)
-        self._key_variables = frozenset(spec.api_key_env for spec in specs)
+        self._managed = ManagedUpstreams(self.pool, frozenset(spec.api_key_env for spec in specs), changes)
         options = ForwardOptions(
             max_body_bytes=server.max_body_bytes,
             write_timeout=server.write_timeout_s,
@@ -167,6 +183,19 @@ class UpstreamPart(Part):
             is_strict=server.strict_model,
         )
 
+    def _changes_file(self, run_dir: str) -> ChangesFile | None:
+        """Returns what keeps changes of the upstreams for other processes of this server, or those that take this
+        one's place; None where gunicorn has not started it. Raises SettingsError."""
+        number = next(self._numbers)
+        worker = worker_watch.serving_worker()
+        if worker is None:
+            return None
+        folder = open_run_dir(run_dir or default_path())
+        try:
+            return ChangesFile(folder, worker.ppid, number, worker_watch.old_master())
+        except OSError as error:
+            raise SettingsError(f"the run directory {folder} cannot be used: {error.strerror}") from None
+
     def model_names(self) -> Sequence[str]:
         return self.pool.models()
 
@@ -174,6 +203,7 @@ class UpstreamPart(Part):
         self._failure = why_not_served("upstreams")
         if not self._failure:
             self.pool.start()
+            self._managed.start()
 
     @property
     def state(self) -> State:
@@ -203,6 +233,7 @@ class UpstreamPart(Part):
         self.pool.hurry()
 
     def close(self) -> None:
+        self._managed.close()
         self.pool.close()
 
     def collectors(self) -> tuple[Collector, ...]:
@@ -210,14 +241,14 @@ class UpstreamPart(Part):
         return UpstreamCollector(lambda: self.pool.upstreams), queues
 
     def apis(self) -> tuple[Blueprint, ...]:
-        return (upstream_routes.blueprint(self.pool, self._key_variables),)
+        return (upstream_routes.blueprint(self._managed),)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
         guard = self._router_guard
         if guard is None:
             return (self._routes.blueprint(),)
         ask_others = self._context.ask_other_workers
-        router = upstream_routes.router_blueprint(self.pool, guard, self._key_variables, ask_others)
+        router = upstream_routes.router_blueprint(self._managed, guard, ask_others)
         return (self._routes.blueprint(), router)
 
     def ollama(self) -> Blueprint:

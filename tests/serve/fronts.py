@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from corosrv.web.management.client import ManagementClient, UnixConnection
+from corosrv.web.management.client import ManagementClient, UnixConnection, sockets
 from tests.serve.server import Server, Servers
 from tests.support.waiting import eventually
 
@@ -36,8 +36,8 @@ class ServerFront:
 
     @property
     def _socket(self) -> str:
-        (socket,) = eventually(lambda: list(self._run_dir.iterdir()), what="a management socket")
-        return str(socket)
+        (socket,) = eventually(lambda: sockets(str(self._run_dir)), what="a management socket")
+        return socket
 
     def upstream(self, number: int = 0) -> dict[str, Any]:
         """Shows one upstream, in the order in which they were added."""

@@ -11,14 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from corosrv.app import check_several
-from corosrv.base.errors import SettingsError
-from corosrv.contracts import settings
 from corosrv.contracts.settings import add_key, remove_key
 from corosrv.dialects.kserve.grpc import protocol
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import infer_request
-from tests.serve.server import Server, Servers
+from tests.serve.server import SERVE, Server, Servers, free_port, servers
 from tests.serve.test_grpc import grpc_port
 from tests.serve.test_keys import MODELS, ask, usage
 from tests.support.waiting import eventually
@@ -202,9 +199,92 @@ def test_the_answers_that_are_made_at_once_are_limited_over_grpc(guarded: Server
     assert call(guarded, key).model_name == "small"
 
 
-def test_several_workers_that_would_each_count_calls_over_grpc_are_refused(tmp_path: Path) -> None:
-    path = str(tmp_path / "keys.toml")
-    add_key(path, "alice", {"requests_per_minute": 1})
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory, path: str, cache: Path) -> Iterator[Server]:
+    """Three workers with the file of keys, each with a process of its own for gRPC."""
+    with servers(tmp_path_factory.mktemp("three"), cache) as started:
+        server = started.start(
+            *SERVE, "-w", "3", model="small=synthetic:?tokens_per_s=100", api_keys_file=path, grpc_port=free_port(),
+        )  # fmt: skip
+        eventually(lambda: server.log.count("is ready") >= 3 and server.health() == "ok", 60, "three workers")
+        yield server
 
-    with pytest.raises(SettingsError, match="API_KEYS_FILE: calls over gRPC"):
-        check_several(settings.load({"api_keys_file": path, "grpc_port": 0}, environ={}))
+
+def codes(server: Server, key: str, n: int, **options: Any) -> list[grpc.StatusCode]:
+    """The statuses of calls, each over a channel of its own, which may lead to any worker."""
+
+    def code() -> grpc.StatusCode:
+        try:
+            call(server, key, **options)
+        except grpc.RpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    return [code() for _ in range(n)]
+
+
+def test_several_workers_keep_one_limit_over_grpc_and_http(three: Server, add: AddKey) -> None:
+    key = add(requests_per_minute=8)
+
+    statuses = codes(three, key, 6)
+    over_http = [ask(three, "POST", "/v1/completions", key, COMPLETION).status_code for _ in range(2)]
+    after = codes(three, key, 4)
+    refused = refusal(three, key)
+
+    assert (statuses, over_http) == ([grpc.StatusCode.OK] * 6, [200, 200])
+    assert after.count(grpc.StatusCode.RESOURCE_EXHAUSTED) >= 3  # one may have come back meanwhile
+    assert "8 requests a minute" in refused.details()
+    assert 1 <= (pushback(refused) or 0) <= 8
+    n_answered = 8 + after.count(grpc.StatusCode.OK)
+    assert usage(three, key)["total"]["requests"] == n_answered
+
+
+def test_several_workers_charge_tokens_once_wherever_they_were_asked_for(three: Server, add: AddKey) -> None:
+    key, free = add(tokens_per_minute=400), add()
+
+    statuses = codes(three, key, 12, sent=asked(max_tokens=50))
+    assert {*codes(three, free, 6)} == {grpc.StatusCode.OK}
+
+    n_ok = statuses.count(grpc.StatusCode.OK)
+    assert 7 <= n_ok <= 9  # with what has come back meanwhile
+    assert statuses.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 12 - n_ok
+    assert usage(three, key)["total"]["generated_tokens"] == 50 * n_ok
+    assert usage(three, free)["total"]["requests"] == 6
+
+
+def test_each_request_of_a_stream_counts_where_its_key_is_counted(three: Server, add: AddKey) -> None:
+    key = add(requests_per_minute=5, streams=1)
+    metadata = [("authorization", f"Bearer {key}")]
+
+    def errors() -> list[str]:
+        with channel_to(three) as channel:
+            stream = channel.stream_stream(
+                f"/{protocol.SERVICE}/ModelStreamInfer",
+                request_serializer=protocol.ModelInferRequest.SerializeToString,
+                response_deserializer=protocol.ModelStreamInferResponse.FromString,
+            )
+            answers = stream(iter([asked(max_tokens=3)]), timeout=20, wait_for_ready=True, metadata=metadata)
+            return [answer.error_message for answer in answers if answer.error_message]
+
+    found = [errors() for _ in range(9)]
+
+    assert found[:5] == [[]] * 5
+    assert all("5 requests a minute" in one[0] for one in found[6:])
+
+
+def test_several_workers_make_no_more_answers_at_once_than_a_key_may_have(three: Server, add: AddKey) -> None:
+    key = add(streams=1)
+    with channel_to(three) as channel:
+        unary = channel.unary_unary(
+            f"/{protocol.SERVICE}/ModelInfer",
+            request_serializer=protocol.ModelInferRequest.SerializeToString,
+            response_deserializer=protocol.ModelInferResponse.FromString,
+        )
+        metadata = [("authorization", f"Bearer {key}")]
+        running = unary.future(asked(max_tokens=3000), timeout=20, wait_for_ready=True, metadata=metadata)
+        eventually(lambda: usage(three, key)["total"]["requests"] == 1, what="a call that runs")
+        refused = {*codes(three, key, 5)}
+        running.cancel()
+
+    assert refused == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    eventually(lambda: codes(three, key, 1) == [grpc.StatusCode.OK], what="the end of the call")

@@ -13,13 +13,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.serve.server import BIN, DEPLOYED, REPOSITORY, SERVE, Process, Server, Servers
-from tests.serve.wire import CHAT, Connection, chat, events, request
+from corosrv.contracts.settings import add_key
+from tests.serve.server import BIN, DEPLOYED, REPOSITORY, SERVE, Process, Server, Servers, servers
+from tests.serve.wire import CHAT, Answer, Connection, chat, events, request
 from tests.support.certificates import self_signed
 from tests.support.waiting import eventually
 
@@ -120,6 +123,115 @@ def test_who_speaks_no_tls_or_says_nothing_keeps_nobody(start: Servers, tmp_path
         assert connection.ask("GET", "/health").status == 200
     assert "Traceback" not in server.log
     assert "did not agree on TLS" in server.log
+
+
+@pytest.fixture(scope="module")
+def secure_three(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path
+) -> Iterator[tuple[Server, ssl.SSLContext, dict[str, str]]]:
+    """Three workers under TLS, what trusts them, and a key's header with which 12 requests a minute may be sent."""
+    folder = tmp_path_factory.mktemp("secure")
+    files = certificate(folder / "one", shutil.which("openssl") or pytest.skip("there is no openssl"))
+    key = add_key(str(folder / "keys.toml"), "limited", {"requests_per_minute": 12})
+    with servers(folder, cache) as started:
+        server = started.start(
+            *SERVE, "--certfile", files[0], "--keyfile", files[1], "-w", "3", wait_for=None, model=MODEL,
+            api_keys="free", api_keys_file=folder / "keys.toml",
+        )  # fmt: skip
+        eventually(lambda: server.log.count("loaded\n") == 3, what="three workers")
+        yield server, trusting(files[0]), {"Authorization": f"Bearer {key}"}
+
+
+FREE = {"Authorization": "Bearer free"}
+
+
+def connections(stack: ExitStack, n: int, port: int, context: ssl.SSLContext) -> list[SecureConnection]:
+    return [stack.enter_context(SecureConnection(port, context)) for _ in range(n)]
+
+
+def ask_once(port: int, context: ssl.SSLContext, method: str, path: str, *more: Any) -> Answer:
+    """One request on a connection of its own, which any worker may accept."""
+    with SecureConnection(port, context) as connection:
+        return connection.ask(method, path, *more)
+
+
+def test_workers_share_state_under_tls(
+    secure_three: tuple[Server, ssl.SSLContext, dict[str, str]],
+) -> None:
+    server, context, limited = secure_three
+    body = {"model": "synthetic", "input": "hi", "max_output_tokens": 4}
+
+    kept = ask_once(server.port, context, "POST", "/v1/responses", body, FREE).json["id"]
+    found = {ask_once(server.port, context, "GET", f"/v1/responses/{kept}", None, FREE).status for _ in range(9)}
+    keyed = FREE | {"Idempotency-Key": "one"}
+    ids = {ask_once(server.port, context, "POST", CHAT, chat(max_tokens=2), keyed).json["id"] for _ in range(9)}
+    statuses = [ask_once(server.port, context, "POST", CHAT, chat(max_tokens=1), limited).status for _ in range(16)]
+    with SecureConnection(server.port, context) as connection:  # whose requests belong to different processes
+        of_one = [connection.ask("GET", f"/v1/responses/{kept}", None, FREE).status for _ in range(3)]
+        of_one.append(connection.ask("GET", "/v1/models", None, limited).status)
+        of_one.append(connection.ask("GET", f"/v1/responses/{kept}", None, FREE).status)
+    metrics = ask_once(server.port, context, "GET", "/metrics", None, FREE).body
+
+    assert (found, len(ids), of_one) == ({200}, 1, [200] * 5)
+    assert statuses[:12] == [200] * 12
+    assert statuses.count(429) >= 2
+    assert {f'front="{number}"'.encode() in metrics for number in (1, 2, 3)} == {True}
+
+
+def test_a_large_body_and_a_client_that_leaves_pass_through_the_worker_that_speaks_tls(
+    secure_three: tuple[Server, ssl.SSLContext, dict[str, str]],
+) -> None:
+    server, context, _ = secure_three
+    large = chat(max_tokens=1, user="x" * 3_000_000)
+    keyed = FREE | {"X-Conversation-Id": "mine"}
+    waiting = {"Expect": "100-continue"}
+
+    assert {ask_once(server.port, context, "POST", CHAT, large, keyed).status for _ in range(4)} == {200}
+    with SecureConnection(server.port, context) as connection:
+        head, _, content = request("POST", CHAT, chat(max_tokens=1), keyed | waiting).partition(b"\r\n\r\n")
+        connection.send(head + b"\r\n\r\n")
+        assert connection.head().status == 100
+        connection.send(content)
+        assert connection.answer().status == 200
+
+    def shows(sample: bytes) -> bool:
+        return sample in ask_once(server.port, context, "GET", "/metrics", None, FREE).body
+
+    with ExitStack() as stack:
+        for connection in connections(stack, 6, server.port, context):
+            connection.send(request("POST", CHAT, chat(max_tokens=4000), FREE | {"X-Group-Id": "g"}))
+        eventually(lambda: shows(b'corosrv_running{model="synthetic"} 6.0'), what="their jobs run")
+    eventually(lambda: shows(b'corosrv_running{model="synthetic"} 0.0'), 10, what="their jobs are cancelled")
+    assert "Traceback" not in server.log
+
+
+def test_workers_under_tls_that_are_replaced_let_streams_of_others_clients_end(
+    start: Servers, tmp_path: Path, openssl: str
+) -> None:
+    files = certificate(tmp_path / "one", openssl)
+    server = start.start(
+        *SERVE, "--certfile", files[0], "--keyfile", files[1], "-w", "3", wait_for=None, model=MODEL,
+        drain_s=60,
+    )  # fmt: skip
+    eventually(lambda: server.log.count("loaded\n") == 3, what="three workers")
+    context, leaving = trusting(files[0]), server.workers()[:2]
+    kept = {"X-Group-Id": "g"}  # of one process: two of three connections are relayed
+    with ExitStack() as stack:
+        idle, busy = (connections(stack, 9, server.port, context) for _ in range(2))
+        for connection in idle:
+            assert connection.ask("POST", CHAT, chat(max_tokens=1), kept).status == 200
+        for connection in busy:
+            connection.send(request("POST", CHAT, chat(stream=True, max_tokens=400), kept))
+            assert connection.head().status == 200
+
+        for pid in leaving:
+            os.kill(pid, signal.SIGTERM)
+        last = [events(b"".join(connection.pieces()))[-1] for connection in busy]
+        eventually(lambda: not {*leaving} & {*server.workers()}, 15, what="their end")  # the idle ones do not keep them
+
+        assert last == ["[DONE]"] * 9
+        assert sum(connection.has_input(0.1) for connection in idle) >= 1
+    assert "Traceback" not in server.log
 
 
 def serves(port: int, certfile: str) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -20,6 +23,7 @@ from corosrv.base.errors import SettingsError
 from corosrv.contracts.settings import load
 from corosrv.dialects.kserve.grpc import protocol
 from corosrv.formats.tensors import Tensor
+from corosrv.web.management.client import ManagementClient, running_servers
 from tests.dialects.kserve.grpc.client import infer_request
 from tests.serve.server import GUNICORN, SERVE, Process, Server, free_port, servers
 from tests.serve.test_grpc import grpc_port, infer
@@ -377,6 +381,55 @@ def test_the_routers_paths_reach_all_fronts(tmp_path: Path, short_tmp: Path, cac
     assert loads == [[{"worker": own, "load": 6}]] * 4
     assert aborted.json == {"aborted": 6}
     assert 200 not in statuses
+
+
+def test_upstreams_of_run_time_are_known_to_processes_that_take_others_places(
+    tmp_path: Path, short_tmp: Path, cache: Path
+) -> None:
+    with redis_server() as redis, servers(tmp_path, cache) as started:
+        behind = [started.start(*SERVE, model="m=synthetic:") for _ in range(3)]
+        first, second, third = (f"http://127.0.0.1:{server.port}" for server in behind)
+        run_dir = short_tmp / "a"
+        before = started.start(
+            *SERVE, "-w", "3", run_dir=run_dir, COROSRV_MODEL="", redis_url=redis.url, upstream=f"{first} {second}",
+        )  # fmt: skip
+
+        def managed() -> list[ManagementClient]:
+            return [client for client, _ in running_servers(str(run_dir))]
+
+        def listed() -> list[list[tuple[str, int]]]:
+            return [
+                [(one["url"], one["concurrency"]) for one in client.call("GET", "/workers")["workers"]]
+                for client in managed()
+            ]
+
+        def replace(pids: list[int], how: Callable[[], object]) -> None:
+            how()
+            eventually(lambda: not {*before.workers()} & {*pids} and len(managed()) == 3, 60, "other processes")
+            eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+
+        eventually(lambda: len(managed()) == 3, 60, "three fronts")
+        managed()[0].call("POST", "/workers", {"url": third, "concurrency": 5})
+        managed()[1].call("DELETE", f"/workers/{quote(first, safe='')}")
+        managed()[2].call("DELETE", f"/workers/{quote(second, safe='')}")
+        eventually(lambda: listed() == [[(third, 5)]] * 3, what="all to follow")
+        managed()[0].call("POST", "/workers", {"url": second, "concurrency": 2})
+        eventually(lambda: listed() == [[(third, 5), (second, 2)]] * 3, what="all to follow")
+
+        for n in (1, 3):
+            victims = before.workers()[:n]
+            replace(victims, lambda victims=victims: [os.kill(pid, signal.SIGKILL) for pid in victims])
+            assert listed() == [[(third, 5), (second, 2)]] * 3
+        replace(before.workers(), lambda: before.signal(signal.SIGHUP))
+        assert listed() == [[(third, 5), (second, 2)]] * 3
+        assert {ask(before, "POST", CHAT, HI).status for _ in range(6)} == {200}
+        assert before.log.count(f"leaves: {first}\n") == 3  # in the first processes: later ones do not begin with it
+        before.stop()
+
+        later = started.start(*SERVE, run_dir=run_dir, COROSRV_MODEL="", upstream=first)
+        eventually(lambda: len(managed()) == 1, 60, "its end")
+        assert [url for url, _ in listed()[0]] == [first]
+        assert not list(run_dir.glob("*.upstreams")), later.log
 
 
 def test_peers_of_several_fronts_answer_for_each_other_and_one_of_them_may_die(

@@ -235,6 +235,16 @@ BUGS = {
         "place = self._running[arrived.index]",
         "place = arrived.index",
     ),
+    "answers go on with the scales of adapters that are set now": Bug(
+        "engines", "corosrv.models.engine.process.ledger",
+        "job.keep_scales(message.adapter_scales)",
+        "pass",
+    ),
+    "an engine is not told of the scales that were set before it": Bug(
+        "engines", "corosrv.models.engine.process.remote",
+        "                self._send(self._scales)",
+        "                pass",
+    ),
     "nobody is suspected": Bug(
         "engines", "corosrv.models.engine.process.jobs",
         "self._suspects |= self._ran & running",
@@ -249,7 +259,7 @@ BUGS = {
     ),
     "nobody is told that a suspect runs": Bug(
         "engines", "corosrv.models.engine.process.session",
-        "            self.send(TasksAccepted(submit.number))\n            self._run_now(submit)",
+        "            self._accept(submit)\n            self._run_now(submit)",
         "            self._run_now(submit)",
         seed=3,
     ),

@@ -10,7 +10,7 @@ import argparse
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,14 @@ import msgspec
 from gevent.event import Event
 
 from corosrv.base.errors import ModelFailed, QueueFull
-from corosrv.contracts.jobs import Chunk, Finish
+from corosrv.contracts.jobs import Adapter, Chunk, Finish
 from corosrv.contracts.jobs.buffered import BufferedReader
 from corosrv.contracts.jobs.worker import DecodeStats, Histogram
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine.binding import ModelInfo, Task
 from corosrv.models.engine.process.connector import fault_path
 from corosrv.models.engine.process.host import EngineHost
+from corosrv.models.engine.tasks import Adapters
 from corosrv.models.loadable import LoadProgress
 from tests.simulation.unix import LocalProcess, Machine, UnixSocket
 
@@ -138,6 +139,7 @@ class StandInEngine:
         self.load_progress = LoadProgress()
         self._n_steps = 0
         self._news = Event()
+        self._adapters = Adapters((("style.gguf", 1.0),))
 
     def open(self) -> None:
         self._world.sleep(0.5)
@@ -160,6 +162,11 @@ class StandInEngine:
             sequence = _Sequence(task, place, reader)
             if sequence.fault:
                 self._world.violate(f"a task of {list(task.tokens)} {sequence.fault}")
+            began_with = self._world.scales_of.setdefault((sequence.prompt, task.seed), task.adapter_scales)
+            if not task.generated:
+                self._world.scales_of[sequence.prompt, task.seed] = task.adapter_scales
+            elif task.adapter_scales != began_with:
+                self._world.violate(f"a task began with scales of {began_with}, and goes on with {task.adapter_scales}")
             self.sequences.append(sequence)
         self._news.set()
         if tasks[0].tokens[0] == POISON and self._world.chance(0.3):
@@ -224,6 +231,12 @@ class StandInEngine:
 
     def slots(self) -> tuple[()]:
         return ()
+
+    def adapters(self) -> tuple[Adapter, ...]:
+        return self._adapters.list()
+
+    def set_adapters(self, scales: Mapping[int, float]) -> None:
+        self._adapters.set(scales)
 
 
 FATES = ("is well",) * 12 + (

@@ -265,13 +265,15 @@ class Front:
             world.violate(f"{self.name} has closed the engine, and keeps {n_open} connections to it")
 
     def ask(self) -> None:
-        """Asks about slots; an answer or an error comes."""
+        """Asks about slots, and sets the scales of adapters; an answer or an error comes."""
         engine, began = self.engine, self._world.loop.time
         if engine is None:
             return
         with contextlib.suppress(CorosrvError):
             engine.slots()
-        if self._world.loop.time > began + 65 and not self._world.is_stalled_since(began):
+            self._world.n_scalings += 1
+            engine.set_adapters({0: float(self._world.n_scalings)})
+        if self._world.loop.time > began + 125 and not self._world.is_stalled_since(began):
             self._world.violate(
                 f"{self.name} has waited {self._world.loop.time - began:.0f} s for an answer about slots"
             )
@@ -294,7 +296,8 @@ class EnginesWorld(World):
         self.digest = digest_of(SETTINGS)
         self._put_in_place()
         logging.getLogger("corosrv.engine").addFilter(self._see_record)
-        self._n_lives = self._next_number = 0
+        self._n_lives = self._next_number = self.n_scalings = 0
+        self.scales_of: dict[tuple[tuple[int, ...], int], Sequence[float] | None] = {}  # by prompt and seed
         self._poison: Client | None = None
         self._crashes: list[float] = []  # when engines died of it
         self._crashed_at = -FAR
@@ -534,6 +537,9 @@ class EnginesWorld(World):
                 self.violate(f"the engine serves {len(host._sessions)} fronts, and there are {N_FRONTS}")
             if (n_jobs := sum(len(session._jobs) for session in host._sessions)) > n_open:
                 self.violate(f"the engine's process keeps {n_jobs} jobs of {n_open}")
+            known = [host.scales, *(front.engine._scales for front in self.fronts if front.engine is not None)]
+            if any(scales != host.scales for scales in known):
+                self.violate(f"fronts and their engine know different scales: {known}")
             if len({id(sequence.reader) for sequence in decoding.sequences}) > n_open:
                 self.violate(f"{len(decoding.sequences)} tasks run for {n_open} jobs")
 

@@ -1,16 +1,26 @@
-"""Reads what an operator says of an upstream: its URL, and how it is to be used."""
+"""Reads what an operator says of an upstream: its URL, and how it is to be used; and keeps what is said at run time."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from operator import attrgetter
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
+import msgspec
+
 from corosrv.base.errors import Refused, SettingsError
+from corosrv.base.run_dir import locked, process_name
 from corosrv.fleet.upstreams.aborter import AbortKind
+
+log = logging.getLogger("corosrv.upstreams")
 
 DEFAULT_CONCURRENCY = 32  # of an upstream that does not tell how many it runs
 MAX_CONCURRENCY = 65_536
@@ -159,3 +169,107 @@ def parse_all(urls: Iterable[str]) -> list[UpstreamSpec]:
         except Refused as error:  # without the URL itself, which may hold a password
             raise SettingsError(f"COROSRV_UPSTREAM: upstream number {number}: {error}") from None
     return specs
+
+
+MAX_REMOVED = 1000  # URLs of removed upstreams that a file keeps
+_SUFFIX = ".upstreams"
+
+
+class UpstreamChange(msgspec.Struct, frozen=True):
+    """Says what an operator has done last with the upstream of a URL."""
+
+    number: int  # of the change, among those of the server
+    url: str
+    spec: UpstreamSpec | None  # as it was added; None: it was removed
+    timeout: float  # seconds that the calls of one that was there may go on; 0: none
+
+
+class ChangesFile:
+    """A file with the changes of a server's upstreams since its start, which all of its processes read and write.
+
+    A process that takes another one's place learns from it what that one knew. Methods may block for a moment.
+    """
+
+    def __init__(self, folder: str, server: int, number: int = 0, predecessor: int | None = None) -> None:
+        """`folder`: the run directory, which is there. `server`: the process that is the parent of all others.
+
+        `number`: of the upstreams, where one process has several times some. `predecessor`: the parent of the
+        processes of the server that this one follows. Files of servers that have ended are removed. Raises OSError.
+        """
+        self._folder = folder
+        self._number = number
+        self._path = self._path_of(server)
+        self._n_read = 0
+        self._seen: tuple[int, int] | None = None  # the file as it was read last
+        with locked(folder):
+            for path in Path(folder).glob(f"*{_SUFFIX}"):
+                if not _is_of_living(path):
+                    path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # that one has changed nothing, or has ended
+                if predecessor is not None and not self._path.exists():
+                    self._write(self._read(self._path_of(predecessor)))
+
+    def _path_of(self, server: int) -> Path:
+        return Path(self._folder) / f"{process_name(server)}-{self._number}{_SUFFIX}"
+
+    def look(self) -> list[UpstreamChange]:
+        """Returns the changes that were not returned or made here yet, the first one first."""
+        try:
+            status = self._path.stat()
+            if (seen := (status.st_ino, status.st_mtime_ns)) == self._seen:
+                return []
+            changes = self._read(self._path)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            log.error("changes of upstreams cannot be read: %s", error)
+            return []
+        self._seen = seen
+        return self._unread(changes)
+
+    def _unread(self, changes: dict[str, UpstreamChange]) -> list[UpstreamChange]:
+        new = sorted((one for one in changes.values() if one.number > self._n_read), key=attrgetter("number"))
+        self._n_read = max([self._n_read, *(one.number for one in new)])
+        return new
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Callable[[str, UpstreamSpec | None, float], None]]:
+        """Yields what writes a change down, while no other process changes anything: look() before, to know all."""
+        with locked(self._folder):
+            yield self._note
+
+    def _note(self, url: str, spec: UpstreamSpec | None, timeout: float) -> None:
+        try:
+            changes = self._read(self._path) if self._path.exists() else {}
+            number = max((one.number for one in changes.values()), default=0) + 1
+            changes.pop(url, None)
+            changes[url] = UpstreamChange(number, url, spec, timeout)
+            self._n_read = number
+            removed = [one.url for one in changes.values() if one.spec is None]
+            for forgotten in removed[:-MAX_REMOVED]:
+                del changes[forgotten]
+            self._write(changes)
+        except OSError as error:
+            log.error("a change of upstreams cannot be kept for other worker processes: %s", error)
+
+    def _read(self, path: Path) -> dict[str, UpstreamChange]:
+        try:
+            changes = msgspec.json.decode(path.read_bytes(), type=list[UpstreamChange])
+        except msgspec.MsgspecError as error:
+            log.error("%s holds no changes of upstreams, and is not used: %s", path, error)
+            return {}
+        return {one.url: one for one in changes}
+
+    def _write(self, changes: dict[str, UpstreamChange]) -> None:
+        written = self._path.with_suffix(f".{os.getpid()}{_SUFFIX}")
+        written.write_bytes(msgspec.json.encode(list(changes.values())))
+        written.chmod(0o600)
+        written.rename(self._path)
+
+
+def _is_of_living(path: Path) -> bool:
+    pid, _, start = path.stem.rpartition("-")[0].partition("-")
+    try:
+        return process_name(int(pid)) == f"{pid}-{start}"
+    except (OSError, ValueError):
+        return False

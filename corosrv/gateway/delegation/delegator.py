@@ -318,19 +318,27 @@ _OF_PEERS = frozenset({TOKEN, CALLER, COUNTS})
 
 
 class OwnerAnswers:
-    """The answers to a call of the worker process that has its caller's answers under idempotency keys, maybe this one.
+    """The answers to a call of the worker process that has its caller's state, maybe this one.
 
     Belongs to the hub's thread.
     """
 
     def __init__(
-        self, job: InferJob, siblings: Siblings, submit: Callable[[InferJob], CallAnswers], max_bytes: int
+        self,
+        job: InferJob,
+        siblings: Siblings,
+        submit: Callable[[InferJob], CallAnswers],
+        max_bytes: int,
+        *,
+        is_counted: bool = True,
     ) -> None:
-        """`submit`: runs the call here. `max_bytes`: see PeerAnswers."""
+        """`submit`: runs the call here. `max_bytes`: see PeerAnswers. `is_counted`: this process has counted the
+        request for its key, and no other is to."""
         self._job = job
         self._siblings = siblings
         self._submit = submit
         self._max_bytes = max_bytes
+        self._is_counted = is_counted
         self._answers: CallAnswers | None = None  # once it is known who gives them
         self._is_cancelled = False
 
@@ -355,9 +363,11 @@ class OwnerAnswers:
     def _begin(self) -> CallAnswers:
         caller = self._job.terms.caller
         try:
-            connection = self._siblings.connect(caller, {FROM_CALLER: caller, FROM_WORKER: "1"})
+            connection = self._siblings.connect(
+                caller, {FROM_CALLER: caller} | ({FROM_WORKER: "1"} if self._is_counted else {})
+            )
         except OSError:
-            raise Unavailable("the worker process that has the answers under this key is busy; try again") from None
+            raise Unavailable("the worker process that has what this caller keeps is busy; try again") from None
         if connection is None:
             return self._submit(self._job)
         request = request_of(self._job, "")

@@ -53,13 +53,16 @@ class ClientWatch:
             return
         except OSError:
             peeked = b""
-        if peeked:
-            self._watch_pipelined()
+        if peeked or (self._socket.family == socket.AF_UNIX and self._is_open()):
+            self._watch_readable()
         else:
             self._gone()
 
-    def _watch_pipelined(self) -> None:
-        """Looks at times: the client's next request is waiting and hides the end of its stream."""
+    def _watch_readable(self) -> None:
+        """Looks at times: the client's next request is waiting and hides the end of its stream, or none will follow.
+
+        A process that relays a client's connection says so when it is to end behind the answer.
+        """
         self.close()
         self._look_at_times()
 
@@ -68,12 +71,18 @@ class ClientWatch:
         self._watcher.start(self._on_timer)
 
     def _on_timer(self) -> None:
+        if not self._is_open():
+            self._gone()
+
+    def _is_open(self) -> bool:
+        """Tells whether the client has not closed its end. Never waits."""
         try:
+            if self._socket.family == socket.AF_UNIX:  # an end that is closed refuses even nothing
+                return _socket.socket.send(getattr(self._socket, "_sock", self._socket), b"") == 0
             state = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
         except OSError:
-            state = 0
-        if state != _ESTABLISHED:
-            self._gone()
+            return False
+        return bool(state == _ESTABLISHED)
 
     def _gone(self) -> None:
         self.close()

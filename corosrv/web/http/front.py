@@ -240,12 +240,6 @@ class Front(GeventWorker):  # type: ignore[misc]
         """
         if self.siblings is not None:
             return
-        if self.cfg.is_ssl:
-            log.warning(
-                "under TLS each worker process has its own stored responses, idempotency keys, resumable streams and "
-                "groups: end TLS in a proxy, or use one worker process"
-            )
-            return
         self.siblings = Siblings(folder, self.cfg.workers, self.clients.take_over, front=self.age)
 
     def handle_request(self, listener_name: Any, req: Request, sock: Any, addr: Any) -> bool:

@@ -1,12 +1,13 @@
 """Accepts clients at once and begins to serve them a few at a time, however many connect in the same instant.
 
 Among those that wait to be served, whoever asks for health goes first, the others in order. A client's time-outs do not
-count a pause of this process (`PatientSocket`).
+count a pause of this process (`PatientSocket`). A client under TLS that another process serves has a `TlsRelay`.
 """
 
 from __future__ import annotations
 
 import _socket
+import contextlib
 import errno
 import logging
 import math
@@ -132,6 +133,74 @@ class PatientSocket(gevent.socket.socket):  # type: ignore[misc]
             unsent = unsent[self.send(unsent, flags) :]
             if unsent and awake_clock.now() > end:
                 raise TimeoutError("timed out")
+
+
+_COPIED = 65_536  # bytes at a time
+_GO_ON = b"HTTP/1.1 100 "  # how what is said before an answer begins, so that the client sends its body
+
+
+class TlsRelay:
+    """Copies what a client under TLS and the process that serves it say: no other process can have TLS's state.
+
+    `far` is the end of a pair of sockets that is to be passed to that process, as a client's plain connection.
+    """
+
+    def __init__(self, client: ssl.SSLSocket, patience: float) -> None:
+        """`patience`: seconds in which the client has to take what it is sent."""
+        self._client = client
+        self._patience = patience
+        self._near, self.far = gevent.socket.socketpair()
+        self._is_answered = False  # the last request is, or its answer has begun
+        self._is_hung_up = False
+        self._has_ended_requests = False
+
+    def run(self) -> None:
+        """Copies until one of both has closed its end. Waits. Raises OSError: a TimeoutError for a client that takes
+        nothing."""
+        self.far.close()
+        self._client.settimeout(None)
+        requests = gevent.spawn(self._copy_requests)
+        try:
+            while data := self._near.recv(_COPIED):
+                with gevent.Timeout(self._patience, TimeoutError):
+                    self._client.sendall(data)
+                self._is_answered = not data.startswith(_GO_ON)
+                self._end_requests()
+        finally:
+            requests.kill()
+
+    def _copy_requests(self) -> None:
+        try:
+            while data := self._client.recv(_COPIED):
+                self._is_answered = False
+                if not self._has_ended_requests:
+                    self._near.sendall(data)
+        except OSError:  # one of both has left: run() hears of it, too
+            pass
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._near.shutdown(socket.SHUT_RDWR)
+
+    def hang_up(self) -> None:
+        """Closes the connection behind the answer that is under way. Never waits."""
+        self._is_hung_up = True
+        self._end_requests()
+
+    def _end_requests(self) -> None:
+        """Tells the other process, once, that no request follows: it closes its end when all are answered."""
+        if self._is_hung_up and self._is_answered and not self._has_ended_requests:
+            self._has_ended_requests = True
+            with contextlib.suppress(OSError):
+                self._near.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Ends both directions. Twice is harmless."""
+        self._end()
+        self._near.close()
+        self.far.close()
 
 
 _SPEAKS_TLS = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import ssl
 from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property
@@ -24,7 +25,7 @@ from corosrv.web.http import access
 from corosrv.web.http.access_log import CLIENT_GONE, COMPLETE, ERROR, AccessLog, RequestTrace
 from corosrv.web.http.body_reader import PACED
 from corosrv.web.http.connection import ClientLimits, Connection, Overloaded, TooSlow
-from corosrv.web.http.listener import PatientSocket
+from corosrv.web.http.listener import PatientSocket, TlsRelay
 from corosrv.web.http.message import CLIENT_GONE as LEFT
 from corosrv.web.http.message import HttpResponse, UnloggedResponse
 from corosrv.web.http.reply import PARKS, Flood, LateBody
@@ -173,7 +174,7 @@ class Clients:
     def __init__(self, worker: GunicornWorker) -> None:
         self._worker = worker
         self._cfg = worker.cfg
-        self._connections: set[Connection] = set()
+        self._connections: set[Connection | TlsRelay] = set()
         self._pools: list[ClientPool] = []
         self._hangs_up = False
         self._unread = Flood(log, "%d requests were refused: malformed, too slow, or too many clients")
@@ -229,9 +230,36 @@ class Clients:
         if client.environ is not None:  # once: another process may see others
             return False
         owner = self._worker.siblings.owner_of(request)
-        return owner is not None and self._worker.siblings.pass_on(
-            owner, request, client.socket, client.address, client.listener_name
-        )
+        if owner is None:
+            return False
+        if isinstance(client.socket, ssl.SSLSocket):
+            return self._relay(client, request, owner)
+        if not self._worker.siblings.pass_on(owner, request, client.socket, client.address, client.listener_name):
+            return False
+        self._connections.discard(client.connection)
+        client.socket.close()  # this copy of it: the other process has its own
+        return True
+
+    def _relay(self, client: ServedClient, request: Request, owner: str) -> bool:
+        """Has another process serve a connection that stays here, to its end; returns whether that has. Waits.
+
+        Raises OSError and Overloaded.
+        """
+        assert self._worker.siblings is not None
+        relay = TlsRelay(client.socket, self._worker.limits.write)
+        try:
+            if not self._worker.siblings.pass_on(owner, request, relay.far, client.address, client.listener_name):
+                return False
+            self._connections.remove(client.connection)
+            self._connections.add(relay)
+            if self._hangs_up:
+                relay.hang_up()
+            relay.run()
+        finally:
+            self._connections.discard(relay)
+            relay.close()
+        client.connection.close()
+        return True
 
     def _serve(self, client: ServedClient, late: HttpExchange | None = None) -> None:
         """Serves a client to its end, or until an answer is late: then it is called again with that exchange."""
@@ -256,8 +284,6 @@ class Clients:
                 if client.is_spare and not request.path.endswith("/health"):
                     raise Overloaded
                 if self._pass_on(client, request):
-                    self._connections.discard(client.connection)
-                    client.socket.close()  # this copy of it: the other process has its own
                     return True
                 exchange = self._begin(
                     client.listener_name, request, client.socket, client.address, client.take_environ()

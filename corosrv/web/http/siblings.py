@@ -225,6 +225,10 @@ class Siblings:
         owner = max(self._live(), key=rank, default=None)
         return None if owner is None or owner.path == self._path else owner.path
 
+    def is_elsewhere(self, caller: str) -> bool:
+        """Tells whether another process has a caller's state. May wait at a start."""
+        return self._choose(caller) is not None
+
     def _find(self) -> Iterator[FrontSocket]:
         for path in Path(self._folder).glob(f"{self._prefix}*{_SUFFIX}"):
             numbers = path.name.removeprefix(self._prefix).removesuffix(_SUFFIX).split("-")

@@ -251,7 +251,14 @@ def tell_replaced(workers: Iterable[Any]) -> None:
 def has_predecessors() -> bool:
     """Tells whether others serve until this worker is ready: the old ones of its master, or those of the master that
     has started its own on SIGUSR2. In the worker."""
-    return WorkerReplacement.is_replacement or _OLD_MASTER in os.environ
+    return WorkerReplacement.is_replacement or old_master() is not None
+
+
+def old_master() -> int | None:
+    """Returns the process that has started this worker's master to take its place; None where there is none, or it has
+    ended. In the worker."""
+    pid = os.environ.get(_OLD_MASTER, "")
+    return int(pid) if pid.isdecimal() else None
 
 
 def tell_ready(worker: Any) -> None:

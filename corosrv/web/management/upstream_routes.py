@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from http import HTTPStatus
 from typing import Any
 
+import gevent
 import msgspec
 from flask import Blueprint, Response, request
 
-from corosrv.base.errors import Refused
+from corosrv.base.errors import Refused, ShuttingDown
 from corosrv.contracts.settings.sources import UPSTREAM_KEY
 from corosrv.fleet.upstreams.aborter import AbortKind
 from corosrv.fleet.upstreams.pool import DRAIN_TIMEOUT, UpstreamPool
-from corosrv.fleet.upstreams.spec import UpstreamSpec, parse
+from corosrv.fleet.upstreams.spec import ChangesFile, UpstreamChange, UpstreamSpec, parse
 from corosrv.fleet.upstreams.upstream import Upstream
 from corosrv.web.http.openapi import without_key
 from corosrv.web.http.siblings import AskOthers, OtherAnswer
@@ -52,8 +54,7 @@ def upstream_view(upstream: Upstream, now: float) -> dict[str, Any]:
 MAX_TIMEOUT = 86_400.0  # seconds
 _MODES = ("drain", "abort")
 _LOADS = "/get_loads"
-
-AddUpstream = Callable[[UpstreamSpec], tuple[Upstream, bool]]
+_LOOK = 1.0  # seconds between two looks at what other processes have changed
 
 
 class UpstreamBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,20 +89,85 @@ class AbortBody(msgspec.Struct):
     abort_all: bool = False
 
 
-def blueprint(pool: UpstreamPool, key_variables: Collection[str] = ()) -> Blueprint:
-    """Makes the routes for the management API, which looks after who may call them.
+class ManagedUpstreams:
+    """Adds and removes upstreams as operators say, in all processes of a server. Belongs to the hub's thread."""
 
-    `key_variables`: environment variables whose values may be sent to an upstream as its key, beside those that are
-    named as keys of upstreams.
-    """
+    def __init__(
+        self, pool: UpstreamPool, key_variables: Collection[str] = (), changes: ChangesFile | None = None
+    ) -> None:
+        """`key_variables`: environment variables whose values may be sent to an upstream as its key, beside those that
+        are named as keys of upstreams. `changes`: what all processes have changed; None where there is this one alone.
+        """
+        self.pool = pool
+        self._key_variables = key_variables
+        self._changes = changes
+        self._looking: gevent.Greenlet | None = None
+
+    def start(self) -> None:
+        """Begins to look for what other processes have changed. Twice is harmless."""
+        if self._changes is not None and self._looking is None:
+            self._looking = gevent.spawn(self._look_on)
+
+    def close(self) -> None:
+        """Looks no more. Twice is harmless."""
+        if self._looking is not None:
+            self._looking.kill(block=False)
+
+    def add(self, spec: UpstreamSpec) -> tuple[Upstream, bool]:
+        """Adds an upstream, and returns it and whether it is new. Raises Refused, and ShuttingDown."""
+        _check_key_variable(spec.api_key_env, self._key_variables)
+        with self._changing() as note:
+            upstream, is_new = self.pool.add(spec)
+            if is_new:
+                note(spec.url, spec, DRAIN_TIMEOUT)
+        return upstream, is_new
+
+    def remove(self, name: str, *, abort: bool = False, timeout: float = DRAIN_TIMEOUT) -> Upstream:
+        """Removes the upstream with this id or URL, and returns it; see UpstreamPool.remove. Raises NotFound."""
+        with self._changing() as note:
+            upstream = self.pool.find(name)
+            if abort or not upstream.is_draining:
+                note(upstream.spec.url, None, 0.0 if abort else timeout)
+            self.pool.remove(upstream, abort=abort, timeout=timeout)
+        return upstream
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Callable[[str, UpstreamSpec | None, float], None]]:
+        if self._changes is None:
+            yield lambda url, spec, timeout: None
+            return
+        with self._changes.changing() as note:
+            self.look()
+            yield note
+
+    def _look_on(self) -> None:
+        while True:
+            self.look()
+            gevent.sleep(_LOOK)
+
+    def look(self) -> None:
+        """Makes the changes that other processes have made since the last look. Never waits."""
+        for change in () if self._changes is None else self._changes.look():
+            with contextlib.suppress(ShuttingDown):
+                self._follow(change)
+
+    def _follow(self, change: UpstreamChange) -> None:
+        for upstream in self.pool.upstreams:
+            if upstream.spec.url == change.url and upstream.spec != change.spec:
+                self.pool.remove(upstream, abort=not change.timeout, timeout=change.timeout)
+        if change.spec is not None:
+            self.pool.add(change.spec)
+
+
+def blueprint(upstreams: ManagedUpstreams) -> Blueprint:
+    """Makes the routes for the management API, which looks after who may call them."""
     api = Blueprint("upstreams", __name__)
-    _add_routes(api, pool, key_variables)
+    _add_workers(api, upstreams)
+    _add_routers_paths(api, upstreams)
     return api
 
 
-def router_blueprint(
-    pool: UpstreamPool, guard: TokenGuard, key_variables: Collection[str], ask_other_workers: AskOthers
-) -> Blueprint:
+def router_blueprint(upstreams: ManagedUpstreams, guard: TokenGuard, ask_other_workers: AskOthers) -> Blueprint:
     """Makes the same routes for a server's own port, where `guard` lets requests pass, and no API key does.
 
     What changes something is done by all worker processes, and what is counted is counted in all of them.
@@ -123,7 +189,8 @@ def router_blueprint(
             answer.set_data(msgspec.json.encode(_summed(answer.get_json(), others)))
         return answer
 
-    _add_routes(api, pool, key_variables)
+    _add_workers(api, upstreams)
+    _add_routers_paths(api, upstreams)
     return api
 
 
@@ -140,15 +207,6 @@ def _summed(own: dict[str, Any], other_answers: list[OtherAnswer]) -> dict[str, 
     return {"workers": [{"worker": worker, "load": load} for worker, load in loads.items()]}
 
 
-def _add_routes(api: Blueprint, pool: UpstreamPool, key_variables: Collection[str]) -> None:
-    def add_upstream(spec: UpstreamSpec) -> tuple[Upstream, bool]:
-        _check_key_variable(spec.api_key_env, key_variables)
-        return pool.add(spec)
-
-    _add_workers(api, pool, add_upstream)
-    _add_routers_paths(api, pool, add_upstream)
-
-
 def _check_key_variable(name: str, key_variables: Collection[str]) -> None:
     """Raises Refused for a variable that holds no key of an upstream: its value would go to whoever is at the URL."""
     if name and not name.startswith(UPSTREAM_KEY) and name not in key_variables:
@@ -156,11 +214,13 @@ def _check_key_variable(name: str, key_variables: Collection[str]) -> None:
         raise Refused(f"api_key_env {words}, not {name[:60]!r}", "api_key_env")
 
 
-def _add_workers(api: Blueprint, pool: UpstreamPool, add_upstream: AddUpstream) -> None:
+def _add_workers(api: Blueprint, upstreams: ManagedUpstreams) -> None:
+    pool = upstreams.pool
+
     @api.post("/workers")
     @without_key
     def add() -> tuple[dict[str, Any], int]:
-        upstream, is_new = add_upstream(decode_body(UpstreamBody).spec())
+        upstream, is_new = upstreams.add(decode_body(UpstreamBody).spec())
         return _short_view(upstream), 202 if is_new else 200
 
     @api.get("/workers")
@@ -177,28 +237,27 @@ def _add_workers(api: Blueprint, pool: UpstreamPool, add_upstream: AddUpstream) 
     @api.delete("/workers/<path:name>")
     @without_key
     def remove(name: str) -> tuple[dict[str, Any], int]:
-        upstream = pool.find(name)
         mode = request.args.get("mode", "drain")
         if mode not in _MODES:
             raise Refused(f"mode must be one of {', '.join(_MODES)}, not {mode[:40]!r}", "mode")
-        pool.remove(upstream, abort=mode == "abort", timeout=_timeout())
+        upstream = upstreams.remove(name, abort=mode == "abort", timeout=_timeout())
         return _short_view(upstream), 202
 
 
-def _add_routers_paths(api: Blueprint, pool: UpstreamPool, add_upstream: AddUpstream) -> None:
+def _add_routers_paths(api: Blueprint, upstreams: ManagedUpstreams) -> None:
     """Adds the other paths of SGLang's router."""
+    pool = upstreams.pool
 
     @api.post("/add_worker")
     @without_key
     def add_worker() -> Response:
-        upstream, is_new = add_upstream(parse(_url()))
+        upstream, is_new = upstreams.add(parse(_url()))
         return _text(f"Successfully added worker: {upstream.spec.url}" if is_new else "Worker is there already")
 
     @api.post("/remove_worker")
     @without_key
     def remove_worker() -> Response:
-        upstream = pool.find(parse(_url()).url)
-        pool.remove(upstream)
+        upstream = upstreams.remove(parse(_url()).url)
         return _text(f"Successfully removed worker: {upstream.spec.url}")
 
     @api.get("/list_workers")

@@ -98,6 +98,21 @@ def test_a_pipelined_request_does_not_hide_that_the_client_leaves(pair, leave):
     assert watched.n_calls == 1
 
 
+def test_a_relayed_client_that_sends_no_more_is_there_until_its_end_is_closed():
+    server, other = gevent.socket.socketpair()
+    noticed = gevent.event.Event()
+    with server, other:
+        watch = ClientWatch({"gunicorn.socket": server}, noticed.set)
+        other.shutdown(socket.SHUT_WR)
+        gevent.sleep(1.2)  # longer than between two looks
+        assert not noticed.is_set()
+
+        other.close()
+
+        assert noticed.wait(5)
+        assert watch.is_gone
+
+
 def test_a_pipelined_request_stays_in_the_pipe(pair):
     server, client = pair
     watched = Watched(server)

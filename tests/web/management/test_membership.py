@@ -19,6 +19,7 @@ from corosrv.fleet.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.web.management import upstream_routes
 from corosrv.web.management.client import Membership, RemoteClient
 from corosrv.web.management.listener import ManagementListener, ManagementSettings
+from corosrv.web.management.upstream_routes import ManagedUpstreams
 from tests.web.management.serving import in_thread, short_folder
 
 URL = "http://127.0.0.1:1"
@@ -34,7 +35,9 @@ def front(pool: UpstreamPool, port: int = 0) -> Iterator[int]:
         token = Path(folder, "token")
         token.write_text(TOKEN)
         settings = ManagementSettings(run_dir=folder, port=port, token_file=str(token))
-        listener = ManagementListener(settings, lambda: State.READY, (upstream_routes.blueprint(pool),))
+        listener = ManagementListener(
+            settings, lambda: State.READY, (upstream_routes.blueprint(ManagedUpstreams(pool)),)
+        )
         listener.start()
         try:
             assert listener.port is not None

@@ -253,8 +253,8 @@ class ServerInfo:
             case "key":
                 return {}
             case "admit":
-                if account is not None:
-                    account.admit("POST")
+                if self._services.accounts is not None:
+                    self._services.accounts.admit(ask.caller)
                 return {}
             case "live":
                 return {}

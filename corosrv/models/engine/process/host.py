@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import gevent
 import msgspec
@@ -19,6 +19,7 @@ from corosrv.contracts.jobs.worker import DecodeStats
 from corosrv.models.engine import Engine
 from corosrv.models.engine.process.connector import peer_of
 from corosrv.models.engine.process.messages import (
+    AdapterScales,
     BanTasks,
     EngineFailed,
     EngineLoaded,
@@ -65,6 +66,7 @@ class EngineHost:
         self._on_use = on_use
         self._bans: dict[bytes, float] = {}  # until when jobs are refused, by their fingerprints
         self._released_at = -LINGER
+        self.scales: AdapterScales | None = None  # of adapters, once somebody has set them
 
     def run(self) -> None:
         """Returns when no front needs the engine any more. Waits, for a while also for the end of the engine."""
@@ -158,6 +160,23 @@ class EngineHost:
         """The bans that fronts which come are told."""
         now = time.monotonic()
         return [BanTasks(fingerprint, until - now) for fingerprint, until in self._bans.items() if until > now]
+
+    def set_adapters(self, scales: Mapping[int, float]) -> None:
+        """Sets the scales of adapters, and tells all fronts, also those that come. Raises Refused."""
+        self.engine.set_adapters(scales)
+        number = 1 if self.scales is None else self.scales.number + 1
+        self._tell_scales(AdapterScales(number, [adapter.scale for adapter in self.engine.adapters()]))
+
+    def take_scales(self, scales: AdapterScales) -> None:
+        """Sets the scales that a front knows of the engine before, unless later ones are set. Raises Refused."""
+        if self.scales is None or scales.number > self.scales.number:
+            self.engine.set_adapters(dict(enumerate(scales.scales)))
+            self._tell_scales(scales)
+
+    def _tell_scales(self, scales: AdapterScales) -> None:
+        self.scales = scales
+        for session in list(self._sessions):
+            session.send(scales)
 
     def release_if_idle(self) -> bool:
         """Asks all fronts to leave, unless something runs; returns whether it did. The process ends with the last."""

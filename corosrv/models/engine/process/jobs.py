@@ -135,6 +135,13 @@ class RemoteJob:
         self._journals = [_TaskJournal(task) for task in tasks]
         self._running = list(range(len(tasks)))  # of the tasks that the engine has, their places in the job
 
+    def keep_scales(self, scales: Sequence[float]) -> None:
+        """Keeps the scales of adapters with which the engine runs the tasks: another one is to go on with them."""
+        self._tasks = [
+            msgspec.structs.replace(task, adapter_scales=scales) if task.adapter_scales is None else task
+            for task in self._tasks
+        ]
+
     @property
     def is_over(self) -> bool:
         """Returns whether every task has had its terminal chunk."""

@@ -68,6 +68,8 @@ class JobLedger:
         waiting = self.submissions.pop(message.number, None)
         job = self.jobs.get(message.number)
         if isinstance(message, TasksAccepted):
+            if job is not None and message.adapter_scales:
+                job.keep_scales(message.adapter_scales)
             if job is not None and self.suspects.is_suspect(job):
                 self._suspect = job.number
             if waiting is not None:

@@ -15,7 +15,7 @@ from corosrv.models.loadable import LoadProgress
 from corosrv.workers.wire.codec import StructCodec
 from corosrv.workers.wire.faults import Fault
 
-PROTOCOL = 4  # of these messages; a front that speaks another one is refused
+PROTOCOL = 5  # of these messages; a front that speaks another one is refused
 MAX_FRAME = 1 << 30  # bytes of one message; embedding rows are the largest part of one
 WINDOW = 1 << 18  # bytes of one job's chunks that its front may leave unread before the engine's process waits
 
@@ -87,6 +87,16 @@ class BanTasks(_EngineMessage, frozen=True, tag="ban"):
     seconds: float
 
 
+class AdapterScales(_EngineMessage, frozen=True, tag="scales"):
+    """Tells the scales of LoRA adapters as somebody has set them: to all fronts, and by these to the next engine.
+
+    `number`: of the change among those of this engine and the ones before it. The one with the highest number holds.
+    """
+
+    number: int
+    scales: list[float]
+
+
 class ReleaseIfIdle(_EngineMessage, frozen=True, tag="release_if_idle"):
     """Asks that the model is unloaded, unless it is in use: its memory is needed for another one. EngineRelease
     answers."""
@@ -139,9 +149,13 @@ class EngineRelease(_EngineMessage, frozen=True, tag="release"):
 
 
 class TasksAccepted(_EngineMessage, frozen=True, tag="accepted"):
-    """Says that a job's tasks wait or run."""
+    """Says that a job's tasks wait or run.
+
+    `adapter_scales`: of the tasks that came without; another engine is to go on with the same.
+    """
 
     number: int
+    adapter_scales: list[float] = []
 
 
 class TasksDeclined(_EngineMessage, frozen=True, tag="declined"):
@@ -180,7 +194,17 @@ class SlotReply(_EngineMessage, frozen=True, tag="answer"):
     fault: Fault | None = None
 
 
-FromFront = FrontHello | SubmitTasks | CancelTasks | ForgetTasks | ChunksRead | SlotQuestion | BanTasks | ReleaseIfIdle
+FromFront = (
+    FrontHello
+    | SubmitTasks
+    | CancelTasks
+    | ForgetTasks
+    | ChunksRead
+    | SlotQuestion
+    | BanTasks
+    | AdapterScales
+    | ReleaseIfIdle
+)
 ToFront = (
     EngineHello
     | EngineRefusal
@@ -189,6 +213,7 @@ ToFront = (
     | EngineFailed
     | EngineRelease
     | BanTasks
+    | AdapterScales
     | TasksAccepted
     | TasksDeclined
     | TaskChunks

@@ -31,6 +31,7 @@ from corosrv.models.engine.process.connector import EngineConnector, EngineLink,
 from corosrv.models.engine.process.jobs import RemoteJob, RemoteReader, tells_state
 from corosrv.models.engine.process.ledger import JobLedger
 from corosrv.models.engine.process.messages import (
+    AdapterScales,
     BanTasks,
     ChunksRead,
     EngineFailed,
@@ -89,6 +90,7 @@ class RemoteEngine(EngineLife):
         self._native: NativeVocabulary | None = None
         self._maker: TaskMaker | None = None
         self._stats: DecodeStats | None = None
+        self._scales: AdapterScales | None = None  # as somebody has set them, at any front
         self._ledger = JobLedger(self._send)
         self._questions: dict[int, AsyncResult[SlotAnswer]] = {}
         self._numbers = itertools.count()
@@ -205,6 +207,8 @@ class RemoteEngine(EngineLife):
             # What engines have died of at this front, no other one is to send.
             for fingerprint, seconds in self._ledger.suspects.bans(time.monotonic()).items():
                 self._send(BanTasks(fingerprint, seconds))
+            if self._scales is not None:
+                self._send(self._scales)
             self._ledger.resume_all(message.info.context)  # before new ones are sent, which may take their places
             self._is_up.set()
             self._loading.set(message)
@@ -212,6 +216,9 @@ class RemoteEngine(EngineLife):
             self._on_release()
         elif isinstance(message, BanTasks):
             self._ledger.suspects.ban(message.fingerprint, message.seconds, time.monotonic())
+        elif isinstance(message, AdapterScales):
+            if self._scales is None or message.number > self._scales.number:
+                self._scales = message
         elif isinstance(message, EngineFailed):
             self._loading.set_exception(errors.ModelFailed(message.reason))
 

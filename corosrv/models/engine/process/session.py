@@ -6,21 +6,23 @@ import _socket
 import contextlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import gevent
+import msgspec
 from gevent.event import Event
 from gevent.hub import get_hub
 
-from corosrv.base.errors import BadFrame, ChannelClosed, CorosrvError, ProtocolError, Starting
+from corosrv.base.errors import BadFrame, ChannelClosed, CorosrvError, ProtocolError, Refused, Starting
 from corosrv.contracts.jobs import Chunk, Reader
 from corosrv.models.engine import Engine
 from corosrv.models.engine.process.messages import (
     MAX_FRAME,
     PROTOCOL,
     WINDOW,
+    AdapterScales,
     BanTasks,
     CancelTasks,
     ChunksRead,
@@ -84,6 +86,14 @@ class SharedEngine(Protocol):
     def tell_ban(self, ban: BanTasks) -> None:
         """Tells all fronts, also those that come, what engines have died of."""
 
+    scales: AdapterScales | None  # as somebody has set them
+
+    def set_adapters(self, scales: Mapping[int, float]) -> None:
+        """Sets the scales of adapters, and tells all fronts, also those that come. Raises Refused."""
+
+    def take_scales(self, scales: AdapterScales) -> None:
+        """Sets the scales that a front knows of the engine before, unless later ones are set. Raises Refused."""
+
     def release_if_idle(self) -> bool:
         """Asks all fronts to leave, unless something runs; returns whether it did."""
 
@@ -139,6 +149,8 @@ class FrontSession:
                 for ban in self._host.bans:
                     self.send(ban)
                 self.tell_state()
+                if self._host.scales is not None:
+                    self.send(self._host.scales)
                 return True
             self._channel.send(EngineRefusal("this engine's process is of another version, or of another model"))
         return False
@@ -171,6 +183,11 @@ class FrontSession:
             gevent.spawn(self._answer, message)
         elif isinstance(message, BanTasks):
             self._host.tell_ban(message)
+        elif isinstance(message, AdapterScales):
+            try:
+                self._host.take_scales(message)
+            except Refused as error:
+                raise ProtocolError(f"a front tells scales that this engine cannot have: {error}") from None
         elif isinstance(message, ReleaseIfIdle):
             if not self._host.release_if_idle():
                 self.send(EngineRelease(is_refused=True))
@@ -182,13 +199,28 @@ class FrontSession:
     def _run(self, submit: SubmitTasks) -> None:
         """Submits a job and passes its chunks on until it ends; a suspect when no other one runs. Waits."""
         if not submit.is_suspect:
-            self._run_now(submit)
+            self._run_now(self._with_scales(submit))
             return
         with self._host.alone_among_suspects():
+            submit = self._with_scales(submit)
             # Told before it runs, for the engine may die of it at once; its end before the next one does.
-            self.send(TasksAccepted(submit.number))
+            self._accept(submit)
             self._run_now(submit)
             self._deliver()
+
+    def _with_scales(self, submit: SubmitTasks) -> SubmitTasks:
+        """Gives tasks without scales of adapters those that are set now, which their front is told."""
+        scales = [adapter.scale for adapter in self._host.engine.adapters()]
+        if not scales:
+            return submit
+        tasks = [
+            msgspec.structs.replace(task, adapter_scales=scales) if task.adapter_scales is None else task
+            for task in submit.tasks
+        ]
+        return msgspec.structs.replace(submit, tasks=tasks)
+
+    def _accept(self, submit: SubmitTasks) -> None:
+        self.send(TasksAccepted(submit.number, list(submit.tasks[0].adapter_scales or ()) if submit.tasks else []))
 
     def _run_now(self, submit: SubmitTasks) -> None:
         try:
@@ -222,7 +254,7 @@ class FrontSession:
                 return
             job = self._jobs[submit.number] = _Running(reader)
             if not submit.is_suspect:
-                self.send(TasksAccepted(submit.number))
+                self._accept(submit)
             self._host.note_change()
             self._pass_on(submit.number, job)
 
@@ -294,7 +326,7 @@ class FrontSession:
         if ask.action == "erase_slot":
             return SlotAnswer(n_tokens=engine.erase_slot(ask.slot, ask.caller))
         if ask.action == "set_adapters":
-            engine.set_adapters(ask.scales)
+            self._host.set_adapters(ask.scales)
         elif ask.action != "adapters":
             raise ProtocolError(f"a front asks for {ask.action!r}, which this process does not know")
         return SlotAnswer(adapters=list(engine.adapters()))

@@ -46,9 +46,6 @@ LONG_COPY = 4 << 20  # bytes whose copying would hold the hub for a millisecond 
 class CallAccount(Account, Protocol):
     """The account of an API key, with which calls are made."""
 
-    def admit(self, method: str) -> None:
-        """Counts a request by its method. May wait. Raises LimitReached."""
-
     def terms(self, terms: Terms) -> Terms:
         """Returns the terms with what the key adds."""
 
@@ -61,6 +58,9 @@ class CallAccounts(Protocol):
 
         May wait. Raises Unauthorized.
         """
+
+    def admit(self, caller: str) -> None:
+        """Counts a request of a caller. May wait. Raises Unauthorized and LimitReached."""
 
 
 class CallAnswers(Protocol):

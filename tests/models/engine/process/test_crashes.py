@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
@@ -17,6 +19,7 @@ from corosrv.models.engine.process.remote import RemoteEngine
 from tests.models.engine.process.conftest import OpenFront, has_ended, pid_of
 from tests.support import crashing_engine
 from tests.support.engines import TIMEOUT, answer, endless, job, packaged_model, read_all, text_of
+from tests.support.gguf import write_llama, write_lora
 from tests.support.waiting import wait_until
 
 SPEED = "synthetic:?tokens_per_s=100"
@@ -100,6 +103,62 @@ def test_what_ends_an_answer_ends_it_over_a_death(open_front: OpenFront, asked: 
     undisturbed = whole(front, asked)
 
     assert whole(front, asked, n_kills=1, every=5) == undisturbed
+
+
+WEIGHTS = {f"blk.{layer}.attn_output.weight": (32, 32) for layer in (0, 1)} | {"blk.1.ffn_up.weight": (32, 64)}
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a tiny model with two adapters, of which jobs get none that do not ask."""
+    one, two = (str(write_lora(tmp_path / f"{name}.gguf", WEIGHTS, seed)) for seed, name in enumerate(("one", "two")))
+    model = str(write_llama(tmp_path / "tiny.gguf", context=4096))
+    return {"model": model, "lora": f"{one}:0,{two}:0", "ctx": 4096}
+
+
+def scales_of(front: RemoteEngine) -> list[float]:
+    return [adapter.scale for adapter in front.adapters()]
+
+
+def test_scales_of_adapters_that_were_set_outlive_the_engine_at_every_front(
+    open_front: OpenFront, adapted: dict[str, Any]
+) -> None:
+    first, second = open_front(**adapted), open_front(**adapted)
+    asked = job("tell me", max_tokens=12, sampling=Sampling(temperature=0))
+    plain = text_of(read_all(first.submit(asked)))
+    first.set_adapters({0: 0.5, 1: 1.5})
+    set_text = text_of(read_all(second.submit(asked)))
+
+    for number in range(2):
+        kill(first)
+        wait_until(lambda number=number: [one.n_restarts for one in (first, second)] == [number + 1] * 2)
+        assert scales_of(first) == scales_of(second) == [0.5, 1.5]
+        assert [text_of(read_all(one.submit(asked))) for one in (first, second)] == [set_text] * 2
+    third = open_front(**adapted)
+    second.set_adapters({})  # the next change goes before all that were before it
+    kill(third)
+    wait_until(lambda: third.n_restarts == 1)
+
+    assert set_text != plain
+    assert scales_of(third) == scales_of(first) == [0.0, 0.0]
+    assert text_of(read_all(third.submit(asked))) == plain
+
+
+def test_an_answer_goes_on_with_the_scales_that_it_began_with(open_front: OpenFront, adapted: dict[str, Any]) -> None:
+    front = open_front(**adapted)
+    asked = job("tell me", max_tokens=3000, sampling=Sampling(temperature=1, seed=7))
+    front.set_adapters({0: 1.0})
+    undisturbed = text_of(read_all(front.submit(asked)))
+
+    reader = front.submit(asked)
+    chunks = begun(reader)
+    front.set_adapters({1: 1.0})
+    kill(front)
+    chunks += read_all(reader)
+
+    assert front.n_restarts == 1
+    assert text_of(chunks) == undisturbed
+    assert scales_of(front) == [0.0, 1.0]
 
 
 def test_several_answers_of_a_job_go_on_each(open_front: OpenFront) -> None:
