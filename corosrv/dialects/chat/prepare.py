@@ -251,6 +251,8 @@ class _ChatPlan(msgspec.Struct, frozen=True):
     def thoughts(self) -> ThoughtBudget | None:
         """Returns what keeps thoughts short, or keeps those away that no prompt can."""
         tokens = self.thought_tokens if self.is_asked_to_think else 0
+        if tokens is None and self.conversation.may_end_thoughts:
+            tokens = _ANY_NUMBER
         return None if tokens is None else self._thoughts_of(tokens)
 
     @property

@@ -238,11 +238,14 @@ def call(
         native_form=native_form(body, job, card, find_vocabulary) if body.verbose else None,
     )
     answer = ChatAnswer(job, card, parser, options)
+    controlled = answer.id if body.reasoning_control else ""
     if forkable is not None:
         forkable.id = answer.id
     priority = body.priority if body.service_tier is None else priority_of(body)
     pings = body.sse_ping_interval
-    return Call(job, options.stream, answer, priority, forkable=forkable, card=card, ping_interval=pings)
+    return Call(
+        job, options.stream, answer, priority, forkable=forkable, card=card, ping_interval=pings, controlled=controlled
+    )
 
 
 def conversation(
@@ -271,6 +274,7 @@ def conversation(
         echo=bool(body.echo),
         thinks=False if body.reasoning_effort == "none" else None,
         thought_tokens=thought_tokens(body),
+        may_end_thoughts=bool(body.reasoning_control),
         thought_message=thought_message(body),
     )
 
