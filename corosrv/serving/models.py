@@ -238,6 +238,7 @@ class ModelPart(Part):
             settings.metrics,
             settings.slot_save_path,
             settings.slot_save_bytes,
+            page=settings.page,
         )
         return (
             routes.blueprint(flow, self._context.ask_other_workers),

@@ -151,13 +151,13 @@ class Server:
         self._stats.registry.register(batches.runner)
         return batches
 
-    def _batch_routes(self) -> Blueprint:
+    def _batch_routes(self) -> Iterator[Blueprint]:
+        from corosrv.dialects.anthropic import routes as message_routes  # which servers without models do not need
+
         settings, batches = self.settings, self._batches
-        if batches is None:
-            return batch_routes.blueprint(None, self._bodies, settings.max_body_bytes, settings.file_bytes)
-        return batch_routes.blueprint(
-            batches.folder, self._bodies, settings.max_body_bytes, settings.file_bytes, batches.runner.wake
-        )
+        folder, wake = (None, lambda: None) if batches is None else (batches.folder, batches.runner.wake)
+        yield batch_routes.blueprint(folder, self._bodies, settings.max_body_bytes, settings.file_bytes, wake)
+        yield message_routes.batches_blueprint(folder, self._bodies, settings.max_body_bytes, wake)
 
     @functools.cache  # noqa: B019 - a process has one server, as long as it lives
     def inner_app(self) -> Flask:
@@ -366,7 +366,7 @@ class Server:
             elsewhere = None if self.cluster is None else self.cluster.groups.abort_elsewhere
             yield groups.blueprint(context.groups, elsewhere)
             yield stream_routes.blueprint(self._streams, self._bodies, self.settings.max_body_bytes)
-            yield self._batch_routes()
+            yield from self._batch_routes()
         for part in context.parts:
             yield from part.blueprints()
         if self.settings.page:

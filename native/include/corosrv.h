@@ -170,6 +170,10 @@ int corosrv_reader_take(corosrv_reader* reader, int clear, corosrv_batch* batch)
 /* Ends the reader's unfinished tasks within one step; their terminal chunks say COROSRV_CANCELLED. */
 int corosrv_reader_cancel(corosrv_reader* reader);
 
+/* Ends the thoughts of the reader's unfinished tasks, as if their budgets were spent; does nothing for those that have
+ * none. */
+int corosrv_reader_end_thoughts(corosrv_reader* reader);
+
 /* Cancels, and frees the handle: the descriptor is closed as soon as the decode thread has let go of it too. NULL is
  * harmless.
  */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,7 +13,7 @@ import pytest
 
 from tests.clients.conftest import KEY, MODEL, says_something
 from tests.clients.people import PERSON, QUESTION, WEATHER, Person, Weather
-from tests.serve.server import Server
+from tests.serve.server import Server, Servers
 
 pytestmark = pytest.mark.model
 
@@ -160,6 +161,25 @@ def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
     usage = client.messages.create(**fields, max_tokens=1).usage
 
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_a_batch_of_messages_is_answered(own_servers: Servers, tmp_path: Path) -> None:
+    server = own_servers.start(model="", model_alias=MODEL, ctx=1024, slots=4, threads=1, temp=0, files_path=tmp_path)
+    with anthropic.Anthropic(**options(server)) as client:
+        batch = client.messages.batches.create(
+            requests=[{"custom_id": "sum", "params": ASK}, {"custom_id": "bad", "params": {**ASK, "max_tokens": 0}}]
+        )
+        while batch.processing_status != "ended":
+            time.sleep(0.1)
+            batch = client.messages.batches.retrieve(batch.id)
+        found = {one.custom_id: one.result for one in client.messages.batches.results(batch.id)}
+        alone = client.messages.create(**ASK)
+
+        assert found["sum"].type == "succeeded"
+        assert words(found["sum"].message) == words(alone)
+        assert found["bad"].type == "errored"
+        assert "max_tokens" in found["bad"].error.error.message
+        assert client.messages.batches.delete(batch.id).type == "message_batch_deleted"
 
 
 def test_models_have_names_and_dates(client: anthropic.Anthropic) -> None:

@@ -183,6 +183,18 @@ def test_responses_that_go_on_from_each_other(client: openai.OpenAI) -> None:
         client.responses.retrieve(first.id)
 
 
+def test_a_compacted_conversation_goes_on(client: openai.OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=30)
+    compacted = client.responses.compact(model=MODEL, previous_response_id=first.id)
+    turns: Any = [*(item.to_dict(warnings=False) for item in compacted.output), {"role": "user", "content": "And 3+3?"}]
+
+    answer = client.responses.create(model=MODEL, input=turns, max_output_tokens=30)
+
+    assert [item.type for item in compacted.output] == ["message", "compaction"]
+    assert compacted.usage.output_tokens > 0
+    assert says_something(answer.output_text)
+
+
 def test_a_response_parsed_as_a_model(client: openai.OpenAI) -> None:
     response = client.responses.parse(model=MODEL, input=PERSON, text_format=Person, max_output_tokens=60)
 

@@ -106,8 +106,12 @@ def test_a_batch_of_chats_is_answered(mine: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize(
     ("url", "body"),
-    [(TEXT, {}), ("/v1/responses", {"input": "hi", "max_output_tokens": 16})],
-    ids=["text", "responses"],
+    [
+        (TEXT, {}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 16}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
+    ],
+    ids=["text", "responses", "messages"],
 )
 def test_other_endpoints_answer_lines_too(mine: openai.OpenAI, url: str, body: dict[str, Any]) -> None:
     text = json.dumps(
@@ -407,7 +411,7 @@ def block(language: str, holds: str) -> str:
 
 def test_the_program_of_the_guide_prints_the_answers_of_its_line(filing: Server, tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text(block("json", "custom_id"))
-    program = block("python", "batches.create").replace(":8080", f":{filing.port}").replace('"none"', '"mine"')
+    program = block("python", "files.create").replace(":8080", f":{filing.port}").replace('"none"', '"mine"')
 
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

@@ -566,6 +566,17 @@ def test_a_response_is_read_and_deleted_at_the_upstream_that_made_it(client: ope
     assert "no upstream has made it" in gone.value.message
 
 
+def test_a_conversation_is_compacted_at_the_upstream_that_keeps_it(start: Servers):
+    quick = start.start(model="small=synthetic:?tokens_per_s=0&length=20")
+    with front(start, f"http://127.0.0.1:{quick.port}") as one:
+        one.wait_state("ready", 0)
+        made = ask_for_response(one.server, model="small")
+        with one.server.client() as client:
+            compacted = client.responses.compact(model="small", previous_response_id=made["id"])
+
+    assert [item.type for item in compacted.output] == ["message", "compaction"]
+
+
 def test_a_streamed_response_is_read_again_at_its_upstream(client: openai.OpenAI):
     first, *_, last = client.responses.create(model="small", input="hi", max_output_tokens=16, stream=True)
 

@@ -95,6 +95,38 @@ def test_a_dead_end_in_mid_answer_is_one_error_event(connection: Connection) -> 
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "grammar_dead_end"
 
 
+LATE: dict[str, Any] = {
+    "grammar": 'root ::= " " [A-Z]{2} "-" [0-9]{3}',
+    "grammar_lazy": True,
+    "grammar_triggers": [{"type": 1, "value": " "}],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "find"),
+    [
+        ("/completion", {"prompt": "x"}, lambda answer: answer["content"]),
+        (COMPLETIONS, {"prompt": "x"}, lambda answer: answer["choices"][0]["text"]),
+        ("/v1/chat/completions", chat(), lambda answer: answer["choices"][0]["message"]["content"]),
+        ("/v1/responses", {"input": "x"}, lambda answer: answer["output"][0]["content"][0]["text"]),
+    ],
+)
+def test_a_lazy_grammar_begins_with_its_trigger(connection: Connection, path: str, body: Any, find: Any) -> None:
+    texts = [find(connection.post({**body, **LATE, "seed": seed}, path).json) for seed in range(4)]
+
+    assert all(re.fullmatch("[^ ]* [A-Z]{2}-[0-9]{3}", text) for text in texts), texts
+    assert any(not text.startswith(" ") for text in texts), "text before the trigger is free"
+
+
+@pytest.mark.parametrize("path", ["/completion", COMPLETIONS, "/v1/chat/completions", "/v1/responses"])
+def test_a_lazy_grammar_without_a_trigger_is_refused(connection: Connection, path: str) -> None:
+    asked = {"/v1/chat/completions": chat(), "/v1/responses": {"input": "x"}}.get(path, {"prompt": "x"})
+
+    answer = connection.post({**asked, "grammar": PLATE, "grammar_lazy": True}, path)
+
+    assert (answer.status, answer.error["param"]) == (400, "grammar_triggers")
+
+
 @pytest.mark.model
 def test_the_real_model_answers_in_json_when_it_has_to(real: Server) -> None:
     def ask(seed: int) -> dict[str, Any]:

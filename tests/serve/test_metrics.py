@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
+from corosrv.dialects.llamacpp.metrics import LlamaCollector
 from tests.serve.server import Server, Servers
 from tests.serve.wire import CHAT, chat, request
+from tests.support.waiting import eventually
 
 COUNTERS = ["prompt_tokens", "generated_tokens", "steps", "eventfd_writes", "step_seconds", "jobs", "http_requests"]
 GAUGES = ["slots", "running", "waiting", "paused", "readers", "open_streams"]
@@ -36,6 +39,48 @@ def test_every_metric_has_its_help_and_its_type(text: str, kind: str, names: lis
 def test_llama_server_s_metrics_are_of_its_types(text: str) -> None:
     for name, kind in {"n_tokens_max": "counter", "n_decode_total": "counter", "requests_deferred": "gauge"}.items():
         assert f"# TYPE llamacpp:{name} {kind}\n" in text
+
+
+def test_llama_server_s_metrics_stay_while_no_model_is_loaded(start: Servers) -> None:
+    server = start.start(model="synthetic:?tokens_per_s=200")
+
+    def told() -> dict[str, float]:
+        return {name: value for name, value in server.metrics().items() if name.startswith("llamacpp:")}
+
+    before = told()
+    with server.connect() as connection:
+        connection.post(chat(max_tokens=10))
+        server.wait_idle()
+        loaded = told()
+        assert connection.post({"model": "synthetic"}, "/models/unload").status == 200
+        eventually(lambda: connection.ask("GET", "/props").json["is_sleeping"], what="an unloaded model")
+        unloaded = told()
+
+    assert set(before) == set(loaded) == set(unloaded) != set()
+    assert unloaded["llamacpp:tokens_predicted_total"] == 10
+    rates = ("llamacpp:predicted_tokens_seconds", "llamacpp:prompt_tokens_seconds", "llamacpp:n_busy_slots_per_decode")
+    for name in rates:
+        assert unloaded[name] == loaded[name] > 0
+
+
+class NoModels:
+    """A worker whose models were never loaded."""
+
+    def model_stats(self) -> dict[str, Any]:
+        return {}
+
+
+def test_llama_server_s_metrics_are_there_before_a_model_is_loaded() -> None:
+    told = {sample.name: sample.value for family in LlamaCollector(NoModels()).collect() for sample in family.samples}
+
+    assert told["llamacpp:predicted_tokens_seconds"] == told["llamacpp:tokens_predicted_total"] == 0
+    assert told["llamacpp:requests_deferred"] == told["llamacpp:n_tokens_max"] == 0
+
+
+def test_the_page_is_told_of_in_the_properties(start: Servers) -> None:
+    for page in (0, 1):
+        with start.start(page=page).connect() as connection:
+            assert connection.ask("GET", "/props").json["ui"] is bool(page)
 
 
 def test_histograms_only_rise_and_end_with_all(text: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -104,6 +106,68 @@ def test_tokens_are_counted_at_the_short_paths_too(connection: Connection) -> No
         counted = [connection.post(body, f"{begun}/input_tokens").json for begun in (path, path.removeprefix("/v1"))]
         assert counted[0] == counted[1]
         assert counted[0]["input_tokens"] > 0
+
+
+COMPACT = f"{RESPONSES}/compact"
+
+
+@pytest.fixture(scope="module")
+def short(request: pytest.FixtureRequest) -> Iterator[Connection]:
+    """A connection to a server whose answers are short."""
+    kept: Servers = request.getfixturevalue("_kept")
+    with kept.start(model="synthetic:?tokens_per_s=0&length=40").connect() as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("path", [COMPACT, "/responses/compact"])
+def test_a_compacted_conversation_goes_on(short: Connection, path: str) -> None:
+    first = short.post({"input": "one"}, RESPONSES).json
+    compacted = short.post({"previous_response_id": first["id"], "input": "two", "instructions": "Be."}, path).json
+
+    *told, compaction = compacted["output"]
+    assert compacted["object"] == "response.compaction"
+    assert [(item["role"], item["content"][0]["text"]) for item in told] == [("user", "one"), ("user", "two")]
+    summary = base64.b64decode(compaction["encrypted_content"]).decode().removeprefix("corosrv:1:")
+    assert (compaction["type"], summary != "") == ("compaction", True)
+    assert compacted["usage"]["output_tokens"] > 0
+    assert_not_found(short.ask("GET", f"{RESPONSES}/{compacted['id']}"))
+
+    going_on = {"input": [*compacted["output"], {"role": "user", "content": "three"}]}
+    response = short.post(going_on, RESPONSES).json
+    listed = short.ask("GET", f"{RESPONSES}/{response['id']}/input_items?order=asc").json["data"]
+    assert listed[:3] == compacted["output"]
+    again = short.post({"input": going_on["input"]}, COMPACT).json["output"]
+    assert [item["type"] for item in again] == ["message", "message", "message", "compaction"]
+
+
+def test_a_summary_takes_a_part_of_the_context(start: Servers) -> None:
+    with start.start(model="synthetic:?tokens_per_s=0&length=4000", ctx=1024).connect() as connection:
+        compacted = connection.post({"input": "hi"}, COMPACT).json
+
+    assert compacted["usage"]["output_tokens"] == 256
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({}, 400, "input"),
+        ({"input": []}, 400, "input"),
+        ({"input": 5}, 400, "input"),
+        ({"input": "hi", "previous_response_id": "resp_none"}, 404, "previous_response_id"),
+        ({"input": [{"type": "compaction"}]}, 400, "input[0].encrypted_content"),
+        ({"input": [{"type": "compaction", "encrypted_content": "gAAAAABo"}]}, 400, "input[0].encrypted_content"),
+        ({"input": [{"type": "compaction", "encrypted_content": "ä"}]}, 400, "input[0].encrypted_content"),
+        (
+            {"input": [{"type": "compaction", "encrypted_content": "Y29yb3NydjoxOv8="}]},
+            400,
+            "input[0].encrypted_content",
+        ),
+    ],
+)
+def test_what_cannot_be_compacted_is_refused(connection: Connection, body: Any, status: int, param: str) -> None:
+    answer = connection.post(body, COMPACT)
+
+    assert (answer.status, answer.error["param"]) == (status, param)
 
 
 def test_what_is_stored_belongs_to_its_key(start: Servers) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import openai
 import pytest
 
-from tests.serve.server import Server, Servers
+from tests.serve.server import APP, Server, Servers
 from tests.serve.wire import chat, events
 
 # The prompt opens the thoughts, and the made-up model never closes them.
@@ -79,6 +81,95 @@ def test_a_stream_s_thoughts_end_at_their_budget_and_the_text_follows(thinker: S
     # The tokens of the end mark count as thoughts.
     assert sent[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4 + len("</think>")
     assert sent[-1]["usage"]["completion_tokens"] == 30
+
+
+CONTROL = "/v1/chat/completions/control"
+HI: Any = [{"role": "user", "content": "hi"}]
+LONG = {"max_tokens": 400, "reasoning_control": True}
+
+
+def end_thoughts(server: Server, id: str, key: str = "") -> dict[str, Any]:
+    with server.connect() as connection:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        answer = connection.ask("POST", CONTROL, {"id": id, "action": "reasoning_end"}, headers)
+    assert answer.status == 200
+    told: dict[str, Any] = answer.json
+    return told
+
+
+def stream_ended_by(client: openai.OpenAI, end: Callable[[str], None], **fields: Any) -> tuple[str, str, str]:
+    """The id, the thoughts and the text of a stream, of which `end` is told after the tenth piece of thoughts."""
+    thoughts, text, n_pieces, id = "", "", 0, ""
+    stream = client.chat.completions.create(model="any", messages=HI, stream=True, extra_body={**LONG, **fields})
+    for chunk in stream:
+        delta = chunk.choices[0].delta
+        id, n_pieces = chunk.id, n_pieces + 1
+        thoughts += getattr(delta, "reasoning_content", None) or ""
+        text += delta.content or ""
+        if n_pieces == 10:
+            end(id)
+        if text:
+            stream.close()
+            break
+    return id, thoughts, text
+
+
+@pytest.mark.parametrize("engine", ["inproc", "process"])
+def test_thoughts_end_when_their_client_says_so(start: Servers, engine: str) -> None:
+    server = start.start(chat_template=THINKING, engine=engine)
+    with server.client() as client:
+        told: list[dict[str, Any]] = []
+        id, thoughts, text = stream_ended_by(client, lambda id: told.append(end_thoughts(server, id)))
+        _, with_words, _ = stream_ended_by(
+            client, lambda id: told.append(end_thoughts(server, id)), reasoning_budget_message="So."
+        )
+
+    assert told == [{"success": True}] * 2
+    assert text
+    assert 9 <= len(thoughts.split()) < 200
+    assert with_words.endswith("So.")
+    server.wait_metric("running", 0)
+    assert end_thoughts(server, id)["success"] is False, "its answer is over"
+
+
+def test_thoughts_are_ended_by_their_own_key_and_where_that_was_asked_for_alone(start: Servers) -> None:
+    server = start.start(chat_template=THINKING, api_keys="mine,yours", model="synthetic:?tokens_per_s=200")
+    told: list[dict[str, Any]] = []
+    with server.client("mine") as client:
+        stream_ended_by(client, lambda id: told.append(end_thoughts(server, id, "yours")), max_tokens=40)
+        stream_ended_by(
+            client, lambda id: told.append(end_thoughts(server, id, "mine")), max_tokens=40, reasoning_control=False
+        )
+
+    assert [answer["success"] for answer in told] == [False, False]
+    assert "reasoning_control" in told[1]["message"]
+
+
+def test_another_worker_process_ends_thoughts_too(start: Servers) -> None:
+    server = start.start(*APP, "-w", "2", chat_template=THINKING)
+    told: list[dict[str, Any]] = []
+    with server.client() as client:
+        for _ in range(6):  # connections go to either process
+            stream_ended_by(client, lambda id: told.append(end_thoughts(server, id)))
+
+    assert told == [{"success": True}] * 6
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "id"),
+        ({"id": "", "action": "reasoning_end"}, "id"),
+        ({"id": 5, "action": "reasoning_end"}, "id"),
+        ({"id": "x"}, "action"),
+        ({"id": "x", "action": "stop"}, "action"),
+    ],
+)
+def test_what_is_no_control_is_refused(server: Server, body: Any, param: str) -> None:
+    with server.connect() as connection:
+        answer = connection.post(body, CONTROL)
+
+    assert (answer.status, answer.error["param"]) == (400, param)
 
 
 def test_a_message_s_thoughts_end_at_their_budget(thinker: Server) -> None:

@@ -72,8 +72,10 @@ def test_a_body_is_decoded_once(client: FlaskClient, monkeypatch: pytest.MonkeyP
     [
         ("GET", "/v1/messages", 405, "invalid_request_error"),
         ("DELETE", "/v1/messages/count_tokens", 405, "invalid_request_error"),
-        ("POST", "/v1/messages/batches", 404, "not_found_error"),
-        ("GET", "/v1/messages/batches/x", 404, "not_found_error"),
+        ("POST", "/v1/messages/batches", 501, "invalid_request_error"),
+        ("GET", "/v1/messages/batches/x", 501, "invalid_request_error"),
+        ("PUT", "/v1/messages/batches", 405, "invalid_request_error"),
+        ("POST", "/v1/messages/others", 404, "not_found_error"),
         ("POST", "/v1/messages", 400, "invalid_request_error"),
     ],
 )

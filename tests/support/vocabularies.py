@@ -45,6 +45,9 @@ class ByteVocabulary:
             raise Refused(f"tokens: {token} is no token id of this model", "tokens")
         return bytes([token]) if token < BOS else _MARKS[token].encode()
 
+    def is_hidden(self, token: int) -> bool:
+        return token >= BOS
+
     def spell(self, tokens: Iterable[int]) -> bytes:
         return b"".join(map(self.piece, tokens))
 

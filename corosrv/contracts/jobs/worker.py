@@ -112,6 +112,9 @@ class Vocabulary(Protocol):
     def piece(self, token: int) -> bytes:
         """Returns what a token prints, control tokens spelled out. Raises Refused for an unknown id."""
 
+    def is_hidden(self, token: int) -> bool:
+        """Tells whether a token adds nothing to the text of an answer, as most control tokens do."""
+
     def spell(self, tokens: Iterable[int]) -> bytes:
         """Returns the text of tokens in a row. Raises as `piece` does; lets others run where they are many."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -13,6 +14,12 @@ from corosrv.contracts.jobs.job import new_id
 from corosrv.dialects.chat.answer import AnswerBlock, BlockAnswer, BlockKind
 from corosrv.dialects.chat.prepare import Parser
 from corosrv.dialects.generation.call import named_event
+from corosrv.dialects.openai.batches.lines import LineError, LineResult, is_good
+
+if TYPE_CHECKING:  # most servers need none of it
+    from corosrv.dialects.openai.batches.folder import StoredBatch
+
+_MOST_WORDS = 1000  # bytes of another server's error that is told
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "abort"]
 
@@ -117,6 +124,62 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
+class MessageBatchCounts(msgspec.Struct):
+    """Counts of a batch's requests: all of them are `processing` until it has ended."""
+
+    processing: int
+    succeeded: int
+    errored: int
+    canceled: int
+    expired: int
+
+
+class MessageBatch(msgspec.Struct):
+    """A batch of messages. Its results are there when it has ended."""
+
+    id: str
+    type: Literal["message_batch"]
+    processing_status: Literal["in_progress", "canceling", "ended"]
+    request_counts: MessageBatchCounts
+    created_at: str
+    expires_at: str
+    ended_at: str | None
+    cancel_initiated_at: str | None
+    archived_at: None
+    results_url: str | None
+
+
+class MessageBatchList(msgspec.Struct):
+    """A page of batches, the newest first."""
+
+    data: list[MessageBatch]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class DeletedMessageBatch(msgspec.Struct):
+    """The answer to a batch's deletion."""
+
+    id: str
+    type: Literal["message_batch_deleted"]
+
+
+class MessageResult(msgspec.Struct, omit_defaults=True):
+    """The result of one request: the `message` where it has succeeded, the `error` where it has not."""
+
+    type: Literal["succeeded", "errored", "canceled", "expired"]
+    message: msgspec.Raw | None = None
+    error: msgspec.Raw | MessagesError | None = None
+
+
+class MessageBatchLine(msgspec.Struct):
+    """A line of a batch's results."""
+
+    custom_id: str
+    result: MessageResult
+
+
 _TYPES = {
     ErrorKind.INVALID_REQUEST: "invalid_request_error",
     ErrorKind.CONTEXT_EXCEEDED: "invalid_request_error",
@@ -141,6 +204,69 @@ def body(error: CorosrvError, request_id: str) -> MessagesError:
     if error.param == "thread":
         details = UnsupportedThread("thread_unsupported_request", ["thread"])
     return MessagesError("error", MessagesErrorMembers(_TYPES[error.kind], str(error), details), request_id)
+
+
+def batch_answer(stored: StoredBatch, results_url: str) -> MessageBatch:
+    """Describes a batch of messages as clients see it."""
+    batch = stored.batch
+    ended_at = batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
+    return MessageBatch(
+        id=batch.id,
+        type="message_batch",
+        processing_status="ended" if ended_at else "canceling" if batch.status == "cancelling" else "in_progress",
+        request_counts=_batch_counts(stored),
+        created_at=_time_text(batch.created_at),
+        expires_at=_time_text(batch.expires_at),
+        ended_at=_time_text(ended_at) if ended_at else None,
+        cancel_initiated_at=_time_text(batch.cancelling_at) if batch.cancelling_at else None,
+        archived_at=None,
+        results_url=results_url if ended_at else None,
+    )
+
+
+def _batch_counts(stored: StoredBatch) -> MessageBatchCounts:
+    counts = stored.batch.request_counts
+    if not stored.batch.is_ended:
+        return MessageBatchCounts(counts.total, 0, 0, 0, 0)
+    canceled, expired = (stored.n_not_run * (stored.batch.status == status) for status in ("cancelled", "expired"))
+    errored = counts.total - counts.completed - canceled - expired
+    return MessageBatchCounts(0, counts.completed, errored, canceled, expired)
+
+
+def _time_text(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+
+
+_line_result = msgspec.json.Decoder(LineResult)
+_error_answer = msgspec.json.Decoder(MessagesError)
+_NOT_RUN: dict[str, Literal["canceled", "expired"]] = {"batch_cancelled": "canceled", "batch_expired": "expired"}
+
+
+def batch_line(text: bytes) -> bytes:
+    """Makes a line of results of one as the folder keeps it."""
+    line = _line_result.decode(text)
+    return msgspec.json.encode(MessageBatchLine(line.custom_id, _message_result(line))) + b"\n"
+
+
+def _message_result(line: LineResult) -> MessageResult:
+    response = line.response
+    if response is None:
+        error = line.error or LineError("", "the request has no answer")
+        if (kind := _NOT_RUN.get(error.code)) is not None:
+            return MessageResult(kind)
+        return MessageResult("errored", error=_api_error(error.message, ""))
+    if is_good(response.status_code):
+        return MessageResult("succeeded", message=response.body)
+    try:
+        _error_answer.decode(response.body)
+    except msgspec.MsgspecError:  # of an upstream that has another form of errors
+        words = f"status {response.status_code}: {bytes(response.body)[:_MOST_WORDS].decode(errors='replace')}"
+        return MessageResult("errored", error=_api_error(words, response.request_id))
+    return MessageResult("errored", error=response.body)
+
+
+def _api_error(message: str, request_id: str) -> MessagesError:
+    return MessagesError("error", MessagesErrorMembers("api_error", message), request_id)
 
 
 _STOP_REASON: dict[str, StopReason] = {

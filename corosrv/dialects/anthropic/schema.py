@@ -1,4 +1,4 @@
-"""Defines the body of a message request, and the blocks of its content."""
+"""Defines the bodies of message requests and of batches of them, and the blocks of their content."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.fields import GenerationFields
+from corosrv.dialects.openai.batches.lines import MOST_LINES
 
 MAX_MESSAGES = 2048
 
@@ -169,5 +170,30 @@ class MessageBody(PromptBody, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)]
 
 
+class BatchedRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A request of a batch, whose `params` are read when it runs."""
+
+    custom_id: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    params: Annotated[
+        msgspec.Raw,
+        Meta(description="The body of a message, without `stream`", extra_json_schema={"type": "object"}),
+    ]
+
+
+class MessageBatchBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body by which a batch of messages is made; no `custom_id` is in it twice."""
+
+    requests: Annotated[list[BatchedRequest], Meta(min_length=1, max_length=MOST_LINES)]
+
+
+class MessageBatchesQuery(msgspec.Struct):
+    """Members of the query of a page of batches."""
+
+    after_id: Annotated[str | None, Meta(description="The id of the batch before the page")] = None
+    before_id: Annotated[str | None, Meta(description="The id of the batch behind the page")] = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 20
+
+
 decoder = fields.decoder(MessageBody, UNSUPPORTED)
 prompt_decoder = fields.decoder(PromptBody, UNSUPPORTED)
+batch_decoder = msgspec.json.Decoder(MessageBatchBody)

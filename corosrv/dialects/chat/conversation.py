@@ -196,6 +196,7 @@ class Conversation(msgspec.Struct, frozen=True):
     echo: bool = False  # the answer begins with the message that it continues
     thinks: bool | None = None  # whether a model that can think does so; None: as it is used to
     thought_tokens: int | None = None  # that it may spend; None: as many as the model's card says
+    may_end_thoughts: bool = False  # their reader may have them ended before their budget is spent
     thought_message: str | None = None  # the last words of thoughts that have spent them; None: the card's
 
 

@@ -251,6 +251,8 @@ class _ChatPlan(msgspec.Struct, frozen=True):
     def thoughts(self) -> ThoughtBudget | None:
         """Returns what keeps thoughts short, or keeps those away that no prompt can."""
         tokens = self.thought_tokens if self.is_asked_to_think else 0
+        if tokens is None and self.conversation.may_end_thoughts:
+            tokens = _ANY_NUMBER
         return None if tokens is None else self._thoughts_of(tokens)
 
     @property
@@ -322,7 +324,9 @@ class _ChatPlan(msgspec.Struct, frozen=True):
         if (budget := self.thoughts) is not None:
             sampling = replace(sampling, thoughts=budget)
         if not self.tools and self.conversation.answer_format is None:
-            return sampling
+            # Thoughts may quote what the request's own grammar begins with.
+            budget = self._thoughts_of(_ANY_NUMBER) if sampling.grammar_triggers and not sampling.thoughts else None
+            return sampling if budget is None else replace(sampling, thoughts=budget)
         answers = list(self._answers())
         may_be_text = bool(self.tools) and not self.is_forced and self.conversation.answer_format is None
         if may_be_text and not self.form.is_alone:

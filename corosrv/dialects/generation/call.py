@@ -92,6 +92,7 @@ class Call(msgspec.Struct, frozen=True):
     forkable: ForkableAnswer | None = None  # keeps the answer's tokens
     card: ModelCard | None = None  # of the model that answers; None: it is looked up
     read: Read | None = None  # ends the answer where its text says so, before the job would
+    controlled: str = ""  # the id by which the client may end the answer's thoughts
     ping_interval: float | None = None  # seconds of silence before a comment in its stream; None: the server's own
 
 

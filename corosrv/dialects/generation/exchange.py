@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from flask import Response, request
@@ -147,6 +148,7 @@ class RequestFlow:
     logs_json: bool = False
     ignored: IgnoredFields = field(default_factory=IgnoredFields)
     forks: ForkTable = field(default_factory=ForkTable)
+    controlled: WeakValueDictionary[tuple[str, str], Any] = field(default_factory=WeakValueDictionary)
 
     def once(self, view: View) -> View:
         """Wraps a view so that it answers a request once, however often it is repeated with its Idempotency-Key."""
@@ -196,8 +198,9 @@ class RequestFlow:
         forkable: ForkableAnswer | None = None,
         card: ModelCard | None = None,
         read: Read | None = None,
+        controlled: str = "",
     ) -> list[Chunk]:
-        reader, record = self._submit(replace(job, terms=request_terms(priority)), forkable, card, read)
+        reader, record = self._submit(replace(job, terms=request_terms(priority)), forkable, card, read, controlled)
         try:
             if member is not None:
                 member.bind(reader.cancel)
@@ -225,10 +228,12 @@ class RequestFlow:
 
     def _answer(self, call: Call, member: GroupMember | None, find_failure: FailureOf) -> Response:
         if not call.stream:
-            chunks = self._collect(call.job, call.priority, member, find_failure, call.forkable, call.card, call.read)
+            chunks = self._collect(
+                call.job, call.priority, member, find_failure, call.forkable, call.card, call.read, call.controlled
+            )
             return json_response(call.answer.complete(chunks))
         job = replace(call.job, stream=True, terms=request_terms(call.priority))
-        reader, record = self._submit(job, call.forkable, call.card, call.read)
+        reader, record = self._submit(job, call.forkable, call.card, call.read, call.controlled)
         if member is not None:
             member.bind(reader.cancel)
         stream = sse.EventStream(
@@ -243,13 +248,31 @@ class RequestFlow:
         return sse.response(stream, sse.LINES if call.is_lines else sse.EVENTS)
 
     def _submit(
-        self, job: AnyJob, forkable: ForkableAnswer | None, card: ModelCard | None, read: Read | None
+        self,
+        job: AnyJob,
+        forkable: ForkableAnswer | None,
+        card: ModelCard | None,
+        read: Read | None,
+        controlled: str,
     ) -> tuple[Reader[Chunk], JobRecord]:
-        """Submits a job, and keeps its answer where it may be forked. Waits and raises as job_usage.submit does."""
+        """Submits a job, and keeps its answer where it may be forked, and its reader where that may be controlled.
+
+        Waits and raises as job_usage.submit does.
+        """
         if forkable is not None:
             self.forks.keep(forkable, caller())
         reader, record = submit(self.worker, job, self.logs_json, forkable, card)
+        if controlled:
+            self.controlled[caller(), controlled] = reader
         return reader if read is None else read(reader), record
+
+    def end_thoughts(self, id: str) -> bool:
+        """Ends the thoughts of the caller's answer with this id; returns whether one is being made."""
+        reader = self.controlled.get((caller(), id))
+        if reader is None or reader.is_finished:
+            return False
+        reader.end_thoughts()
+        return True
 
     def forked(self, fork: ForkFields, model: str | None, ask_others: Callable[[str], list[bytes]]) -> ForkableAnswer:
         """Returns the answer that a request forks; `model`: that it names.

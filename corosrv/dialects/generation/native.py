@@ -136,7 +136,7 @@ def settings_without_biases(job: Job, stream: bool) -> dict[str, Any]:
         "logit_bias": [],
         "grammar": sampling.grammar,
         "grammar_lazy": bool(sampling.grammar_triggers),
-        "grammar_triggers": list(sampling.grammar_triggers),
+        "grammar_triggers": [{"type": 1, "value": text} for text in sampling.grammar_triggers],
         "preserved_tokens": [],
         "cache_prompt": job.share_prefix,
         "id_slot": job.slot,

@@ -38,6 +38,7 @@ class Switches:
     metrics: bool
     slot_save_path: str = ""
     slot_save_bytes: int = 0
+    page: bool = False
 
 
 def describe(card: ModelCard, switches: Switches) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def describe(card: ModelCard, switches: Switches) -> dict[str, Any]:
         "endpoint_metrics": switches.metrics,
         "is_sleeping": card.status != "loaded",
         "status": openai.status_of(card),
-        "ui": False,
+        "ui": switches.page,
         "ui_settings": {},
         "cors_proxy_enabled": False,
     }

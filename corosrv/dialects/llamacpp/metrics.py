@@ -27,6 +27,22 @@ _COUNTERS: dict[str, tuple[str, Value]] = {
     "spec_decode_num_accepted_tokens": ("Guessed tokens that were right", lambda stats: stats.draft_accepted_tokens),
     "spec_decode_num_drafts": ("Guesses", lambda stats: stats.drafts),
 }
+# Sums that have no name of llama-server's.
+_SUMS: dict[str, Value] = {
+    "later_tokens": lambda stats: stats.later_tokens,
+    "slot_steps": lambda stats: stats.slot_steps,
+}
+# Quotients of sums.
+_RATIOS = {
+    "prompt_tokens_seconds": ("Prompt tokens computed in a second of prompt time", "prompt_tokens", "prompt_seconds"),
+    "predicted_tokens_seconds": (
+        "Tokens generated in a second of a task's time, its first one left out",
+        "later_tokens",
+        "tokens_predicted_seconds",
+    ),
+    "n_busy_slots_per_decode": ("Slots in use in a step, on average", "slot_steps", "n_decode"),
+}
+_VALUES = {name: value for name, (_, value) in _COUNTERS.items()} | _SUMS
 _GAUGES: dict[str, tuple[str, Value]] = {
     "requests_processing": ("Tasks with a slot", lambda stats: stats.running),
     "requests_deferred": ("Tasks that wait for a slot", lambda stats: stats.waiting),
@@ -42,13 +58,14 @@ def with_token_counter(text: bytes) -> bytes:
 class LlamaCollector(OfEngines):
     """Reads the decode loops' counters when it is asked, and keeps what it last read of models that are unloaded.
 
-    So a sum over the models never falls, which Prometheus would take for a restart of the server.
+    So a sum over the models never falls, which Prometheus would take for a restart of the server. While no model is
+    loaded all names are there, with what earlier loads have left.
     """
 
     def __init__(self, worker: HasModelStats) -> None:
         self._worker = worker
         self._read: dict[str, dict[str, float]] = {}  # counters by model, as of the last scrape
-        self._ended = dict.fromkeys(_COUNTERS, 0.0)  # of loads that are over
+        self._ended = dict.fromkeys(_VALUES, 0.0)  # of loads that are over
         self._longest = 0
         self._lock = threading.Lock()
 
@@ -56,19 +73,17 @@ class LlamaCollector(OfEngines):
         stats = self._worker.model_stats()
         loops = list(stats.values())
         with self._lock:
-            if not loops and not self._read and not any(self._ended.values()):
-                return
             totals = self._totals(stats)
             self._longest = max([self._longest, *(loop.longest_task for loop in loops)])
         for name, (text, _) in _COUNTERS.items():
             yield CounterMetricFamily(_PREFIX + name, text, totals[name])
         for name, (text, value) in _GAUGES.items():
             yield GaugeMetricFamily(_PREFIX + name, text, sum(map(value, loops)))
-        yield from _ratios(loops)
+        yield from _ratios(totals)
         yield GaugeMetricFamily(_MOST_TOKENS, "Most tokens of one task, its prompt included", self._longest)
 
     def _totals(self, stats: Mapping[str, DecodeStats]) -> dict[str, float]:
-        read = {model: {name: value(loop) for name, (_, value) in _COUNTERS.items()} for model, loop in stats.items()}
+        read = {model: {name: value(loop) for name, value in _VALUES.items()} for model, loop in stats.items()}
         for model, before in self._read.items():
             now = read.get(model, {})
             is_over = any(now.get(name, 0) < value for name, value in before.items())  # unloaded, or loaded anew
@@ -78,23 +93,6 @@ class LlamaCollector(OfEngines):
         return {name: ended + sum(counted[name] for counted in read.values()) for name, ended in self._ended.items()}
 
 
-def _ratios(loops: list[DecodeStats]) -> Iterable[Metric]:
-    def ratio(above: Value, below: Value) -> float:
-        total = sum(map(below, loops))
-        return sum(map(above, loops)) / total if total else 0.0
-
-    yield GaugeMetricFamily(
-        f"{_PREFIX}prompt_tokens_seconds",
-        "Prompt tokens computed in a second of prompt time",
-        ratio(lambda stats: stats.prompt_tokens, lambda stats: stats.prompt_s),
-    )
-    yield GaugeMetricFamily(
-        f"{_PREFIX}predicted_tokens_seconds",
-        "Tokens generated in a second of a task's time, its first one left out",
-        ratio(lambda stats: stats.later_tokens, lambda stats: stats.decode_s),
-    )
-    yield GaugeMetricFamily(
-        f"{_PREFIX}n_busy_slots_per_decode",
-        "Slots in use in a step, on average",
-        ratio(lambda stats: stats.slot_steps, lambda stats: stats.steps),
-    )
+def _ratios(totals: Mapping[str, float]) -> Iterable[Metric]:
+    for name, (text, above, below) in _RATIOS.items():
+        yield GaugeMetricFamily(_PREFIX + name, text, totals[above] / totals[below] if totals[below] else 0.0)

@@ -120,7 +120,7 @@ def filling(body: InfillBody, card: ModelCard, vocabulary: Vocabulary) -> Call:
 def _call(body: NativeFields, inputs: Sequence[Prompt], is_list: bool, card: ModelCard, vocabulary: Vocabulary) -> Call:
     # Read here, because the answer shows what became of them.
     read = tuple(_read(prompt, i, len(inputs), vocabulary) for i, prompt in enumerate(inputs))
-    job = with_budget(_job(body, read, card), body, card, vocabulary)
+    job = with_budget(_job(body, read, card, vocabulary), body, card, vocabulary)
     form = NativeForm.for_job(
         job, card, vocabulary, bool(body.stream), bool(body.return_tokens), timings=bool(body.timings_per_token)
     )
@@ -142,7 +142,7 @@ def _read(prompt: Prompt, number: int, n_prompts: int, vocabulary: Vocabulary) -
     return Tokens(tuple(vocabulary.encode(prompt, number, n_prompts)))
 
 
-def _job(body: NativeFields, inputs: tuple[Prompt, ...], card: ModelCard) -> Job:
+def _job(body: NativeFields, inputs: tuple[Prompt, ...], card: ModelCard, vocabulary: Vocabulary) -> Job:
     if body.n is not None and body.n_cmpl is not None and body.n != body.n_cmpl:
         raise Refused("n and n_cmpl say different things", "n_cmpl")
     n_probs = (body.logprobs if body.n_probs is None else body.n_probs) or 0
@@ -162,7 +162,7 @@ def _job(body: NativeFields, inputs: tuple[Prompt, ...], card: ModelCard) -> Job
         n_probs=n_probs if has_tokens else -1,
         post_sampling_probs=post_sampling,
     )
-    return fields.with_schema(job, body.json_schema, card)
+    return fields.with_triggers(fields.with_schema(job, body.json_schema, card), body, lambda: vocabulary)
 
 
 def _token_or_text(key: str) -> int | str:

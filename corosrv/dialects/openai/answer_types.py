@@ -231,6 +231,13 @@ class ModelList(msgspec.Struct):
     has_more: bool
 
 
+class ControlAnswer(msgspec.Struct, omit_defaults=True):
+    """Tells whether a chat was there to be controlled; `message`: why not."""
+
+    success: bool
+    message: str = ""
+
+
 class InputTokens(msgspec.Struct):
     """Number of tokens that an input has for the model."""
 

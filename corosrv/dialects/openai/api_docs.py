@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corosrv.dialects.openai import answer_types
-from corosrv.dialects.openai.chat.schema import ChatBody
+from corosrv.dialects.openai.chat.schema import ChatBody, ControlBody
 from corosrv.dialects.openai.completions import CompletionBody
 from corosrv.images.intake import PROMPTS, images_in
 from corosrv.web.groups import GenerateHeaders
@@ -35,6 +35,15 @@ chat = operation(
             "stream_options": {"include_usage": True},
         },
     },
+)
+control = operation(
+    "Chat",
+    "End the thoughts of a chat that is being answered",
+    "As llama-server's page does. The chat was asked for with `reasoning_control: true`; its text follows at once.",
+    body=ControlBody,
+    answer=answer_types.ControlAnswer,
+    statuses=(400, 413, 415),
+    examples={"End thoughts": {"id": "chatcmpl-1", "action": "reasoning_end"}},
 )
 count = operation(
     "Chat",

@@ -19,6 +19,7 @@ from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.generation.forks import ForkFields
 from corosrv.dialects.generation.prompts import NUMBER_BYTES, EmbedsReader
 from corosrv.dialects.openai import api_docs, completions, events
+from corosrv.dialects.openai.answer_types import ControlAnswer
 from corosrv.dialects.openai.chat import parse as chat_parse
 from corosrv.dialects.openai.chat import schema as chat_schema
 from corosrv.dialects.openai.structured_fields import input_tokens
@@ -190,6 +191,17 @@ def blueprint(flow: RequestFlow, ask_other_workers: AskOthers = no_others) -> Bl
         find_vocabulary = partial(flow.worker.vocabulary, model)
         card = flow.worker.card(model)
         return chat_parse.call(body, card, find_vocabulary, flow.intake(card), forked)
+
+    @routes.post("/v1/chat/completions/control")
+    @api_docs.control
+    def control() -> Response:
+        body = flow.receive(chat_schema.control_decoder)
+        is_found = flow.end_thoughts(body.id) or any(
+            answer.status == HTTPStatus.OK and msgspec.json.decode(answer.body, type=ControlAnswer).success
+            for answer in ask_other_workers(request, msgspec.json.encode(body))
+        )
+        words = "no chat of this id with reasoning_control is being answered"
+        return json_response(ControlAnswer(True) if is_found else ControlAnswer(False, words))
 
     @routes.post("/v1/chat/completions/input_tokens")
     @routes.post("/chat/completions/input_tokens", endpoint="count_short")

@@ -39,6 +39,7 @@ def _paths() -> tuple[ForwardedPath, ...]:
     add(text, "Fill a gap in a text", "/infill")
     add(text, "Continue a text, as SGLang has it", "/generate", is_local=False)
     add("Responses", "Answer a conversation, in the newer form", "/v1/responses", "/responses")
+    add("Responses", "Compact a conversation", "/v1/responses/compact", "/responses/compact")
     rows.append(ForwardedPath("/v1/messages", "Messages", "Answer a conversation, in Anthropic's form", True))
     rows.append(ForwardedPath("/v1/messages/count_tokens", "Messages", "Count a conversation's tokens", True))
     add(embeddings, "Make vectors of texts", "/v1/embeddings", "/embeddings", "/embedding")

@@ -185,7 +185,7 @@ class VisionVocabulary:
         self.size: int = vocabulary.size
         self.end_tokens: tuple[int, ...] = vocabulary.end_tokens
         self.infill: InfillTokens | None = vocabulary.infill
-        self.tokenize, self.piece = vocabulary.tokenize, vocabulary.piece
+        self.tokenize, self.piece, self.is_hidden = vocabulary.tokenize, vocabulary.piece, vocabulary.is_hidden
 
     def spell(self, tokens: Iterable[int]) -> bytes:
         """Returns what tokens print in a row, and a marker in place of the rows of images."""

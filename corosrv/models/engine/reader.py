@@ -124,6 +124,11 @@ class Reader:
         if (native := self._native) is not None:
             native.cancel()
 
+    def end_thoughts(self) -> None:
+        """Ends thoughts that have a budget as if it were spent. Any thread; after close() it does nothing."""
+        if (native := self._native) is not None:
+            native.end_thoughts()
+
     def close(self) -> None:
         """Cancels, and gives back the descriptor. Twice is harmless."""
         native, self._native = self._native, None

@@ -120,6 +120,9 @@ class EngineVocabulary:
         self.check(token, "tokens")
         return self._native.token_text(token, special=True)
 
+    def is_hidden(self, token: int) -> bool:
+        return token in self.end_tokens or not self._native.token_text(token)
+
     def spell(self, tokens: Iterable[int]) -> bytes:
         turns, text = Turns(), bytearray()
         for number, token in enumerate(tokens):

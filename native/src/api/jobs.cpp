@@ -125,6 +125,12 @@ int corosrv_reader_cancel(corosrv_reader* reader) {
   });
 }
 
+int corosrv_reader_end_thoughts(corosrv_reader* reader) {
+  if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
+  reader->reader->end_thoughts();
+  return COROSRV_OK;
+}
+
 void corosrv_reader_close(corosrv_reader* reader) {
   if (reader == nullptr) return;
   if (!reader->fork_guard.is_same_process()) {

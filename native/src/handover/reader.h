@@ -65,6 +65,10 @@ class Reader {
   void cancel();
   bool is_cancelled() const { return is_cancelled_; }
 
+  // Any thread. Thoughts that are under way or yet to begin are ended, where they have a budget. Twice is harmless.
+  void end_thoughts() { ends_thoughts_ = true; }
+  bool ends_thoughts() const { return ends_thoughts_; }
+
   // Readers alive in this process, for stats and leak tests.
   static int alive();
 
@@ -73,6 +77,7 @@ class Reader {
   const std::shared_ptr<Listener> listener_;
   const EventFd event_fd_;
   std::atomic<bool> is_cancelled_{false};
+  std::atomic<bool> ends_thoughts_{false};
 
   Mutex mutex_;
   std::vector<Chunk> chunks_ GUARDED_BY(mutex_);

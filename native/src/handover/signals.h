@@ -29,6 +29,7 @@ class Signals {
   // What the loop sees of a reader, and decides by.
   bool is_full(Reader& reader) { return seen(reader.is_full()); }
   bool is_cancelled(const Reader& reader) { return seen(reader.is_cancelled()); }
+  bool ends_thoughts(const Reader& reader) { return seen(reader.ends_thoughts()); }
   // Any other thing that changes outside of the loop.
   bool seen(bool found) { return tape_ == nullptr ? found : tape_->look(found); }
 

@@ -250,6 +250,7 @@ void DecodeLoop::step() {
   if (plan.items.empty()) return;
   draft(plan);
   shift_full(plan);
+  for (const auto& item : plan.items) item.sequence->end_thoughts_if_asked();
   if (tape_ != nullptr) tape_plan(plan);
   choose_threads();
   for (const auto& batch : batches_of(plan, limits_.shared_cells > 0)) {

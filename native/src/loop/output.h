@@ -29,6 +29,7 @@ class Output {
   Reader& reader() const { return *reader_; }
   bool is_full() const { return signals_.is_full(*reader_); }
   bool is_cancelled() const { return signals_.is_cancelled(*reader_); }
+  bool ends_thoughts() const { return signals_.ends_thoughts(*reader_); }
 
   // Of all that was sent: text, an error's words, a vector.
   uint64_t hash() const { return hash_; }

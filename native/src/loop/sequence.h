@@ -53,6 +53,10 @@ class Sequence {
   Reader& reader() const { return output_.reader(); }
   bool is_reader_full() const { return output_.is_full(); }
   bool is_reader_cancelled() const { return output_.is_cancelled(); }
+  // Ends the thoughts that it has or is yet to have, once its reader asks for that.
+  void end_thoughts_if_asked() {
+    if (sampler_.has_thoughts_ahead() && output_.ends_thoughts()) sampler_.end_thoughts();
+  }
   // How it ended, for who records it.
   TapedEnd taped_end() const { return {request_.id, finish_, progress_.n_generated(), output_.hash()}; }
 

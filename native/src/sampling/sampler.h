@@ -49,6 +49,10 @@ class Sampler {
   // had. False, and the sampler is of no use then, where the grammar does not allow it.
   bool replay(Token token);
 
+  // Thoughts with a budget may yet go on, or begin; and they are to end as if they had spent it.
+  bool has_thoughts_ahead() const { return thoughts_.may_go_on(); }
+  void end_thoughts() { thoughts_.end(); }
+
   // What cannot be told by the tokens.
   SamplerState state() const;
   void restore(const SamplerState& state);

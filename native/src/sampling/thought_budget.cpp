@@ -67,6 +67,11 @@ void ThoughtBudget::accept(std::string_view bytes) {
   }
 }
 
+void ThoughtBudget::end() {
+  is_cut_ = true;
+  if (state_ == State::kThinking) end_if_spent();
+}
+
 size_t ThoughtBudget::n_thoughts(std::string_view bytes) const {
   if (state_ == State::kEnding) return bytes.size();
   if (state_ != State::kThinking) return 0;
@@ -101,7 +106,7 @@ void ThoughtBudget::think(std::string_view bytes) {
 
 // A character that has been begun is not cut off.
 void ThoughtBudget::end_if_spent() {
-  if (n_spent_ >= limit_.max_tokens && decoder_.is_between()) enter(State::kEnding);
+  if ((is_cut_ || n_spent_ >= limit_.max_tokens) && decoder_.is_between()) enter(State::kEnding);
 }
 
 bool ThoughtBudget::is_closed_by(std::string_view bytes) {

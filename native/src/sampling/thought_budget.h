@@ -27,6 +27,10 @@ class ThoughtBudget {
   size_t n_thoughts(std::string_view bytes) const;
   // Whether the prompt has begun the thoughts.
   bool is_begun_by_prompt() const { return !limit_.ending.empty() && limit_.opening.empty(); }
+  // Thoughts may yet begin, or have more words of the model's.
+  bool may_go_on() const { return !is_cut_ && (state_ == State::kBefore || state_ == State::kThinking); }
+  // From here on nothing is left of the budget.
+  void end();
   // The wanted token may not be drawn here: the thoughts end by themselves, or not at all.
   void give_up() { enter(State::kOver); }
   // A token was drawn, and adds these bytes to the text.
@@ -46,7 +50,8 @@ class ThoughtBudget {
   State state_;
   std::string begun_;  // of the opening
   int32_t n_spent_ = 0;
-  size_t n_ended_ = 0;  // tokens of the ending
+  bool is_cut_ = false;  // nothing is left, whatever was spent
+  size_t n_ended_ = 0;   // tokens of the ending
 };
 
 }  // namespace corosrv

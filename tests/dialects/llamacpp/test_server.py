@@ -269,5 +269,6 @@ def test_properties_tell_what_the_server_is_and_does():
     assert shown["chat_template_caps"]["supports_tools"] is False
     assert shown["chat_template_caps"]["supports_string_content"] is True
     assert (shown["ui"], shown["cors_proxy_enabled"]) == (False, False)
+    assert loading.describe(card, replace(switches, page=True))["ui"] is True
     assert shown["default_generation_settings"]["params"]["timings_per_token"] is False
     assert "secret" not in str(shown)

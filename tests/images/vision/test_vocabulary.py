@@ -21,6 +21,9 @@ class LetterVocabulary:
     def piece(self, token: int) -> bytes:
         return bytes([token])
 
+    def is_hidden(self, token: int) -> bool:
+        return token == 2
+
     def spell(self, tokens: Iterable[int]) -> bytes:
         return bytes(tokens)
 
@@ -52,6 +55,7 @@ def vocabulary(images) -> VisionVocabulary:
 def test_texts_are_read_as_without_images(vocabulary):
     assert vocabulary.tokenize("ab", True, False, "prompt") == [97, 98, True, False, 6]
     assert vocabulary.piece(97) == b"a"
+    assert [vocabulary.is_hidden(token) for token in (2, 97)] == [True, False]
     assert (vocabulary.size, vocabulary.end_tokens, vocabulary.infill) == (256, (2,), None)
 
 

@@ -38,6 +38,49 @@ TEST("thoughts that the prompt has begun are ended after their last token") {
   CHECK_EQ(budget.wanted(), -1);
 }
 
+TEST("thoughts that are cut end at once, whatever is left of their budget") {
+  ThoughtBudget budget(limit(100));
+  state_after(budget, {"a", "b"});
+  CHECK(budget.may_go_on());
+
+  budget.end();
+
+  CHECK(budget.state() == State::kEnding);
+  CHECK_EQ(budget.wanted(), '<');
+  CHECK(!budget.may_go_on());
+}
+
+TEST("thoughts that are cut before they begin end when they do") {
+  ThoughtBudget budget(limit(100, "<t>")), text(limit(100, "<t>"));
+  budget.end();
+  text.end();
+
+  CHECK(budget.state() == State::kBefore);
+  CHECK(state_after(budget, {"<t>"}) == State::kEnding);
+  CHECK(state_after(text, {"no"}) == State::kOver);
+}
+
+TEST("a character that has been begun is whole before thoughts that are cut end") {
+  ThoughtBudget budget(limit(100));
+  state_after(budget, {"a", "\xc3"});
+
+  budget.end();
+
+  CHECK(budget.state() == State::kThinking);
+  CHECK(state_after(budget, {"\xa9"}) == State::kEnding);
+}
+
+TEST("thoughts that are over, or have no budget, cannot be cut") {
+  ThoughtBudget over(limit(100)), none(ThoughtLimit{});
+  state_after(over, {"</t>"});
+
+  over.end();
+  none.end();
+
+  CHECK(over.state() == State::kOver);
+  CHECK(none.state() == State::kOver);
+}
+
 TEST("a budget of nothing ends thoughts as soon as they begin") {
   ThoughtBudget begun(limit(0)), opened(limit(0, "<t>"));
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+from corosrv.base.errors import Refused
+
+T = TypeVar("T")
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"]
 Purpose = Literal["batch", "batch_output"]
 MOST_TEXT = 512  # characters of a custom_id, or of a value of metadata
 
@@ -160,3 +165,28 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
         str, Meta(pattern="^[1-9][0-9]{0,2}[mhd]$", description="Minutes, hours or days, as `24h`, 30 days at most")
     ]
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+
+
+def rest_behind(ids: list[str], after: str | None, order: str, name: str = "after") -> list[str]:
+    """Returns the ids of a page and those that follow it. Raises Refused."""
+    if order == "desc":
+        ids.reverse()
+    if after is None:
+        return ids
+    if after not in ids:
+        raise Refused(f"{name}: there is no '{after[:80]}' here", name)
+    return ids[ids.index(after) + 1 :]
+
+
+def first(items: Iterator[T], n: int) -> tuple[list[T], bool]:
+    """Returns the first `n` items, and whether there are more."""
+    data: list[T] = []
+    for item in items:
+        if len(data) == n:
+            return data, True
+        data.append(item)
+    return data, False
+
+
+def ends(ids: list[str]) -> tuple[str | None, str | None]:
+    return (ids[0], ids[-1]) if ids else (None, None)

@@ -3,6 +3,8 @@
 A file has its content and a record beside it, which is written last: without the record there is no file. Records are
 replaced by rename. No name that a client sends is part of a path. Everything here waits for the disk: call it in a
 thread.
+
+A batch of Anthropic's messages has an id of its own kind, and content without records: clients see no files of it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,13 +25,16 @@ import msgspec
 
 from corosrv.base.errors import BodyTooLarge, Conflict, LimitReached, NotFound, Refused
 from corosrv.dialects.openai.batches import answer_types
+from corosrv.dialects.openai.batches.answer_types import ends, first, rest_behind
 
 MOST_FILES = 2000  # of one owner
 MOST_BATCHES = 1000  # of one owner; the oldest that have ended make room for new ones
 MOST_OPEN = 100  # batches of one owner that have not ended
 _LOOK_AGAIN = 16 << 20  # bytes of an upload between two looks at the room
 _FORGET_S = 3600.0  # after which an upload that got nothing is over: its server was killed
-_ID = re.compile(r"(?:file-|batch_)[0-9a-f]{32}")
+_OF_FILE, _OF_MESSAGES = BATCHES = ("batch_", "msgbatch_")  # what the ids of batches begin with
+_ID = re.compile(r"(?:file-|batch_|msgbatch_)[0-9a-f]{32}")
+_MESSAGES_S = 86_400  # in which batches of messages run
 _RECORD, _CONTENT, _PART, _CANCEL, _NEW = ".json", ".data", ".part", ".cancel", ".new"
 
 T = TypeVar("T")
@@ -42,6 +47,11 @@ class StoredBatch(msgspec.Struct):
     owner: str
     output: str
     errors: str
+    n_not_run: int = 0  # lines that have an error instead of an answer, at the end
+
+    @property
+    def content_ids(self) -> tuple[str, str, str]:
+        return self.batch.input_file_id, self.output, self.errors
 
 
 _batch_record = msgspec.json.Decoder(StoredBatch)
@@ -51,6 +61,11 @@ _file_record = msgspec.json.Decoder(answer_types.FileObject)
 def new_name(prefix: str) -> str:
     """Returns an id that sorts behind those that were made before."""
     return f"{prefix}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+def is_of_messages(id: str) -> bool:
+    """Tells batches of Anthropic's messages from those of files."""
+    return id.startswith(_OF_MESSAGES)
 
 
 class FileFolder:
@@ -91,14 +106,14 @@ class OwnerFolder:
         self._most_bytes = most_bytes
         self._file_bytes = file_bytes
 
-    def ids(self, prefix: str) -> list[str]:
-        """Lists the ids that begin so, the oldest first."""
+    def ids(self, *prefixes: str) -> list[str]:
+        """Lists the ids that begin with one of these, the oldest first."""
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
             return []
-        found = (name.removesuffix(_RECORD) for name in names if name.startswith(prefix) and name.endswith(_RECORD))
-        return sorted(found)
+        found = (name.removesuffix(_RECORD) for name in names if name.startswith(prefixes) and name.endswith(_RECORD))
+        return sorted(filter(_ID.fullmatch, found), key=lambda id: id[-32:])
 
     def check_room(self, n_more: int = 0) -> None:
         """Raises Refused where the owner's files have more than their part of the bytes, or are too many."""
@@ -124,7 +139,7 @@ class OwnerFolder:
         """Removes content without a record that nobody has written to for long."""
         paths = [path for kind in (_PART, _CONTENT, _NEW) for path in self.path.glob(f"*{kind}")]
         if paths := [path for path in paths if not path.with_suffix(_RECORD).exists() and _is_old(path)]:
-            needed = {id for stored in self._batches() for id in (stored.output, stored.errors)}
+            needed = {id for stored in self._batches() for id in stored.content_ids}
             for path in paths:
                 if path.stem not in needed:
                     path.unlink(missing_ok=True)
@@ -171,10 +186,10 @@ class OwnerFolder:
 
     def files(self, query: answer_types.FilesQuery) -> answer_types.FileList:
         """Returns a page. Raises Refused."""
-        ids = _rest_behind(self.ids("file-"), query.after, query.order)
+        ids = rest_behind(self.ids("file-"), query.after, query.order)
         found = (file for id in ids if (file := self._read(id, "file-", _file_record)) is not None)
-        data, has_more = _first((file for file in found if query.purpose in (None, file.purpose)), query.limit)
-        return answer_types.FileList(data, *_ends([file.id for file in data]), has_more)
+        data, has_more = first((file for file in found if query.purpose in (None, file.purpose)), query.limit)
+        return answer_types.FileList(data, *ends([file.id for file in data]), has_more)
 
     # Batches
 
@@ -183,28 +198,86 @@ class OwnerFolder:
         file = self.file(stored.batch.input_file_id, "input_file_id")
         if file.purpose != "batch":
             raise Refused(f"input_file_id: the purpose of {file.id} is {file.purpose}, not batch", "input_file_id")
+        self._make_room()
+        self.save(stored)
+
+    def add_messages(self, owner: str, lines: Sequence[bytes]) -> StoredBatch:
+        """Makes a batch of lines that were checked. Raises Refused where there is no room, and LimitReached."""
+        self.check_room(sum(map(len, lines)))
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self._forget_uploads()
+        self._make_room()
+        now = int(time.time())
+        batch = answer_types.BatchObject(
+            id=new_name(_OF_MESSAGES),
+            endpoint="/v1/messages",
+            input_file_id=new_name("file-"),
+            completion_window="24h",
+            created_at=now,
+            expires_at=now + _MESSAGES_S,
+            status="in_progress",
+            in_progress_at=now,
+            request_counts=answer_types.RequestCounts(total=len(lines)),
+        )
+        path = self.content_path(batch.input_file_id)
+        stored = StoredBatch(batch, owner, new_name("file-"), new_name("file-"))
+        try:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.writelines(lines)
+                file.flush()
+                os.fsync(file.fileno())
+            self.save(stored)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return stored
+
+    def _make_room(self) -> None:
+        """Forgets the oldest batches that have ended, where there are many. Raises LimitReached."""
         known = list(self._batches())
         if sum(not other.batch.is_ended for other in known) >= MOST_OPEN:
             raise LimitReached(f"{MOST_OPEN} of your batches have not ended: wait, or cancel some", 60.0)
-        ended = [other.batch.id for other in known if other.batch.is_ended]
-        for id in ended[: max(len(known) + 1 - MOST_BATCHES, 0)]:
-            self.place(id, _CANCEL).unlink(missing_ok=True)
-            self.place(id, _RECORD).unlink(missing_ok=True)
-        self.save(stored)
+        ended = [other for other in known if other.batch.is_ended]
+        for other in ended[: max(len(known) + 1 - MOST_BATCHES, 0)]:
+            self._forget(other)
+
+    def _forget(self, stored: StoredBatch) -> None:
+        """Removes a batch that has ended, and the content that clients see nothing of."""
+        for suffix in (_CANCEL, _RECORD):
+            self.place(stored.batch.id, suffix).unlink(missing_ok=True)
+        if is_of_messages(stored.batch.id):
+            for id in stored.content_ids:
+                self.content_path(id).unlink(missing_ok=True)
+
+    def messages(self, id: str) -> StoredBatch:
+        """Returns a batch of messages as clients see it. Raises NotFound."""
+        return self.batch(id, _OF_MESSAGES)
+
+    def cancel_messages(self, id: str) -> StoredBatch:
+        """Asks whoever runs a batch to end it. Raises NotFound, and Refused for one that has ended."""
+        return self.cancel(id, _OF_MESSAGES)
+
+    def forget_messages(self, id: str) -> None:
+        """Removes a batch of messages. Raises NotFound, and Refused for one that has not ended."""
+        stored = self.messages(id)
+        if not stored.batch.is_ended:
+            raise Refused(f"id: the batch is {stored.batch.status}: cancel it, or wait for its end", "id")
+        self._forget(stored)
 
     def save(self, stored: StoredBatch) -> None:
         self._write(self.place(stored.batch.id, _RECORD), stored)
 
     def stored(self, id: str) -> StoredBatch | None:
         """Returns a batch as its run has written it last."""
-        return self._read(id, "batch_", _batch_record)
+        return self._read(id, BATCHES, _batch_record)
 
-    def batch(self, id: str) -> answer_types.BatchObject:
-        """Raises NotFound."""
-        stored = self.stored(id)
+    def batch(self, id: str, prefix: str = _OF_FILE) -> StoredBatch:
+        """Returns a batch as clients see it. Raises NotFound."""
+        stored = self.stored(id) if id.startswith(prefix) else None
         if stored is None:
             raise NotFound(f"there is no batch '{id[:80]}' here", "id", "batch_not_found")
-        return self._as_shown(stored.batch)
+        self._as_shown(stored.batch)
+        return stored
 
     def _as_shown(self, batch: answer_types.BatchObject) -> answer_types.BatchObject:
         """Returns a batch as clients see it: `cancelling` from their request on until it is cancelled."""
@@ -220,29 +293,42 @@ class OwnerFolder:
             return int(self.place(id, _CANCEL).stat().st_mtime)
         return None
 
-    def cancel(self, id: str) -> answer_types.BatchObject:
+    def cancel(self, id: str, prefix: str = _OF_FILE) -> StoredBatch:
         """Asks whoever runs a batch to end it. Raises NotFound, and Refused for one that has ended."""
-        batch = self.batch(id)
+        batch = self.batch(id, prefix).batch
         if batch.is_ended or batch.status == "finalizing":
             raise Refused(f"id: the batch is {batch.status}, and can no longer be cancelled", "id", "batch_ended")
         self.place(id, _CANCEL).touch(0o600)
-        return self.batch(id)
+        return self.batch(id, prefix)
 
     def batches(self, query: answer_types.BatchesQuery) -> answer_types.BatchList:
         """Returns a page, the newest first. Raises Refused."""
-        ids = _rest_behind(self.ids("batch_"), query.after, "desc")
+        ids = rest_behind(self.ids(_OF_FILE), query.after, "desc")
         found = (self._as_shown(stored.batch) for id in ids if (stored := self.stored(id)) is not None)
-        data, has_more = _first(found, query.limit)
-        return answer_types.BatchList(data, *_ends([batch.id for batch in data]), has_more)
+        data, has_more = first(found, query.limit)
+        return answer_types.BatchList(data, *ends([batch.id for batch in data]), has_more)
+
+    def messages_page(self, after_id: str | None, before_id: str | None, limit: int) -> tuple[list[StoredBatch], bool]:
+        """Returns the batches of messages behind or before another one, the newest first, and whether more follow.
+
+        Raises Refused for one that there is not.
+        """
+        is_before = before_id is not None
+        name, order = ("before_id", "asc") if is_before else ("after_id", "desc")
+        ids = rest_behind(self.ids(_OF_MESSAGES), before_id if is_before else after_id, order, name)
+        data, has_more = first((stored for id in ids if (stored := self.stored(id)) is not None), limit)
+        for stored in data:
+            self._as_shown(stored.batch)
+        return data[::-1] if is_before else data, has_more
 
     def _batches(self) -> Iterator[StoredBatch]:
-        for id in self.ids("batch_"):
+        for id in self.ids(*BATCHES):
             if (stored := self.stored(id)) is not None:
                 yield stored
 
     # Records
 
-    def _read(self, id: str, prefix: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+    def _read(self, id: str, prefix: str | tuple[str, ...], decoder: msgspec.json.Decoder[T]) -> T | None:
         if not _ID.fullmatch(id) or not id.startswith(prefix):
             return None
         try:
@@ -311,28 +397,3 @@ def _is_old(path: Path) -> bool:
         return path.stat().st_mtime < time.time() - _FORGET_S
     except FileNotFoundError:
         return False
-
-
-def _rest_behind(ids: list[str], after: str | None, order: str) -> list[str]:
-    """Returns the ids of a page and those that follow it. Raises Refused."""
-    if order == "desc":
-        ids.reverse()
-    if after is None:
-        return ids
-    if after not in ids:
-        raise Refused(f"after: there is no '{after[:80]}' here", "after")
-    return ids[ids.index(after) + 1 :]
-
-
-def _first(items: Iterator[T], n: int) -> tuple[list[T], bool]:
-    """Returns the first `n` items, and whether there are more."""
-    data: list[T] = []
-    for item in items:
-        if len(data) == n:
-            return data, True
-        data.append(item)
-    return data, False
-
-
-def _ends(ids: list[str]) -> tuple[str | None, str | None]:
-    return (ids[0], ids[-1]) if ids else (None, None)

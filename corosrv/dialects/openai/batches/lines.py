@@ -37,6 +37,7 @@ class _Body(msgspec.Struct):
     background: Any = None
 
 
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # no string of JSON has them
 _line = msgspec.json.Decoder(_Line)
 _body = msgspec.json.Decoder(_Body)
 
@@ -66,6 +67,12 @@ def parse(text: bytes, endpoint: str | None) -> RequestLine:
         if getattr(members, name) not in (None, False):
             raise Refused(f"body.{name}: lines of a batch have no streams", f"body.{name}", "unsupported_parameter")
     return RequestLine(line.custom_id, line.url, body)
+
+
+def request_text(custom_id: str, url: str, body: msgspec.Raw) -> bytes:
+    """Makes a line of a request, whose body may have line breaks. Raises nothing: `parse` checks it."""
+    line = _Line(custom_id, "POST", url, body)
+    return msgspec.json.encode(line).translate(_ONE_LINE) + b"\n"
 
 
 def numbered_lines(file: BinaryIO, most_bytes: int) -> Iterator[tuple[int, bytes | None]]:
@@ -185,7 +192,14 @@ class _KnownResult(msgspec.Struct):
 
 _known_result = msgspec.json.Decoder(_KnownResult)
 _BEGIN = b'{"id":"batch_req_'  # of every line of results
-EXPIRED = LineError("batch_expired", "the completion window was over before this line could run")
+# Why lines have not run, by how their batch has ended.
+NOT_RUN = {
+    "expired": LineError("batch_expired", "the completion window was over before this line could run"),
+    "cancelled": LineError("batch_cancelled", "the batch was cancelled before this line had its answer"),
+}
+
+
+BROKEN = "results_broken"  # why a batch has failed whose results somebody has overwritten
 
 
 def is_good(status: int) -> bool:
@@ -205,6 +219,7 @@ class ResultFile:
         self._path = path
         self.done: set[str] = set()
         self.n_failed = 0
+        self.n_not_run = 0  # of those that failed
         self._n_bytes = 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -230,6 +245,7 @@ class ResultFile:
             raise self._other_file() from None
         self.done.add(known.custom_id)
         self.n_failed += known.response is None or not is_good(known.response.status_code)
+        self.n_not_run += known.response is None
 
     def _other_file(self) -> SettingsError:
         return SettingsError(f"{self._path} has lines that are no results of a batch: name another file")
@@ -238,7 +254,7 @@ class ResultFile:
     def n_lines(self) -> int:
         return len(self.done)
 
-    def add(self, custom_id: str, line: bytes, is_failed: bool = False) -> None:
+    def add(self, custom_id: str, line: bytes, is_failed: bool = False, has_run: bool = True) -> None:
         """Appends a line. Raises OSError, and then has nothing of it."""
         try:
             view = memoryview(line)
@@ -251,6 +267,7 @@ class ResultFile:
         self._n_bytes += len(line)
         self.done.add(custom_id)
         self.n_failed += is_failed
+        self.n_not_run += not has_run
 
     def close(self) -> None:
         """Closes the file. Twice is harmless."""

@@ -126,7 +126,7 @@ def blueprint(
     @routes.get("/v1/batches/<id>")
     @operation("Batches", "Show a batch", answer=answer_types.BatchObject, statuses=(404, 501), parameters=_BATCH)
     def batch(id: str) -> Response:
-        return json_response(call_in_thread(own().batch, id))
+        return json_response(call_in_thread(own().batch, id).batch)
 
     @routes.post("/v1/batches/<id>/cancel")
     @operation(
@@ -138,7 +138,7 @@ def blueprint(
         parameters=_BATCH,
     )
     def cancel(id: str) -> Response:
-        return json_response(call_in_thread(own().cancel, id))
+        return json_response(call_in_thread(own().cancel, id).batch)
 
     register_errors(routes, events.body)
     return routes

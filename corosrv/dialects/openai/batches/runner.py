@@ -23,8 +23,8 @@ from corosrv.base.waits import call_in_thread
 from corosrv.contracts.metrics import metric
 from corosrv.dialects.openai.batches import lines
 from corosrv.dialects.openai.batches.answer_types import BatchFault, BatchFaults, BatchStatus
-from corosrv.dialects.openai.batches.folder import FileFolder, OwnerFolder, StoredBatch
-from corosrv.dialects.openai.batches.lines import LineCheck, LineReader, RequestLine, ResultFile
+from corosrv.dialects.openai.batches.folder import BATCHES, FileFolder, OwnerFolder, StoredBatch, is_of_messages
+from corosrv.dialects.openai.batches.lines import LineCheck, LineError, LineReader, RequestLine, ResultFile
 from corosrv.dialects.openai.batches.running import CallsLines, Gate, LineReply, LineRun
 
 log = logging.getLogger("corosrv.batches")
@@ -65,7 +65,7 @@ class BatchRun:
                 self._output = self._open(stack, self._stored.output)
                 self._errors = self._open(stack, self._stored.errors)
             except SettingsError as error:
-                return self._fail(BatchFault("results_broken", str(error)))
+                return self._fail(BatchFault(lines.BROKEN, str(error)))
             if batch.status == "in_progress":
                 self._finish(self._run_lines())
             elif batch.status == "finalizing":
@@ -189,26 +189,37 @@ class BatchRun:
             self._count()
             self._enter(outcome)
             outcome = "completed"
-        elif outcome == "expired":
-            self._expire_lines()
+        elif (error := self._why_not_run(outcome)) is not None:
+            self._end_lines(error)
         self._count()
+        self._stored.n_not_run = self._errors.n_not_run
         for name, results in (("output", self._output), ("errors", self._errors)):
             id = getattr(self._stored, name)
-            if results.n_lines:
+            if not results.n_lines:
+                self._folder.content_path(id).unlink(missing_ok=True)
+            elif not is_of_messages(batch.id):
                 call_in_thread(self._folder.publish, id, f"{batch.id}_{name}.jsonl", "batch_output")
                 setattr(batch, f"{'error' if name == 'errors' else name}_file_id", id)
-            else:
-                self._folder.content_path(id).unlink(missing_ok=True)
         self._enter(outcome)
 
-    def _expire_lines(self) -> None:
-        """Writes an error for each line that did not run in time. Waits."""
+    def _why_not_run(self, outcome: BatchStatus) -> LineError | None:
+        """Returns what the lines that have no answer are told at the batch's end; None where they are told nothing."""
+        if (known := lines.NOT_RUN.get(outcome)) is not None:
+            return known
+        if is_of_messages(self._batch.id) and self._batch.errors is not None:
+            fault = self._batch.errors.data[0]
+            return LineError(fault.code, fault.message)
+        return None
+
+    def _end_lines(self, error: LineError) -> None:
+        """Writes an error for each line that has no answer. Waits."""
         with ExitStack() as stack, suppress(FileNotFoundError):
             reader = self._reader(stack)
             while slice := call_in_thread(reader.next_slice):
                 for _, line in slice:
                     if not isinstance(line, Refused) and not self._is_done(line.custom_id):
-                        self._errors.add(line.custom_id, lines.result(line.custom_id, None, lines.EXPIRED), True)
+                        text = lines.result(line.custom_id, None, error)
+                        self._errors.add(line.custom_id, text, is_failed=True, has_run=False)
 
 
 def _check_slice(reader: LineReader, check: LineCheck) -> bool:
@@ -285,7 +296,7 @@ class BatchRunner(Collector):
     ) -> list[tuple[OwnerFolder, StoredBatch]]:
         """Lists the next batches of each owner, and those found to have ended. Owners with fewest runs come first."""
         owners = [
-            (folder, ids := folder.ids("batch_"), len(running_ids.intersection(ids)))
+            (folder, ids := folder.ids(*BATCHES), len(running_ids.intersection(ids)))
             for folder in self._folder.owners()
         ]
         found = []

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Job, Messages, ModelCard, Vocabulary, check_template_arguments
 from corosrv.dialects.chat.conversation import (
@@ -27,6 +29,7 @@ from corosrv.dialects.chat.prepare import RepeatParser, asks_to_think, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.forks import ForkableAnswer, ForkPoint, make_forkable
+from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
 from corosrv.dialects.openai.chat import schema
 from corosrv.dialects.openai.chat.answers import ChatAnswer
 from corosrv.dialects.openai.events import native_form
@@ -214,7 +217,9 @@ def call(
         )
     point = None if body.fork is None else fork_point(body.fork, body, _OF_PROMPT, forked, find_vocabulary)
     earlier = "" if point is None else point.text
-    job, parser = prepare(conversation(body, card, images, point), card, earlier, find_vocabulary)
+    asked = conversation(body, card, images, point)
+    asked = msgspec.structs.replace(asked, job=fields.with_triggers(asked.job, body, find_vocabulary))
+    job, parser = prepare(asked, card, earlier, find_vocabulary)
     if card.repeats_reasoning and card.reasoning_tags is not None:
         parser = RepeatParser(parser, card.reasoning_tags)
     opening = opening_of(job, card) if body.forkable else None
@@ -233,11 +238,14 @@ def call(
         native_form=native_form(body, job, card, find_vocabulary) if body.verbose else None,
     )
     answer = ChatAnswer(job, card, parser, options)
+    controlled = answer.id if body.reasoning_control else ""
     if forkable is not None:
         forkable.id = answer.id
     priority = body.priority if body.service_tier is None else priority_of(body)
     pings = body.sse_ping_interval
-    return Call(job, options.stream, answer, priority, forkable=forkable, card=card, ping_interval=pings)
+    return Call(
+        job, options.stream, answer, priority, forkable=forkable, card=card, ping_interval=pings, controlled=controlled
+    )
 
 
 def conversation(
@@ -265,8 +273,9 @@ def conversation(
         answer_format=form,
         echo=bool(body.echo),
         thinks=False if body.reasoning_effort == "none" else None,
-        thought_tokens=fields.thought_tokens(body),
-        thought_message=fields.thought_message(body),
+        thought_tokens=thought_tokens(body),
+        may_end_thoughts=bool(body.reasoning_control),
+        thought_message=thought_message(body),
     )
 
 

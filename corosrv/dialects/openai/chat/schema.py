@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.dialects.generation import fields
+from corosrv.dialects.generation.fields import ModelName
 from corosrv.dialects.openai.structured_fields import FormFields
 
 MAX_MESSAGES = 2048
@@ -110,8 +111,22 @@ class ChatBody(FormFields, kw_only=True):
     reasoning_effort: str | None = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
     prediction: PredictedOutput | None = None
+    reasoning_control: Annotated[
+        bool | None, Meta(description="`/v1/chat/completions/control` may end the thoughts while they are written")
+    ] = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
 
+class ControlBody(msgspec.Struct):
+    """Asks for something to be done to a chat that is being answered."""
+
+    id: Annotated[
+        str, Meta(min_length=1, max_length=256, description="of the answer, as each chunk of a stream has it")
+    ]
+    action: Literal["reasoning_end"]
+    model: ModelName | None = None  # nothing depends on it: the id says which
+
+
 decoder = fields.decoder(ChatBody, UNSUPPORTED)
+control_decoder = msgspec.json.Decoder(ControlBody)

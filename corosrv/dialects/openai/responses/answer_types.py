@@ -127,6 +127,16 @@ class ResponseObject(msgspec.Struct):
     max_tool_calls: int | msgspec.UnsetType = msgspec.UNSET
 
 
+class CompactedResponse(msgspec.Struct):
+    """A conversation made short: the user's messages, and a `compaction` item with a summary of all of it."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+
+
 class ResponseEvent(msgspec.Struct):
     """One event of a streamed response; which members it has depends on its `type`."""
 

@@ -19,6 +19,7 @@ from corosrv.dialects.generation import native
 from corosrv.dialects.generation.call import AnswerOptions, Telemetry, named_event, split_tokens
 from corosrv.dialects.openai.responses.answer_types import (
     NO_LOGPROBS,
+    CompactedResponse,
     CutReason,
     IncompleteDetails,
     InputTokensDetails,
@@ -32,6 +33,7 @@ from corosrv.dialects.openai.responses.answer_types import (
     ResponseStatus,
     ResponseUsage,
 )
+from corosrv.dialects.openai.responses.items import seal
 from corosrv.dialects.openai.responses.store import Stored, item_id
 
 # The beginning of an item's id, and what the events of its text are called.
@@ -251,6 +253,17 @@ class ResponseAnswer(BlockAnswer):
         described = bytes(cast(msgspec.Raw, native.describe_all(block.tokens[begin:], post_sampling=False)))[1:-1]
         self._described[block.number].append(described)
         return described
+
+
+class CompactionAnswer(ResponseAnswer):
+    """A compacted conversation: its input is the whole of it, and then the request for a summary, which it is."""
+
+    def complete_answer(self) -> CompactedResponse:  # type: ignore[override]
+        parts = (part for item in self._response("completed").output for part in item.content or ())
+        summary = "".join(part.text for part in parts if part.type == "output_text")
+        told = [item for item in self.input_items[:-1] if item["type"] == "message" and item["role"] == "user"]
+        compaction = {"id": item_id("cmp", self._key, 0), "type": "compaction", "encrypted_content": seal(summary)}
+        return CompactedResponse(self.id, "response.compaction", self._created, [*told, compaction], self._usage())
 
 
 def _json_list(pieces: Iterable[bytes]) -> msgspec.Raw:

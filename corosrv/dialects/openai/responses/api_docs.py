@@ -7,6 +7,7 @@ from typing import Any
 from corosrv.dialects.openai.answer_types import InputTokens
 from corosrv.dialects.openai.responses import schema
 from corosrv.dialects.openai.responses.answer_types import (
+    CompactedResponse,
     ConversationObject,
     DeletedConversation,
     DeletedResponse,
@@ -51,6 +52,24 @@ count = operation(
     answer=InputTokens,
     statuses=GENERATES,
     examples={"A question": {"input": "Name three colours."}},
+)
+compact = operation(
+    _TAG,
+    "Compact a conversation",
+    "The model sums it up. The answer's `output` is the messages of the user and a `compaction` item, which stand for "
+    "the conversation as the `input` of later responses, also after a restart.",
+    body=schema.CompactBody,
+    answer=CompactedResponse,
+    headers=GenerateHeaders,
+    statuses=GENERATES,
+    examples={
+        "A short conversation": {
+            "input": [
+                {"role": "user", "content": "Name three colours."},
+                {"role": "assistant", "content": "Red, green and blue."},
+            ]
+        }
+    },
 )
 read = operation(
     _TAG,

@@ -5,6 +5,7 @@ Tools are functions, those of namespaces under names of their own, and what clie
 
 from __future__ import annotations
 
+import base64
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from corosrv.dialects.chat.conversation import Content, Part, TurnList, check_co
 from corosrv.dialects.openai.responses import mcp_items, schema
 from corosrv.dialects.openai.responses.mcp_items import McpAccess, McpToolbox
 from corosrv.dialects.openai.responses.store import Item, Shelf
-from corosrv.formats.bodies import check_text, convert
+from corosrv.formats.bodies import check_text, convert, decode_base64
 from corosrv.images.intake import ImageDetail, read_detail
 
 
@@ -171,11 +172,32 @@ def _reasoning(item: dict[str, Any], param: str, to: TurnList, images: ReadsImag
     to.think(_text(reasoning.content or reasoning.summary, f"{param}.content", images))
 
 
+_SEAL = b"corosrv:1:"  # before each summary, so that those of other servers are told apart
+
+
+def seal(summary: str) -> str:
+    """Returns a summary as the content of a compaction item. It is not encrypted: it is the client's own."""
+    return base64.b64encode(_SEAL + summary.encode()).decode()
+
+
+def _compaction(item: dict[str, Any], param: str, to: TurnList, _: ReadsImages | None) -> None:
+    place = f"{param}.encrypted_content"
+    try:
+        content = decode_base64(convert(item, schema.CompactionItem, param).encrypted_content)
+        summary = content.removeprefix(_SEAL).decode() if content.startswith(_SEAL) else None
+    except ValueError:
+        summary = None
+    if summary is None:
+        raise Refused(f"{place}: this is no compaction of this server's: send the conversation itself", place)
+    to.say("user", f"A summary of our conversation before this, in your own words:\n\n{summary}")
+
+
 _ITEMS: dict[str, Callable[[dict[str, Any], str, TurnList, ReadsImages | None], None]] = {
     "message": _message,
     "function_call": _call,
     "function_call_output": _output,
     "reasoning": _reasoning,
+    "compaction": _compaction,
     **mcp_items.ITEMS,
 }
 
@@ -225,7 +247,8 @@ _NOTHING_TO_INCLUDE = frozenset(
      "file_search_call.results", "web_search_call.action.sources", "web_search_call.results")
 )  # fmt: skip
 _MAX_ID = 512  # characters
-_PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
+           "compaction": "cmp"}  # fmt: skip
 _PREFIX |= mcp_items.PREFIXES
 
 
@@ -297,7 +320,8 @@ def _item(item: Item, shelf: Shelf, param: str) -> Item:
         id = f"{_PREFIX[kind]}_{secrets.token_hex(24)}"
     elif not isinstance(id, str) or len(check_text(id, f"{param}.id")) > _MAX_ID:
         raise Refused(f"{param}.id must be a string of up to {_MAX_ID} characters", f"{param}.id")
-    told = {"status": "completed", **item, "id": id, "type": kind}
+    status = {} if kind == "compaction" else {"status": "completed"}
+    told: Item = {**status, **item, "id": id, "type": kind}
     if kind == "message":
         told["content"] = _parts(item["content"], "output_text" if item["role"] == "assistant" else "input_text")
     elif kind == "function_call_output" and not isinstance(item["output"], str):

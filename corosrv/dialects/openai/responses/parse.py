@@ -27,8 +27,9 @@ from corosrv.dialects.chat.conversation import (
 from corosrv.dialects.chat.prepare import Parser, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
+from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
 from corosrv.dialects.openai.responses import items, schema
-from corosrv.dialects.openai.responses.answers import ResponseAnswer
+from corosrv.dialects.openai.responses.answers import CompactionAnswer, ResponseAnswer
 from corosrv.dialects.openai.responses.items import FunctionTools, read_tools
 from corosrv.dialects.openai.responses.mcp_answers import McpAnswer, McpPlan
 from corosrv.dialects.openai.responses.mcp_items import McpAccess, McpToolbox, approved_calls, known_lists
@@ -48,6 +49,7 @@ def call(
     find_vocabulary: Callable[[], Vocabulary],
     images: ImageIntake | None = None,
     access: McpAccess = _NO_ACCESS,
+    answer_kind: type[ResponseAnswer] = ResponseAnswer,
 ) -> Call:
     """Checks a request for a response, which goes to the shelf unless told otherwise.
 
@@ -75,6 +77,7 @@ def call(
                 turns, lambda turns: room.holds(translate(turns, functions, policy, True)[0].prompts[0])
             )
         asked = _conversation(body, turns, functions, policy, card)
+        asked = msgspec.structs.replace(asked, job=fields.with_triggers(asked.job, body, find_vocabulary))
         return prepare(asked, card, find_vocabulary=find_vocabulary)
 
     policy = _tool_choice(body.tool_choice, tools.toolboxes)
@@ -89,10 +92,10 @@ def call(
     if earlier.conversation:
         shelf.check_room(earlier.conversation, new_items, "conversation")
         keep = partial(_keep, shelf, is_stored, earlier.conversation, new_items)
-    listed = (*earlier.items, *new_items) if is_stored else ()
-    if images is not None:
+    listed = (*earlier.items, *new_items) if is_stored or answer_kind is CompactionAnswer else ()
+    if images is not None and is_stored:
         listed = tuple(map(items.without_urls, listed))
-    answer = ResponseAnswer(echo, parser, turns, keep, options, tools.origins, listed)
+    answer = answer_kind(echo, parser, turns, keep, options, tools.origins, listed)
     if tools.toolboxes or has_items:
         context = (*earlier.items, *new_items)
         approved = approved_calls(context, turns, tools.toolboxes)
@@ -104,6 +107,37 @@ def call(
             )  # fmt: skip
             answer = McpAnswer(plan, echo, parser, turns, keep, options, tools.origins, listed)
     return Call(job, options.stream, answer, body.priority, card=card, ping_interval=body.sse_ping_interval)
+
+
+_SUM_UP = (
+    "Sum up our conversation so far, for yourself: you will go on from your summary and from my messages alone. Say "
+    "what was asked, what was found and decided, with its names, numbers and paths as they were, and what is still to "
+    "be done. Answer with the summary and nothing else."
+)
+_SUMMARY_TOKENS, _SUMMARY_PART = 1024, 4  # at most, and of the context
+
+
+def compaction(
+    body: schema.CompactBody,
+    card: ModelCard,
+    shelf: Shelf,
+    find_vocabulary: Callable[[], Vocabulary],
+    images: ImageIntake | None = None,
+) -> Call:
+    """Checks a request for a compaction: the model is to sum up the conversation. Raises as `call` does."""
+    told = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input or []
+    if not told and body.previous_response_id is None:
+        raise Refused("input is required, or previous_response_id", "input", "missing_required_parameter")
+    asked = schema.ResponseBody(
+        model=body.model,
+        input=[*told, {"role": "user", "content": _SUM_UP}],
+        instructions=body.instructions,
+        previous_response_id=body.previous_response_id,
+        store=False,
+        max_output_tokens=min(_SUMMARY_TOKENS, max(card.meta.get("n_ctx", 0) // _SUMMARY_PART, 1)),
+        reasoning=schema.ReasoningOptions("none"),
+    )
+    return call(asked, card, shelf, find_vocabulary, images, answer_kind=CompactionAnswer)
 
 
 def _keep(shelf: Shelf, is_stored: bool, conversation: str, new_items: tuple[Item, ...], stored: Stored) -> None:
@@ -176,8 +210,8 @@ def _conversation(
         answer_format=form,
         places=_PLACES,
         thinks=False if effort == "none" else None,
-        thought_tokens=fields.thought_tokens(body),
-        thought_message=fields.thought_message(body),
+        thought_tokens=thought_tokens(body),
+        thought_message=thought_message(body),
     )
 
 

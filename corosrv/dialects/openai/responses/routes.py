@@ -200,6 +200,16 @@ def blueprint(
             raise NotSupported(words, "tools")
         return json_response(input_tokens(flow.count(made)))
 
+    @routes.post("/v1/responses/compact")
+    @routes.post("/responses/compact", endpoint="compact_short")
+    @flow.once
+    @api_docs.compact
+    def compact() -> Response:
+        body = flow.receive(schema.compact_decoder)
+        card = flow.worker.card(body.model)
+        find_vocabulary = partial(flow.worker.vocabulary, body.model)
+        return flow.answer(parse.compaction(body, card, shelf(), find_vocabulary, flow.intake(card, keeps_files=True)))
+
     @routes.get("/v1/responses/<id>")
     @api_docs.read
     def read(id: str) -> Response:

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.dialects.generation import fields
-from corosrv.dialects.generation.fields import ThoughtFields
+from corosrv.dialects.generation.fields import ModelName
+from corosrv.dialects.generation.thoughts import ThoughtFields
 from corosrv.dialects.openai.structured_fields import StructuredOutputs
 
 MAX_ITEMS = 2048
@@ -72,6 +73,10 @@ class OutputItem(msgspec.Struct):
 class ReasoningItem(msgspec.Struct):
     summary: Parts = []
     content: Parts | None = None
+
+
+class CompactionItem(msgspec.Struct):
+    encrypted_content: str
 
 
 class McpListedTool(msgspec.Struct):
@@ -187,6 +192,15 @@ class ResponseBody(ThoughtFields, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
 
 
+class CompactBody(msgspec.Struct, kw_only=True):
+    """A conversation that is to be compacted; one of `input` and `previous_response_id` is there."""
+
+    model: ModelName | None = None
+    input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS - 1)] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+
+
 class MetadataBody(msgspec.Struct):
     metadata: Metadata | None
 
@@ -201,3 +215,4 @@ class ConversationBody(msgspec.Struct):
 
 
 decoder = fields.decoder(ResponseBody, UNSUPPORTED)
+compact_decoder = msgspec.json.Decoder(CompactBody)

@@ -76,6 +76,9 @@ class NativeReader:
     def cancel(self) -> None:
         check(lib.corosrv_reader_cancel(self._handle))
 
+    def end_thoughts(self) -> None:
+        check(lib.corosrv_reader_end_thoughts(self._handle))
+
     def close(self) -> None:
         ffi.release(self._handle)
 

@@ -27,6 +27,7 @@ class RemoteReader(BufferedReader[Chunk]):
     def __init__(
         self,
         cancel: Callable[[], None],
+        end_thoughts: Callable[[], None],
         consumed: Callable[[int], None],
         forget: Callable[[], None],
         forget_later: Callable[[], None],
@@ -36,6 +37,7 @@ class RemoteReader(BufferedReader[Chunk]):
         `forget_later` does the same from any thread, and in the midst of anything.
         """
         super().__init__(cancel)
+        self.end_thoughts = end_thoughts  # ends those that have a budget as if it were spent
         self._consumed = consumed
         self._forget = forget
         self._forget_later = forget_later
@@ -131,6 +133,7 @@ class RemoteJob:
         self.is_streamed = is_streamed
         self._reader = weakref.ref(reader)  # whoever reads keeps it
         self.is_cancelled = False
+        self.ends_thoughts = False  # its reader has asked for that
         self._tasks = list(tasks)
         self._journals = [_TaskJournal(task) for task in tasks]
         self._running = list(range(len(tasks)))  # of the tasks that the engine has, their places in the job

@@ -14,6 +14,7 @@ from corosrv.models.engine.binding import Task
 from corosrv.models.engine.process.jobs import ENGINE_GONE, DeathSuspects, RemoteJob
 from corosrv.models.engine.process.messages import (
     CancelTasks,
+    EndThoughts,
     ForgetTasks,
     FromFront,
     SubmitTasks,
@@ -76,6 +77,8 @@ class JobLedger:
                 waiting.set(None)
             elif job is not None and job.is_cancelled:  # while it waited for its turn, where a cancel finds nothing
                 self._send(CancelTasks(job.number))
+            elif job is not None and job.ends_thoughts:  # of a resumed job: the engine before this one was asked
+                self._send(EndThoughts(job.number))
         elif waiting is not None:
             waiting.set_exception(message.fault.error())
         elif job is not None and message.fault.code == errors.QueueFull.code:
@@ -127,6 +130,12 @@ class JobLedger:
         if (job := self.jobs.get(number)) is not None:
             job.is_cancelled = True
             self._send(CancelTasks(number))
+
+    def end_thoughts(self, number: int) -> None:
+        """Asks the engine to end a job's thoughts, also one that takes the job over."""
+        if (job := self.jobs.get(number)) is not None:
+            job.ends_thoughts = True
+            self._send(EndThoughts(number))
 
     def forget(self, number: int) -> None:
         """Ends a job of which nothing more is read."""

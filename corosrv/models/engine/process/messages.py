@@ -53,6 +53,12 @@ class CancelTasks(_EngineMessage, frozen=True, tag="cancel"):
     number: int
 
 
+class EndThoughts(_EngineMessage, frozen=True, tag="end_thoughts"):
+    """Ends the thoughts of a job's tasks, as if their budgets were spent."""
+
+    number: int
+
+
 class ForgetTasks(_EngineMessage, frozen=True, tag="forget"):
     """Ends a job of which nothing more is read."""
 
@@ -195,16 +201,9 @@ class SlotReply(_EngineMessage, frozen=True, tag="answer"):
 
 
 FromFront = (
-    FrontHello
-    | SubmitTasks
-    | CancelTasks
-    | ForgetTasks
-    | ChunksRead
-    | SlotQuestion
-    | BanTasks
-    | AdapterScales
-    | ReleaseIfIdle
-)
+    FrontHello | SubmitTasks | CancelTasks | EndThoughts | ForgetTasks | ChunksRead | SlotQuestion | BanTasks
+    | AdapterScales | ReleaseIfIdle
+)  # fmt: skip
 ToFront = (
     EngineHello
     | EngineRefusal

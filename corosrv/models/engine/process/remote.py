@@ -327,6 +327,7 @@ class RemoteEngine(EngineLife):
         number = next(self._numbers)
         reader = RemoteReader(
             lambda: self._ledger.cancel(number),
+            lambda: self._ledger.end_thoughts(number),
             lambda n_bytes: self._send(ChunksRead(number, n_bytes)),
             lambda: self._ledger.forget(number),
             lambda: self._hub.loop.run_callback_threadsafe(self._ledger.forget, number),

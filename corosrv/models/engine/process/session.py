@@ -16,7 +16,7 @@ from gevent.event import Event
 from gevent.hub import get_hub
 
 from corosrv.base.errors import BadFrame, ChannelClosed, CorosrvError, ProtocolError, Refused, Starting
-from corosrv.contracts.jobs import Chunk, Reader
+from corosrv.contracts.jobs import Chunk
 from corosrv.models.engine import Engine
 from corosrv.models.engine.process.messages import (
     MAX_FRAME,
@@ -26,6 +26,7 @@ from corosrv.models.engine.process.messages import (
     BanTasks,
     CancelTasks,
     ChunksRead,
+    EndThoughts,
     EngineFailed,
     EngineHello,
     EngineLoaded,
@@ -45,6 +46,7 @@ from corosrv.models.engine.process.messages import (
     ToFront,
     engine_codec,
 )
+from corosrv.models.engine.reader import Reader
 from corosrv.workers.wire.faults import Fault
 from corosrv.workers.wire.gevent_channel import GeventChannel
 
@@ -106,7 +108,7 @@ class _Running:
 
     __slots__ = ("has_room", "is_forgotten", "n_unread", "reader")
 
-    def __init__(self, reader: Reader[Chunk]) -> None:
+    def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.n_unread = 0
         self.has_room: Event | None = None  # while it waits
@@ -177,6 +179,9 @@ class FrontSession:
         elif isinstance(message, CancelTasks):
             if (job := self._jobs.get(message.number)) is not None:
                 job.reader.cancel()
+        elif isinstance(message, EndThoughts):
+            if (job := self._jobs.get(message.number)) is not None:
+                job.reader.end_thoughts()
         elif isinstance(message, ForgetTasks):
             self._forget(message.number)
         elif isinstance(message, SlotQuestion):

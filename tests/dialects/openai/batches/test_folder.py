@@ -150,17 +150,110 @@ def test_the_file_of_a_batch_stays_until_the_batch_has_ended(own: OwnerFolder):
 def test_a_batch_is_cancelling_until_whoever_runs_it_has_ended_it(own: OwnerFolder):
     id = add_batch(own, put(own))
 
-    shown = own.cancel(id)
+    shown = own.cancel(id).batch
 
-    assert (shown.status, own.batch(id).status) == ("cancelling", "cancelling")
+    assert (shown.status, own.batch(id).batch.status) == ("cancelling", "cancelling")
     assert shown.cancelling_at == own.cancelled_at(id) is not None
     stored = own.stored(id)
     assert stored is not None
     stored.batch.enter("cancelled", 3)
     own.save(stored)
-    assert (own.batch(id).status, own.batches(BatchesQuery()).data[0].status) == ("cancelled", "cancelled")
+    assert (own.batch(id).batch.status, own.batches(BatchesQuery()).data[0].status) == ("cancelled", "cancelled")
     with pytest.raises(Refused, match="cancelled"):
         own.cancel(id)
+
+
+def end(own: OwnerFolder, id: str) -> StoredBatch:
+    stored = own.stored(id)
+    assert stored is not None
+    stored.batch.enter("finalizing", 1)
+    stored.batch.enter("completed", 2)
+    own.content_path(stored.output).write_bytes(b"results")
+    own.save(stored)
+    return stored
+
+
+def test_batches_of_messages_are_apart_from_those_of_files(own: OwnerFolder):
+    of_file = add_batch(own, put(own))
+    time.sleep(0.002)  # the ids of one millisecond have no order
+    of_messages = own.add_messages("me", [b"{}\n"]).batch.id
+
+    for id, look, cancel in (
+        (of_file, own.messages, own.cancel_messages),
+        (of_messages, own.batch, own.cancel),
+        (of_messages, own.file, own.delete),
+    ):
+        with pytest.raises(NotFound):
+            look(id)
+        with pytest.raises(NotFound):
+            cancel(id)
+    assert [batch.id for batch in own.batches(BatchesQuery()).data] == [of_file]
+    assert [stored.batch.id for stored in own.messages_page(None, None, 9)[0]] == [of_messages]
+    assert len(own.files(FilesQuery()).data) == 1, "their lines are no file of the owner's"
+    assert own.ids(*folders.BATCHES) == [of_file, of_messages], "the oldest first, whatever they are"
+
+
+def test_a_batch_of_messages_is_deleted_with_all_that_it_has_once_it_has_ended(own: OwnerFolder):
+    id = own.add_messages("me", [b"{}\n"]).batch.id
+    with pytest.raises(Refused, match="in_progress"):
+        own.forget_messages(id)
+    own.cancel_messages(id)
+    end(own, id)
+
+    own.forget_messages(id)
+
+    assert list(own.path.iterdir()) == []
+    with pytest.raises(NotFound):
+        own.forget_messages(id)
+
+
+def test_a_batch_of_messages_counts_as_files_do(own: OwnerFolder, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(Refused, match="COROSRV_FILES_BYTES"):
+        own.add_messages("me", [b"x" * 1001])
+    own.add_messages("me", [b"x" * 700])
+    with pytest.raises(Refused, match="have 700 of 1000 bytes"):
+        put(own, b"x" * 301)
+
+    monkeypatch.setattr(folders, "MOST_OPEN", 1)
+    with pytest.raises(LimitReached):
+        own.add_messages("me", [b"x"])
+    assert len(list(own.path.glob("*.data"))) == 1
+
+
+def test_the_oldest_batches_of_messages_make_room_with_their_results(own: OwnerFolder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(folders, "MOST_BATCHES", 1)
+    end(own, own.add_messages("me", [b"x"]).batch.id)
+
+    stored = own.add_messages("me", [b"x"])
+
+    assert [path.stem for path in own.path.glob("*.data")] == [stored.batch.input_file_id]
+
+
+def test_the_lines_of_messages_stay_while_the_batch_does(own: OwnerFolder, monkeypatch: pytest.MonkeyPatch):
+    stored = own.add_messages("me", [b"x"])
+    monkeypatch.setattr(folders, "_FORGET_S", -1.0)
+
+    put(own)
+
+    assert own.content_path(stored.batch.input_file_id).exists()
+
+
+def test_pages_of_messages_go_both_ways(own: OwnerFolder):
+    ids = []
+    for _ in range(4):
+        ids.append(own.add_messages("me", [b"x"]).batch.id)
+        time.sleep(0.002)  # the ids of one millisecond have no order
+
+    def page(after_id: str | None, before_id: str | None) -> tuple[list[int], bool]:
+        found, has_more = own.messages_page(after_id, before_id, 2)
+        return [ids.index(stored.batch.id) for stored in found], has_more
+
+    assert page(None, None) == ([3, 2], True)
+    assert page(ids[2], None) == ([1, 0], False)
+    assert page(None, ids[0]) == ([2, 1], True)
+    assert page(None, ids[2]) == ([3], False)
+    with pytest.raises(Refused, match="before_id"):
+        page(None, ID)
 
 
 def test_batches_that_have_not_ended_are_few(own: OwnerFolder, monkeypatch: pytest.MonkeyPatch):

@@ -13,10 +13,14 @@ from typing import Any
 import gevent
 import pytest
 from gevent.event import Event
+from msgspec import Raw
 
-from corosrv.dialects.openai.batches.answer_types import BatchObject
+from corosrv.base.errors import NotFound, Refused
+from corosrv.dialects.anthropic.answers import MessageBatch, MessageBatchCounts, batch_answer
+from corosrv.dialects.anthropic.routes import ResultPieces
+from corosrv.dialects.openai.batches.answer_types import BatchObject, FilesQuery
 from corosrv.dialects.openai.batches.folder import FileFolder, StoredBatch, new_name
-from corosrv.dialects.openai.batches.lines import RequestLine
+from corosrv.dialects.openai.batches.lines import RequestLine, request_text
 from corosrv.dialects.openai.batches.runner import BatchRunner
 from corosrv.dialects.openai.batches.running import Gate, LineReply, reply_of
 from tests.support.waiting import wait_until
@@ -81,7 +85,7 @@ class Place:
         return batch.id
 
     def show(self, id: str) -> BatchObject:
-        return self.folder.owned_by(OWNER).batch(id)
+        return self.folder.owned_by(OWNER).batch(id).batch
 
     def wait(self, id: str) -> BatchObject:
         wait_until(lambda: self.show(id).is_ended, "the batch's end")
@@ -206,6 +210,9 @@ def test_a_cancelled_batch_keeps_the_answers_that_it_has(place: Place):
     assert (batch.status, place.caller.n_running) == ("cancelled", 0)
     assert [one["custom_id"] for one in place.results(batch.output_file_id)] == ["line-0"]
     assert batch.cancelling_at is not None
+    not_run = place.results(batch.error_file_id)
+    assert {one["error"]["code"] for one in not_run} == {"batch_cancelled"}
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (1, len(not_run)) == (1, 49)
 
 
 def test_lines_that_did_not_run_in_time_are_told(place: Place):
@@ -218,6 +225,106 @@ def test_lines_that_did_not_run_in_time_are_told(place: Place):
     results = place.results(batch.error_file_id)
     assert (batch.status, batch.request_counts.failed) == ("expired", 3)
     assert {(one["response"], one["error"]["code"]) for one in results} == {(None, "batch_expired")}
+
+
+def messages(place: Place, *ids: str, seconds: float = 3600) -> str:
+    """Makes a batch of messages, which are named so."""
+    own = place.folder.owned_by(OWNER)
+    stored = own.add_messages(OWNER, [request_text(id, "/v1/messages", Raw(b"{}")) for id in ids])
+    stored.batch.expires_at = int(time.time() + seconds)
+    own.save(stored)
+    return stored.batch.id
+
+
+def wait_for_messages(place: Place, id: str) -> MessageBatch:
+    own = place.folder.owned_by(OWNER)
+    wait_until(lambda: own.messages(id).batch.is_ended, "the batch's end")
+    return batch_answer(own.messages(id), "here")
+
+
+def message_results(place: Place, id: str) -> dict[str, dict[str, Any]]:
+    pieces = ResultPieces(place.folder.owned_by(OWNER), id)
+    found = [json.loads(text) for text in b"".join(pieces).splitlines()]
+    pieces.close()
+    return {one["custom_id"]: one["result"] for one in found}
+
+
+def test_messages_have_the_results_of_anthropic_s_api(place: Place):
+    refused = b'{"type": "error", "error": {"type": "invalid_request_error", "message": "no"}, "request_id": "r"}'
+    answers = {"a": LineReply(200, "", b'{"id": "msg_1"}'), "b": LineReply(400, "", refused)}
+    place.caller.answer = lambda id, n: answers.get(id, LineReply(502, "req_c", b"a proxy's page"))
+    id = messages(place, "a", "b", "c")
+
+    place.runner()
+    batch = wait_for_messages(place, id)
+
+    assert batch.request_counts == MessageBatchCounts(0, succeeded=1, errored=2, canceled=0, expired=0)
+    assert (batch.processing_status, batch.results_url) == ("ended", "here")
+    found = message_results(place, id)
+    assert found["a"] == {"type": "succeeded", "message": {"id": "msg_1"}}
+    assert found["b"] == {"type": "errored", "error": json.loads(refused)}
+    assert found["c"]["error"]["error"] == {"type": "api_error", "message": 'status 502: "a proxy\'s page"'}
+    assert found["c"]["error"]["request_id"] == "req_c"
+    assert place.folder.owned_by(OWNER).files(FilesQuery()).data == [], "results are no files of the owner's"
+
+
+def test_messages_that_did_not_run_in_time_have_expired(place: Place):
+    place.caller.answer = lambda id, n: LineReply(200, "", b"{}") if id == "a" else LineReply(503, "", b"", 60.0)
+    id = messages(place, "a", "b", "c", seconds=2)
+
+    place.runner()
+    batch = wait_for_messages(place, id)
+
+    assert batch.request_counts == MessageBatchCounts(0, succeeded=1, errored=0, canceled=0, expired=2)
+    assert message_results(place, id)["b"] == {"type": "expired"}
+
+
+def test_messages_of_a_cancelled_batch_that_did_not_run_are_canceled(place: Place):
+    place.caller.is_open.clear()
+    id = messages(place, *(f"a{number}" for number in range(20)))
+    own = place.folder.owned_by(OWNER)
+    place.runner(n=2)
+    wait_until(lambda: place.caller.n_running == 2)
+    with pytest.raises(Refused, match="in_progress"):
+        ResultPieces(own, id)
+
+    stored = own.cancel_messages(id)
+    assert batch_answer(stored, "").processing_status == "canceling"
+    assert batch_answer(stored, "").request_counts.processing == 20
+    batch = wait_for_messages(place, id)
+
+    assert batch.request_counts == MessageBatchCounts(0, succeeded=0, errored=0, canceled=20, expired=0)
+    assert batch.cancel_initiated_at is not None
+    assert {one["type"] for one in message_results(place, id).values()} == {"canceled"}
+
+
+def test_messages_for_whose_results_there_is_no_room_are_errors(place: Place, monkeypatch: pytest.MonkeyPatch):
+    from corosrv.dialects.openai.batches import runner as runners
+
+    monkeypatch.setattr(runners, "_LOOK_S", 0.05)
+    place.caller.is_open.clear()
+    id = messages(place, "a", "b")
+    own = place.folder.owned_by(OWNER)
+    place.runner(n=1)
+    wait_until(lambda: place.caller.n_running == 1)
+    own.content_path(new_name("file-")).write_bytes(b"x" * 1_000_001)
+    batch = wait_for_messages(place, id)
+
+    assert batch.request_counts == MessageBatchCounts(0, succeeded=0, errored=2, canceled=0, expired=0)
+    assert "COROSRV_FILES_BYTES" in message_results(place, id)["a"]["error"]["error"]["message"]
+
+
+def test_results_of_messages_that_somebody_has_overwritten_are_not_shown(place: Place):
+    id = messages(place, "a")
+    own = place.folder.owned_by(OWNER)
+    own.content_path(own.messages(id).output).write_bytes(b"not an answer\n")
+
+    place.runner()
+    batch = wait_for_messages(place, id)
+
+    assert batch.request_counts.errored == 1
+    with pytest.raises(NotFound, match="overwritten"):
+        ResultPieces(own, id)
 
 
 def test_another_process_goes_on_where_the_first_one_ended(place: Place):
@@ -346,7 +453,7 @@ def test_a_batch_whose_answers_somebody_has_overwritten_fails(place: Place):
 def test_a_batch_whose_file_is_gone_fails(place: Place):
     id = place.batch(*lines(2))
     own = place.folder.owned_by(OWNER)
-    own.content_path(own.batch(id).input_file_id).unlink()
+    own.content_path(own.batch(id).batch.input_file_id).unlink()
 
     place.runner()
     batch = place.wait(id)

@@ -230,6 +230,19 @@ def test_a_cancel_while_there_is_no_engine_counts(open_front: OpenFront) -> None
     assert read_all(reader)[-1].finish is Finish.CANCELLED
 
 
+def test_thoughts_that_end_while_there_is_no_engine_have_ended(open_front: OpenFront) -> None:
+    front = open_front(model=SPEED)
+    thinking = Sampling(temperature=0, thoughts=ThoughtBudget(10_000, "</t>"))
+    reader = front.submit(job("Once", max_tokens=60, sampling=thinking))
+    first = begun(reader)
+    kill(front)
+    wait_until(lambda: front.is_recovering)
+
+    reader.end_thoughts()
+
+    assert "</t>" in text_of(first + read_all(reader))
+
+
 def test_an_engine_that_hangs_is_ended_and_its_answers_go_on(
     open_front: OpenFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:

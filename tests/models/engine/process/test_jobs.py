@@ -16,7 +16,7 @@ def ids(*tokens: int) -> bytes:
 
 
 def reader() -> RemoteReader:
-    return RemoteReader(lambda: None, lambda n_bytes: None, lambda: None, lambda: None)
+    return RemoteReader(lambda: None, lambda: None, lambda n_bytes: None, lambda: None, lambda: None)
 
 
 def job_of(reader: RemoteReader, number: int = 0, n_tasks: int = 1, **task: object) -> RemoteJob:
