@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.base.processor import Turns
-from corosrv.contracts.jobs import Defaults, Job, ModelCard, Prompt, Sampling, Vocabulary, sampler_names
+from corosrv.contracts.jobs import Defaults, Job, ModelCard, Prompt, Sampling, sampler_names
 from corosrv.formats.bodies import check_text
 from corosrv.formats.structured import Effort, SchemaLimits, grammar_of
 
@@ -90,6 +90,7 @@ def _is_same(value: Any, neutral_value: Any) -> bool:
 MAX_STOPS = 64
 MAX_BIASES = 1024
 MAX_BREAKERS = 64
+MAX_THOUGHT_MESSAGE = 1024  # characters
 MAX_TRIGGERS, MAX_TRIGGER = 64, 256  # texts, and characters of one
 
 ModelName = Annotated[str, Meta(max_length=1024)]
@@ -185,38 +186,17 @@ class LazyGrammarFields(GenerationFields, kw_only=True):
     ) = None
 
 
-def with_triggers(job: Job, fields: LazyGrammarFields, find_vocabulary: Callable[[], Vocabulary]) -> Job:
-    """Has a job's grammar begin with the first of the triggers in its text, where the fields ask for that.
-
-    Raises Refused for what could begin nothing, and for tokens to be preserved whose text answers do not show.
-    """
-    for number, text in enumerate(fields.preserved_tokens or ()):
-        _check_visible(text, f"preserved_tokens[{number}]", find_vocabulary)
-    if not fields.grammar_lazy:
-        return job
-    if not job.sampling.grammar:
-        raise Refused("grammar_lazy: there is no grammar or json_schema that could begin late", "grammar_lazy")
-    if not fields.grammar_triggers:
-        raise Refused("grammar_triggers: no trigger is set for the lazy grammar", "grammar_triggers")
-    for number, trigger in enumerate(fields.grammar_triggers):
-        place = f"grammar_triggers[{number}]"
-        if trigger.type not in _TEXT_TRIGGERS:
-            words = "a trigger is a token (0) or a word (1) here, and no pattern"
-            raise NotSupported(f"{place}.type: {words}", f"{place}.type", "unsupported_parameter")
-        _check_visible(check_text(trigger.value, f"{place}.value"), f"{place}.value", find_vocabulary)
-    texts = dict.fromkeys(trigger.value for trigger in fields.grammar_triggers)
-    return replace(job, sampling=replace(job.sampling, grammar_triggers=tuple(texts)))
+_ThoughtTokens = Annotated[int, Meta(ge=-1)]
 
 
-_TEXT_TRIGGERS = (0, 1)
+class ThoughtFields(LazyGrammarFields, kw_only=True):
+    """Tokens that thoughts may have, as llama-server and vLLM name them; -1: as many as the server allows."""
 
-
-def _check_visible(text: str, param: str, find_vocabulary: Callable[[], Vocabulary]) -> None:
-    """Raises Refused for a control token that answers do not show. Any other text is there as it comes."""
-    vocabulary = find_vocabulary()
-    tokens = vocabulary.tokenize(check_text(text, param), False, True, param)
-    if len(tokens) == 1 and vocabulary.is_hidden(tokens[0]):
-        raise NotSupported(f"{param}: this model's answers do not show the control token {text!r}", param)
+    reasoning_budget: _ThoughtTokens | None = None
+    reasoning_budget_tokens: _ThoughtTokens | None = None
+    thinking_budget_tokens: _ThoughtTokens | None = None
+    thinking_token_budget: _ThoughtTokens | None = None
+    reasoning_budget_message: Annotated[str, Meta(max_length=MAX_THOUGHT_MESSAGE)] | None = None
 
 
 # Fields that mean the same in GenerationFields and in Sampling.
@@ -368,3 +348,34 @@ def _bias(bias: float | bool) -> float:
     if bias is True or not -100 <= bias <= 100:
         raise Refused("logit_bias: a bias must be from -100 to 100, or false to ban the token", "logit_bias")
     return float(bias)
+
+
+_BUDGETS = ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
+_budgets_of = attrgetter(*_BUDGETS)
+_NO_BUDGETS = (None,) * len(_BUDGETS)
+
+
+def thought_tokens(fields: ThoughtFields) -> int | None:
+    """Returns how many tokens thoughts may have; None where the request leaves it to the server.
+
+    Raises Refused where two names say different things.
+    """
+    values = _budgets_of(fields)
+    if values == _NO_BUDGETS:
+        return None
+    budgets = {name: tokens for name, tokens in zip(_BUDGETS, values, strict=True) if tokens is not None}
+    if len(set(budgets.values())) > 1:
+        raise Refused(f"{' and '.join(budgets)} contradict each other: send one of them", next(iter(budgets)))
+    tokens: int = next(iter(budgets.values()))
+    return tokens if tokens >= 0 else None
+
+
+def thought_message(fields: ThoughtFields) -> str | None:
+    """Returns the last words of thoughts that have spent their budget; None where the request has none."""
+    message = fields.reasoning_budget_message
+    return None if message is None else check_text(message, "reasoning_budget_message")
+
+
+def budget_name(fields: ThoughtFields) -> str:
+    """Returns the name under which a request gives its budget."""
+    return next(name for name in _BUDGETS if getattr(fields, name) is not None)

@@ -1,18 +1,19 @@
 """One task's answer in llama-server's own form, which other dialects show beside theirs when they are asked to.
 
 The settings that a job is generated with stand there under llama-server's names. `describe` and its kin show tokens and
-how likely they were, for chats too.
+how likely they were, for chats too. `with_triggers` reads what llama-server's clients say of grammars that begin late.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import msgspec
 
+from corosrv.base.errors import NotSupported, Refused
 from corosrv.base.processor import Turns
 from corosrv.contracts.jobs import (
     Candidate,
@@ -29,7 +30,9 @@ from corosrv.contracts.jobs import (
     Vocabulary,
     token_biases,
 )
+from corosrv.dialects.generation.fields import LazyGrammarFields
 from corosrv.dialects.generation.job_usage import PromptProgress, Tally, Timings
+from corosrv.formats.bodies import check_text
 from corosrv.images.intake import MEDIA_MARKER
 
 StopType = Literal["none", "eos", "limit", "word", "abort"]
@@ -116,6 +119,40 @@ def settings_of_sampling(sampling: Sampling, max_tokens: int | None) -> dict[str
         "samplers": list(sampling.samplers),
         **_NEVER,
     }
+
+
+def with_triggers(job: Job, fields: LazyGrammarFields, find_vocabulary: Callable[[], Vocabulary]) -> Job:
+    """Has a job's grammar begin with the first of the triggers in its text, where the fields ask for that.
+
+    Raises Refused for what could begin nothing, and for tokens to be preserved whose text answers do not show.
+    """
+    for number, text in enumerate(fields.preserved_tokens or ()):
+        _check_visible(text, f"preserved_tokens[{number}]", find_vocabulary)
+    if not fields.grammar_lazy:
+        return job
+    if not job.sampling.grammar:
+        raise Refused("grammar_lazy: there is no grammar or json_schema that could begin late", "grammar_lazy")
+    if not fields.grammar_triggers:
+        raise Refused("grammar_triggers: no trigger is set for the lazy grammar", "grammar_triggers")
+    for number, trigger in enumerate(fields.grammar_triggers):
+        place = f"grammar_triggers[{number}]"
+        if trigger.type not in _TEXT_TRIGGERS:
+            words = "a trigger is a token (0) or a word (1) here, and no pattern"
+            raise NotSupported(f"{place}.type: {words}", f"{place}.type", "unsupported_parameter")
+        _check_visible(check_text(trigger.value, f"{place}.value"), f"{place}.value", find_vocabulary)
+    texts = dict.fromkeys(trigger.value for trigger in fields.grammar_triggers)
+    return replace(job, sampling=replace(job.sampling, grammar_triggers=tuple(texts)))
+
+
+_TEXT_TRIGGERS = (0, 1)
+
+
+def _check_visible(text: str, param: str, find_vocabulary: Callable[[], Vocabulary]) -> None:
+    """Raises Refused for a control token that answers do not show. Any other text is there as it comes."""
+    vocabulary = find_vocabulary()
+    tokens = vocabulary.tokenize(check_text(text, param), False, True, param)
+    if len(tokens) == 1 and vocabulary.is_hidden(tokens[0]):
+        raise NotSupported(f"{param}: this model's answers do not show the control token {text!r}", param)
 
 
 def settings_of_job(job: Job, stream: bool, vocabulary: Vocabulary) -> dict[str, Any]:

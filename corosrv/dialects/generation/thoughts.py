@@ -1,4 +1,4 @@
-"""Reads what a request says of thoughts, and limits them where no template made the prompt, by the tags around them.
+"""Limits a model's thoughts where no template made the prompt, by the tags that stand around them.
 
 Such a prompt may have begun thoughts.
 """
@@ -7,34 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Annotated
 
 from msgspec import Meta
 
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Job, ModelCard, MultimodalText, Prompt, Text, ThoughtBudget, Tokens, Vocabulary
-from corosrv.dialects.generation.fields import LazyGrammarFields
+from corosrv.dialects.generation.fields import ThoughtFields, budget_name, thought_message, thought_tokens
 from corosrv.formats.bodies import check_text
 
 MAX_TAG = 256  # characters
-MAX_THOUGHT_MESSAGE = 1024  # characters
 MAX_TAGS = 16
 
 ThoughtTag = Annotated[str, Meta(max_length=MAX_TAG)]
-
-_ThoughtTokens = Annotated[int, Meta(ge=-1)]
-
-
-class ThoughtFields(LazyGrammarFields, kw_only=True):
-    """Tokens that thoughts may have, as llama-server and vLLM name them; -1: as many as the server allows."""
-
-    reasoning_budget: _ThoughtTokens | None = None
-    reasoning_budget_tokens: _ThoughtTokens | None = None
-    thinking_budget_tokens: _ThoughtTokens | None = None
-    thinking_token_budget: _ThoughtTokens | None = None
-    reasoning_budget_message: Annotated[str, Meta(max_length=MAX_THOUGHT_MESSAGE)] | None = None
-
 
 _END_TAGS = ("reasoning_budget_end_tags", "reasoning_budget_end_tag")
 
@@ -103,34 +88,3 @@ def _text_of(prompt: Prompt, vocabulary: Vocabulary) -> str:
     if isinstance(prompt, MultimodalText):
         return "".join(part for part in prompt.parts if isinstance(part, str))
     return ""  # embedding rows
-
-
-_BUDGETS = ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
-_budgets_of = attrgetter(*_BUDGETS)
-_NO_BUDGETS = (None,) * len(_BUDGETS)
-
-
-def thought_tokens(fields: ThoughtFields) -> int | None:
-    """Returns how many tokens thoughts may have; None where the request leaves it to the server.
-
-    Raises Refused where two names say different things.
-    """
-    values = _budgets_of(fields)
-    if values == _NO_BUDGETS:
-        return None
-    budgets = {name: tokens for name, tokens in zip(_BUDGETS, values, strict=True) if tokens is not None}
-    if len(set(budgets.values())) > 1:
-        raise Refused(f"{' and '.join(budgets)} contradict each other: send one of them", next(iter(budgets)))
-    tokens: int = next(iter(budgets.values()))
-    return tokens if tokens >= 0 else None
-
-
-def thought_message(fields: ThoughtFields) -> str | None:
-    """Returns the last words of thoughts that have spent their budget; None where the request has none."""
-    message = fields.reasoning_budget_message
-    return None if message is None else check_text(message, "reasoning_budget_message")
-
-
-def budget_name(fields: ThoughtFields) -> str:
-    """Returns the name under which a request gives its budget."""
-    return next(name for name in _BUDGETS if getattr(fields, name) is not None)

@@ -15,7 +15,7 @@ from corosrv.dialects.generation import fields
 from corosrv.dialects.generation import prompts as infill
 from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.fields import Lora, ModelName
-from corosrv.dialects.generation.native import NativeForm
+from corosrv.dialects.generation.native import NativeForm, with_triggers
 from corosrv.dialects.generation.prompts import PromptField, is_several, prompts
 from corosrv.dialects.generation.thoughts import TaggedThoughtFields, with_budget
 from corosrv.dialects.llamacpp.answers import IndentReader, NativeAnswer
@@ -162,7 +162,7 @@ def _job(body: NativeFields, inputs: tuple[Prompt, ...], card: ModelCard, vocabu
         n_probs=n_probs if has_tokens else -1,
         post_sampling_probs=post_sampling,
     )
-    return fields.with_triggers(fields.with_schema(job, body.json_schema, card), body, lambda: vocabulary)
+    return with_triggers(fields.with_schema(job, body.json_schema, card), body, lambda: vocabulary)
 
 
 def _token_or_text(key: str) -> int | str:

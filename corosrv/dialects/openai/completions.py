@@ -273,7 +273,9 @@ def call(
     else:
         checked_prompts = (Tokens(point.prompt),)
     job = _job(body, _with_suffix(body, checked_prompts, vocabulary), card)
-    job = with_budget(fields.with_triggers(job, body, find_vocabulary), body, card, vocabulary)
+    if body.grammar_lazy or body.preserved_tokens:
+        job = native.with_triggers(job, body, find_vocabulary)
+    job = with_budget(job, body, card, vocabulary)
     if point is not None:
         job = point.branch(job)
     forkable = None

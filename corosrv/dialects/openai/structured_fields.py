@@ -18,9 +18,8 @@ from corosrv.contracts.jobs import Job, ModelCard, Vocabulary
 from corosrv.contracts.jobs.terms import LAST_PRIORITY
 from corosrv.dialects.chat import answer_grammar
 from corosrv.dialects.chat.conversation import JsonFormat, PlainFormat, TaggedFormat
-from corosrv.dialects.generation.fields import schema_limits
+from corosrv.dialects.generation.fields import ThoughtFields, schema_limits
 from corosrv.dialects.generation.forks import ForkableAnswer, ForkFields, ForkPoint
-from corosrv.dialects.generation.thoughts import ThoughtFields
 from corosrv.formats.bodies import check_text
 from corosrv.formats.structured import grammar, read_tag
 

@@ -9,8 +9,8 @@ import pytest
 from corosrv.base.errors import NotSupported, Refused
 from corosrv.contracts.jobs import Job, ModelCard, Sampling, Text, ThoughtBudget
 from corosrv.dialects.chat.prepare import prepare
-from corosrv.dialects.generation.fields import GrammarTrigger, LazyGrammarFields, with_triggers
-from corosrv.dialects.generation.native import settings_without_biases
+from corosrv.dialects.generation.fields import GrammarTrigger, LazyGrammarFields
+from corosrv.dialects.generation.native import settings_without_biases, with_triggers
 from corosrv.dialects.openai.chat import parse, schema
 from corosrv.formats.bodies import decode
 from corosrv.formats.callformats.description import AnswerFormat

@@ -20,13 +20,8 @@ from corosrv.contracts.jobs import (
     ThoughtBudget,
     Tokens,
 )
-from corosrv.dialects.generation.thoughts import (
-    TaggedThoughtFields,
-    ThoughtFields,
-    thought_message,
-    thought_tokens,
-    with_budget,
-)
+from corosrv.dialects.generation.fields import ThoughtFields, thought_message, thought_tokens
+from corosrv.dialects.generation.thoughts import TaggedThoughtFields, with_budget
 from corosrv.formats.callformats.description import AnswerFormat
 from tests.support.vocabularies import ByteVocabulary
 

@@ -29,7 +29,7 @@ from corosrv.dialects.chat.prepare import RepeatParser, asks_to_think, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
 from corosrv.dialects.generation.forks import ForkableAnswer, ForkPoint, make_forkable
-from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
+from corosrv.dialects.generation.native import with_triggers
 from corosrv.dialects.openai.chat import schema
 from corosrv.dialects.openai.chat.answers import ChatAnswer
 from corosrv.dialects.openai.events import native_form
@@ -218,7 +218,8 @@ def call(
     point = None if body.fork is None else fork_point(body.fork, body, _OF_PROMPT, forked, find_vocabulary)
     earlier = "" if point is None else point.text
     asked = conversation(body, card, images, point)
-    asked = msgspec.structs.replace(asked, job=fields.with_triggers(asked.job, body, find_vocabulary))
+    if body.grammar_lazy or body.preserved_tokens:
+        asked = msgspec.structs.replace(asked, job=with_triggers(asked.job, body, find_vocabulary))
     job, parser = prepare(asked, card, earlier, find_vocabulary)
     if card.repeats_reasoning and card.reasoning_tags is not None:
         parser = RepeatParser(parser, card.reasoning_tags)
@@ -273,9 +274,9 @@ def conversation(
         answer_format=form,
         echo=bool(body.echo),
         thinks=False if body.reasoning_effort == "none" else None,
-        thought_tokens=thought_tokens(body),
+        thought_tokens=fields.thought_tokens(body),
         may_end_thoughts=bool(body.reasoning_control),
-        thought_message=thought_message(body),
+        thought_message=fields.thought_message(body),
     )
 
 

@@ -27,7 +27,7 @@ from corosrv.dialects.chat.conversation import (
 from corosrv.dialects.chat.prepare import Parser, prepare
 from corosrv.dialects.generation import fields
 from corosrv.dialects.generation.call import AnswerOptions, Call
-from corosrv.dialects.generation.thoughts import thought_message, thought_tokens
+from corosrv.dialects.generation.native import with_triggers
 from corosrv.dialects.openai.responses import items, schema
 from corosrv.dialects.openai.responses.answers import CompactionAnswer, ResponseAnswer
 from corosrv.dialects.openai.responses.items import FunctionTools, read_tools
@@ -77,7 +77,8 @@ def call(
                 turns, lambda turns: room.holds(translate(turns, functions, policy, True)[0].prompts[0])
             )
         asked = _conversation(body, turns, functions, policy, card)
-        asked = msgspec.structs.replace(asked, job=fields.with_triggers(asked.job, body, find_vocabulary))
+        if body.grammar_lazy or body.preserved_tokens:
+            asked = msgspec.structs.replace(asked, job=with_triggers(asked.job, body, find_vocabulary))
         return prepare(asked, card, find_vocabulary=find_vocabulary)
 
     policy = _tool_choice(body.tool_choice, tools.toolboxes)
@@ -210,8 +211,8 @@ def _conversation(
         answer_format=form,
         places=_PLACES,
         thinks=False if effort == "none" else None,
-        thought_tokens=thought_tokens(body),
-        thought_message=thought_message(body),
+        thought_tokens=fields.thought_tokens(body),
+        thought_message=fields.thought_message(body),
     )
 
 

@@ -8,8 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.dialects.generation import fields
-from corosrv.dialects.generation.fields import ModelName
-from corosrv.dialects.generation.thoughts import ThoughtFields
+from corosrv.dialects.generation.fields import ModelName, ThoughtFields
 from corosrv.dialects.openai.structured_fields import StructuredOutputs
 
 MAX_ITEMS = 2048
