@@ -249,6 +249,9 @@ _DETERMINISTIC_TYPE = "bf16"
 
 def model_needs(settings: ModelSettings, facts: Facts, gpu_share: float = 0.0) -> ModelNeeds:
     """Returns what decides about the memory of a model; `gpu_share`: of its layers."""
+_MOST_WATCHED = 0.5  # of the layers on GPUs, beside which own kernels compute the others, about
+
+
     types = CacheTypes(settings.cache_type_k, settings.cache_type_v)
     return ModelNeeds(
         facts=facts,
@@ -256,7 +259,7 @@ def model_needs(settings: ModelSettings, facts: Facts, gpu_share: float = 0.0) -
         rows=max(settings.batch, settings.slots),
         shares_context=settings.kv_unified,
         may_share_context=not settings.deterministic,
-        may_copy=settings.kernels != "ggml" and gpu_share < 1,
+        may_copy=settings.kernels != "ggml" and gpu_share <= _MOST_WATCHED,
         prefix_bytes=settings.cache_bytes,
         more_bytes=bytes_beside(settings),
         draft=_draft_facts(settings),

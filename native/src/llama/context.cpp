@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "llama/weight_places.h"
 #include "model/backend.h"
 
 namespace corosrv {
@@ -14,8 +15,10 @@ ggml_type cache_type(const ModelOptions& options, int32_t chosen) {
   return options.is_deterministic ? GGML_TYPE_BF16 : static_cast<ggml_type>(chosen);
 }
 
-bool computes_layers(const ModelOptions& options, const llama_model* model) {
-  return !llama_supports_gpu_offload() || options.placement.leaves_layers_of(llama_model_n_layer(model));
+// Returns whether nodes of graphs are watched: ggml then waits for each device in turn, which costs more than our
+// kernels win where others have the larger part.
+bool watches_nodes(const ModelOptions& options, const llama_model* model) {
+  return !llama_supports_gpu_offload() || stays_mostly(options.path, options.placement, llama_model_n_layer(model));
 }
 
 llama_context_params context_params(const ModelOptions& options, const ContextPurpose& purpose) {
@@ -57,8 +60,7 @@ int32_t rows_of_step(const ModelOptions& options, const ContextPurpose& purpose)
 Context make_context(llama_model* model, const ModelOptions& options, const ContextPurpose& purpose) {
   llama_context_params params = context_params(options, purpose);
   Context context;
-  // Watching each node costs the devices time: where they have every layer, there is nothing to win.
-  if (purpose.kernels != nullptr || computes_layers(options, model)) {
+  if (purpose.kernels != nullptr || watches_nodes(options, model)) {
     context.pages = std::make_unique<SlotPages>(purpose.kernels);
     params.cb_eval = &SlotPages::on_node;
     params.cb_eval_user_data = context.pages.get();
@@ -85,7 +87,7 @@ const ProductKernels* products_of(KernelSet kernels) {
 std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model, bool is_deterministic,
                                            LoadWatch& load) {
   KernelChoice choice{};
-  const bool is_faster_allowed = options.kernels != KernelSet::kGgml && computes_layers(options, model);
+  const bool is_faster_allowed = options.kernels != KernelSet::kGgml && watches_nodes(options, model);
   choice.products = is_faster_allowed ? products_of(options.kernels) : nullptr;
   if (is_faster_allowed) {
     const bool is_best_allowed = options.kernels == KernelSet::kAuto;

@@ -18,9 +18,9 @@ FACTS = Facts(
 
 
 @pytest.mark.parametrize(
-    ("gpu_layers", "copies"), [("0", True), ("10", True), ("20", True), ("21", False), ("auto", False)]
+    ("gpu_layers", "copies"), [("0", True), ("10", True), ("11", False), ("21", False), ("auto", False)]
 )
-def test_own_kernels_get_room_for_copies_where_a_gpu_leaves_layers_to_the_processor(gpu_layers, copies):
+def test_own_kernels_get_room_for_copies_where_gpus_leave_most_layers_to_the_processor(gpu_layers, copies):
     settings = ModelSettings(model="m.gguf", gpu_layers=gpu_layers)
 
     plan = plan_memory(settings, FACTS, Room(16 * GIB, "free"), Room(80 * GIB, "free on CUDA0"))
