@@ -21,6 +21,20 @@ bool watches_nodes(const ModelOptions& options, const llama_model* model) {
   return !llama_supports_gpu_offload() || stays_mostly(options.path, options.placement, llama_model_n_layer(model));
 }
 
+bool has_device_candidates(const ModelOptions& options, const ContextPurpose& purpose, const llama_model* model) {
+  if (purpose.reads_whole || llama_vocab_n_tokens(llama_model_get_vocab(model)) <= kPickedLogits) return false;
+  switch (options.candidates) {
+    case CandidateSource::kDevice:
+      return true;
+    case CandidateSource::kProcessor:
+      return false;
+    case CandidateSource::kAuto:
+      break;
+  }
+  const int32_t n_layers = llama_model_n_layer(model);
+  return llama_supports_gpu_offload() && options.placement.n_kept(n_layers) <= n_layers;
+}
+
 llama_context_params context_params(const ModelOptions& options, const ContextPurpose& purpose) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = static_cast<uint32_t>(purpose.tokens) * static_cast<uint32_t>(options.slots);
@@ -65,7 +79,19 @@ Context make_context(llama_model* model, const ModelOptions& options, const Cont
     params.cb_eval = &SlotPages::on_node;
     params.cb_eval_user_data = context.pages.get();
   }
+  if (has_device_candidates(options, purpose, model)) {
+    const int32_t n_kept = std::min(options.slots + kMostScoredRows, rows_of_step(options, purpose));
+    context.candidates = std::make_unique<DeviceCandidates>(model, options.slots, n_kept);
+    context.candidates->attach(params);
+  }
   context.handle.reset(llama_init_from_model(model, params));
+  if (context && context.candidates && !context.candidates->is_attached()) {
+    context.handle.reset();
+    context.candidates.reset();
+    params.samplers = nullptr;
+    params.n_samplers = 0;
+    context.handle.reset(llama_init_from_model(model, params));
+  }
   if (context && context.pages) context.pages->find(context.get());
   return context;
 }

@@ -53,6 +53,13 @@ enum class KernelSet {
   kAvxVnni,  // as kAvx2, with the dot products of AVX-VNNI where it has them
 };
 
+// Where the largest logits of a row are found.
+enum class CandidateSource {
+  kAuto,       // on the device of the output layer, where that is not the processor
+  kDevice,     // there in any case
+  kProcessor,  // which gets all logits
+};
+
 // A model of a GGUF file.
 struct ModelOptions {
   std::string path;
@@ -68,6 +75,7 @@ struct ModelOptions {
   bool whole_context = false;         // made while the model loads, not in the background once it serves
   bool is_safe = false;               // no repacked weights (libllama's use_extra_bufts=false)
   KernelSet kernels = KernelSet::kAuto;
+  CandidateSource candidates = CandidateSource::kAuto;
   uint64_t copy_bytes = 0;  // that these may take for weights in another order, at most
   Placement placement;
 };
