@@ -32,8 +32,13 @@ def test_own_kernels_get_room_for_copies_where_gpus_leave_most_layers_to_the_pro
 
 @pytest.mark.parametrize(
     ("candidates", "gpu_layers", "picks"),
-    [("auto", "0", False), ("auto", "1", True), ("auto", "auto", True), ("processor", "auto", False)]
-    + [("device", "0", True)],
+    [
+        ("auto", "0", False),
+        ("auto", "1", True),
+        ("auto", "auto", True),
+        ("processor", "auto", False),
+        ("device", "0", True),
+    ],
 )
 def test_logits_that_a_device_picks_from_have_room_for_their_copies(candidates, gpu_layers, picks):
     settings = ModelSettings(model="m.gguf", gpu_layers=gpu_layers, candidates=candidates)
