@@ -240,7 +240,7 @@ _UNUSED = {
         "threads wait for each other as the machine allows",
     "--perf": "/metrics tells how long prompts and answers take",
     "-bs --backend-sampling, --spec-draft-backend-sampling, --no-spec-draft-backend-sampling":
-        "tokens are drawn on the processor, those of several answers at once",
+        "tokens are drawn on the processor, those of several answers at once, of those that a GPU picks (--candidates)",
     "-ctxcp --ctx-checkpoints --swa-checkpoints N, -cms --checkpoint-min-step N, --no-cache-idle-slots":
         "--cache-bytes says how much is kept of earlier prompts",
     "-sps --slot-prompt-similarity N": "each prompt begins with the longest beginning that was computed before",

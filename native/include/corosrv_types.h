@@ -63,6 +63,13 @@ typedef enum corosrv_kernels {
   COROSRV_KERNELS_AVX_VNNI = 3 /* as AVX2, with the dot products of AVX-VNNI where it has them */
 } corosrv_kernels;
 
+/* Where the largest logits of a row are found. */
+typedef enum corosrv_candidates {
+  COROSRV_CANDIDATES_AUTO = 0,     /* on the device of the output layer, where that is not the processor */
+  COROSRV_CANDIDATES_DEVICE = 1,   /* there in any case */
+  COROSRV_CANDIDATES_PROCESSOR = 2 /* which gets all logits */
+} corosrv_candidates;
+
 /* What becomes of the vectors that a model makes of a text's tokens; libllama's numbers. */
 typedef enum corosrv_pooling {
   COROSRV_POOLING_MODEL = -1, /* as the model says; the mean where it does not */
@@ -126,6 +133,7 @@ typedef struct corosrv_options {
   int32_t whole_context;              /* 1: made while the model loads, not in the background once it serves */
   int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
   int32_t kernels;                    /* corosrv_kernels */
+  int32_t candidates;                 /* corosrv_candidates */
   uint64_t copy_bytes;                /* that corosrv's kernels may take for weights in another order, at most */
   int32_t pooling;                    /* corosrv_pooling */
   const char* const* adapters;        /* paths of LoRA adapters, to be loaded with the model */
@@ -169,6 +177,7 @@ typedef struct corosrv_model_info {
   uint64_t n_params;
   uint64_t size;         /* bytes of weights */
   int32_t own_kernels;   /* 1: corosrv's kernels compute a part of the model, and results differ in rounding */
+  int32_t picks;         /* 1: the device of the output layer picks the largest logits, and keeps the others */
   uint64_t packed_bytes; /* of weights that corosrv repacked for its own kernels, and holds beside the originals */
   const char* ftype;
   const char* description;

@@ -39,7 +39,7 @@ READER_BYTES = 64 << 10  # that a job may leave unread before its tasks pause
 STEP = 0.1  # seconds, in the mean
 INFO = ModelInfo(
     context=512, context_train=512, n_vocab=259, n_embd=1, vocab_type=1, add_bos=0, bos=256, eos=257, n_params=1,
-    size=1, own_kernels=0, packed_bytes=0, ftype="", description="", chat_template="", generates=1, n_vector=0,
+    size=1, own_kernels=0, picks=0, packed_bytes=0, ftype="", description="", chat_template="", generates=1, n_vector=0,
     pooling="none", add_eos=0, add_sep=0, sep=-1, fim_prefix=-1, fim_suffix=-1, fim_middle=-1, fim_repository=-1,
     fim_file=-1, rerank_template="", sampling="", n_adapters=0, row_width=0, shared_cells=0,
 )  # fmt: skip

@@ -53,6 +53,12 @@ class PlacementSettings:
     device: str = setting(
         "", "comma-separated devices to use, by the names that corosrv doctor lists; none: the processor; empty: all"
     )
+    candidates: str = setting(
+        "auto",
+        "where the largest logits of a step are found: device, that of the output layer; processor, which then gets "
+        "all logits; auto: device, where that is a GPU",
+        check=one_of("auto", "device", "processor"),
+    )
     split_mode: str = setting(
         "layer", "how several GPUs share a model: none, layer, row, tensor", check=one_of(*SPLIT_MODES)
     )

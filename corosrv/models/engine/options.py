@@ -108,6 +108,7 @@ def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
         pooling=settings.pooling,
         adapters=tuple(path for path, _ in settings.adapters),
         kernels=settings.kernels,
+        candidates=settings.candidates,
         copy_bytes=copy_bytes,
         queue_s=settings.queue_timeout_s,
         stall_s=settings.stall_timeout_s,

@@ -53,6 +53,7 @@ class ModelNeeds:
     prefix_bytes: int = 0  # of earlier prompts, at most
     more_bytes: int = 0  # of what belongs to the model beside it
     gpu_share: float = 0.0  # of the layers
+    picks: bool = False  # the device of the output layer picks the largest logits
 
     def cache(self, pair: ContextPair) -> int:
         """Returns the bytes of keys, values and states."""
@@ -64,7 +65,8 @@ class ModelNeeds:
         facts = self.facts
         rows = self.rows if facts.cache.layers else max(self.rows, pair.context)  # else whole texts are read at once
         outputs = min(max(pair.slots + _SCORED_ROWS, _VECTOR_ROWS), rows)
-        logits = 8 * outputs * facts.n_vocab
+        # In the graph and behind it; where they are picked also padded, kept, and three times as libllama's samplers'.
+        logits = (28 if self.picks else 8) * outputs * facts.n_vocab
         cells = pair.context * (pair.slots if self.shares_context else 1)  # that a row sees, or is kept from
         activations = rows * (24 * facts.n_embd + 12 * facts.n_inner + 4 * cells)
         grows = pair.context > _FIRST_CONTEXT
@@ -247,6 +249,9 @@ def _bytes(size: int) -> str:
 _DETERMINISTIC_TYPE = "bf16"
 
 
+_MOST_WATCHED = 0.5  # of the layers on GPUs, beside which own kernels compute the others, about
+
+
 def model_needs(settings: ModelSettings, facts: Facts, gpu_share: float = 0.0) -> ModelNeeds:
     """Returns what decides about the memory of a model; `gpu_share`: of its layers."""
     types = CacheTypes(settings.cache_type_k, settings.cache_type_v)
@@ -256,11 +261,12 @@ def model_needs(settings: ModelSettings, facts: Facts, gpu_share: float = 0.0) -
         rows=max(settings.batch, settings.slots),
         shares_context=settings.kv_unified,
         may_share_context=not settings.deterministic,
-        may_copy=settings.kernels != "ggml" and gpu_share < 1,
+        may_copy=settings.kernels != "ggml" and gpu_share <= _MOST_WATCHED,
         prefix_bytes=settings.cache_bytes,
         more_bytes=bytes_beside(settings),
         draft=_draft_facts(settings),
         gpu_share=gpu_share,
+        picks=settings.candidates == "device" or (settings.candidates == "auto" and gpu_share > 0),
     )
 
 

@@ -244,6 +244,9 @@ Status check_options(const corosrv_options& options) {
   if (options.kernels < COROSRV_KERNELS_AUTO || options.kernels > COROSRV_KERNELS_AVX_VNNI) {
     return invalid("kernels must be a corosrv_kernels");
   }
+  if (options.candidates < COROSRV_CANDIDATES_AUTO || options.candidates > COROSRV_CANDIDATES_PROCESSOR) {
+    return invalid("candidates must be a corosrv_candidates");
+  }
   if (options.pooling < COROSRV_POOLING_MODEL || options.pooling > COROSRV_POOLING_RANK) {
     return invalid("pooling must be a corosrv_pooling");
   }

@@ -165,6 +165,7 @@ corosrv_model_info to_c(const ModelInfo& from, int32_t n_vocab) {
   info.n_params = from.n_params;
   info.size = from.size;
   info.own_kernels = from.own_kernels;
+  info.picks = from.picks;
   info.packed_bytes = from.packed_bytes;
   info.ftype = from.ftype.c_str();
   info.description = from.description.c_str();

@@ -135,6 +135,17 @@ int32_t sampling_threads(const corosrv_options& options) {
   return options.synthetic == nullptr ? std::max(options.threads, 1) : 1;
 }
 
+CandidateSource to_candidates(int32_t from) {
+  switch (from) {
+    case COROSRV_CANDIDATES_DEVICE:
+      return CandidateSource::kDevice;
+    case COROSRV_CANDIDATES_PROCESSOR:
+      return CandidateSource::kProcessor;
+    default:
+      return CandidateSource::kAuto;
+  }
+}
+
 KernelSet to_kernels(int32_t from) {
   switch (from) {
     case COROSRV_KERNELS_GGML:
@@ -224,6 +235,7 @@ ModelOptions to_model_options(const corosrv_options& from) {
   options.whole_context = from.whole_context != 0;
   options.is_safe = from.safe_load != 0;
   options.kernels = to_kernels(from.kernels);
+  options.candidates = to_candidates(from.candidates);
   options.copy_bytes = from.copy_bytes;
   if (from.placement != nullptr) options.placement = to_placement(*from.placement);
   return options;
@@ -239,6 +251,7 @@ ModelOptions to_draft_options(const corosrv_options& from) {
   options.threads = from.threads;
   options.is_safe = from.safe_load != 0;
   options.kernels = to_kernels(from.kernels);
+  options.candidates = CandidateSource::kProcessor;  // a guess is as good as all logits say
   options.copy_bytes = std::numeric_limits<int64_t>::max();
   if (from.placement == nullptr) return options;
   const Placement placed = to_placement(*from.placement);

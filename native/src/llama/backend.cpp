@@ -12,6 +12,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "base/thread_annotations.h"
 #include "kernels/graph_kernels.h"
 #include "llama/context.h"
 #include "llama/handles.h"
@@ -72,6 +73,7 @@ class LlamaBackend final : public Backend {
 
   Status decode(const std::vector<Row>& rows) override {
     if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
+    if (context_.candidates) note_rows(rows);
     if (rows.front().embedding == nullptr) return with_room([&] { return run(batch_.fill(rows)); });
     if (!row_batch_) row_batch_.emplace(n_rows_, info_.row_width, info_.is_mrope);
     return with_room([&] {
@@ -97,7 +99,18 @@ class LlamaBackend final : public Backend {
 
   const float* vector(size_t row) override { return &vectors_[row * vector_size()]; }
 
-  float* logits(size_t row) override { return llama_get_logits_ith(context_.get(), static_cast<int32_t>(row)); }
+  float* logits(size_t row) override {
+    const auto index = static_cast<int32_t>(row);
+    if (!context_.candidates) return llama_get_logits_ith(context_.get(), index);
+    const MutexLock lock(fetching_);
+    const auto [slot, n_before] = rows_with_logits_.at(row);
+    return context_.candidates->all(context_.get(), index, slot, n_before);
+  }
+
+  PickedLogits picked(size_t row) override {
+    if (!context_.candidates) return {};
+    return context_.candidates->picked(context_.get(), static_cast<int32_t>(row));
+  }
 
   void forget(int32_t slot, Extent kept) override {
     if (memory_ == nullptr) return;
@@ -171,6 +184,7 @@ class LlamaBackend final : public Backend {
     if (status.is_ok() && shifts_context_ && info_.can_generate) status = try_shift();
     for (int32_t slot = 0; slot < slots_; ++slot) forget(slot, {});
     if (context_.pages) context_.pages->give_back_all();
+    info_.picks = context_.candidates != nullptr;
     if (kernels_) {
       if (!kernels_->violation().empty()) return broken_promise(StatusCode::kInvalid, kernels_->violation());
       info_.own_kernels = kernels_->is_used();
@@ -187,9 +201,21 @@ class LlamaBackend final : public Backend {
  private:
   Status run(const llama_batch& batch) {
     if (kernels_) kernels_->forget_graph();
+    if (context_.candidates) context_.candidates->forget_rows();
     const int32_t code = llama_decode(context_.get(), batch);
     if (code != 0 || !kernels_ || kernels_->violation().empty()) return to_status(code);
     return broken_promise(StatusCode::kInternal, kernels_->violation());
+  }
+
+  // Notes which rows have logits, so that these can be found.
+  void note_rows(const std::vector<Row>& rows) {
+    std::vector<int32_t> n_before(static_cast<size_t>(slots_), 0);
+    rows_with_logits_.clear();
+    for (const Row& row : rows) {
+      int32_t& n_of_slot = n_before[static_cast<size_t>(row.slot)];
+      rows_with_logits_.push_back({row.slot, n_of_slot});
+      if (row.wants_logits) ++n_of_slot;
+    }
   }
 
   // Finds out whether a shift changes nothing but the keys that move: libllama rotates those of all slots, most of them
@@ -309,12 +335,17 @@ class LlamaBackend final : public Backend {
       const Snapshot held = save(slot, std::numeric_limits<size_t>::max());
       if (!held.bytes || !read(full.get(), slot, held)) throw std::runtime_error("the KV cache could not be moved");
     }
-    context_ = std::move(full);
+    std::swap(context_, full);
     capacity_ = tokens_per_slot(context_);
     memory_ = llama_get_memory(context_.get());
     if (!used_.empty()) apply_adapters();
     if (threads_ > 0) use_threads(threads_);
   }
+
+  struct RowOfSlot {
+    int32_t slot;
+    int32_t n_before;  // rows of the slot with logits
+  };
 
   const Model model_;
   const std::vector<llama_adapter_lora*> adapters_;  // the model frees them
@@ -331,10 +362,12 @@ class LlamaBackend final : public Backend {
   LlamaVocabulary vocabulary_;           // constant from the first task on
   ModelInfo info_;                       // constant once warm
   const bool has_snapshots_;
-  Adapters used_;               // set in context_
-  int32_t threads_ = 0;         // the same; 0: what it was made with
-  std::vector<float> vectors_;  // of the last embed()
-  std::future<Context> full_;   // the last member, so that it is waited for while the model still lives
+  Adapters used_;                            // set in context_
+  int32_t threads_ = 0;                      // the same; 0: what it was made with
+  std::vector<RowOfSlot> rows_with_logits_;  // of the last decode(), where a device keeps the logits
+  Mutex fetching_;                           // sequences that draw side by side fetch one after the other
+  std::vector<float> vectors_;               // of the last embed()
+  std::future<Context> full_;                // the last member, so that it is waited for while the model still lives
 };
 
 // Tokens of each slot in the first context, which is made faster than the full KV cache.

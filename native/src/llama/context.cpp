@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "llama/weight_places.h"
 #include "model/backend.h"
 
 namespace corosrv {
@@ -14,8 +15,24 @@ ggml_type cache_type(const ModelOptions& options, int32_t chosen) {
   return options.is_deterministic ? GGML_TYPE_BF16 : static_cast<ggml_type>(chosen);
 }
 
-bool computes_layers(const ModelOptions& options, const llama_model* model) {
-  return !llama_supports_gpu_offload() || options.placement.leaves_layers_of(llama_model_n_layer(model));
+// Returns whether nodes of graphs are watched: ggml then waits for each device in turn, which costs more than our
+// kernels win where others have the larger part.
+bool watches_nodes(const ModelOptions& options, const llama_model* model) {
+  return !llama_supports_gpu_offload() || stays_mostly(options.path, options.placement, llama_model_n_layer(model));
+}
+
+bool has_device_candidates(const ModelOptions& options, const ContextPurpose& purpose, const llama_model* model) {
+  if (purpose.reads_whole || llama_vocab_n_tokens(llama_model_get_vocab(model)) <= kPickedLogits) return false;
+  switch (options.candidates) {
+    case CandidateSource::kDevice:
+      return true;
+    case CandidateSource::kProcessor:
+      return false;
+    case CandidateSource::kAuto:
+      break;
+  }
+  const int32_t n_layers = llama_model_n_layer(model);
+  return llama_supports_gpu_offload() && options.placement.n_kept(n_layers) <= n_layers;
 }
 
 llama_context_params context_params(const ModelOptions& options, const ContextPurpose& purpose) {
@@ -57,13 +74,24 @@ int32_t rows_of_step(const ModelOptions& options, const ContextPurpose& purpose)
 Context make_context(llama_model* model, const ModelOptions& options, const ContextPurpose& purpose) {
   llama_context_params params = context_params(options, purpose);
   Context context;
-  // Watching each node costs the devices time: where they have every layer, there is nothing to win.
-  if (purpose.kernels != nullptr || computes_layers(options, model)) {
+  if (purpose.kernels != nullptr || watches_nodes(options, model)) {
     context.pages = std::make_unique<SlotPages>(purpose.kernels);
     params.cb_eval = &SlotPages::on_node;
     params.cb_eval_user_data = context.pages.get();
   }
+  if (has_device_candidates(options, purpose, model)) {
+    const int32_t n_kept = std::min(options.slots + kMostScoredRows, rows_of_step(options, purpose));
+    context.candidates = std::make_unique<DeviceCandidates>(model, options.slots, n_kept);
+    context.candidates->attach(params);
+  }
   context.handle.reset(llama_init_from_model(model, params));
+  if (context && context.candidates && !context.candidates->is_attached()) {
+    context.handle.reset();
+    context.candidates.reset();
+    params.samplers = nullptr;
+    params.n_samplers = 0;
+    context.handle.reset(llama_init_from_model(model, params));
+  }
   if (context && context.pages) context.pages->find(context.get());
   return context;
 }
@@ -85,7 +113,7 @@ const ProductKernels* products_of(KernelSet kernels) {
 std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model, bool is_deterministic,
                                            LoadWatch& load) {
   KernelChoice choice{};
-  const bool is_faster_allowed = options.kernels != KernelSet::kGgml && computes_layers(options, model);
+  const bool is_faster_allowed = options.kernels != KernelSet::kGgml && watches_nodes(options, model);
   choice.products = is_faster_allowed ? products_of(options.kernels) : nullptr;
   if (is_faster_allowed) {
     const bool is_best_allowed = options.kernels == KernelSet::kAuto;

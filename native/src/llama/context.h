@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "kernels/graph_kernels.h"
+#include "llama/device_candidates.h"
 #include "llama/handles.h"
 #include "llama/slot_pages.h"
 #include "model/options.h"
@@ -31,8 +32,9 @@ inline bool shares_context(const ModelOptions& options, const ContextPurpose& pu
 
 // A context of libllama, which has taken no memory yet for what its slots are to hold.
 struct Context {
-  std::unique_ptr<SlotPages> pages;  // null where the processor computes no layer
-  ContextHandle handle;              // null if it could not be made
+  std::unique_ptr<SlotPages> pages;              // null where libllama's nodes are not watched
+  std::unique_ptr<DeviceCandidates> candidates;  // null where all logits come to the processor
+  ContextHandle handle;                          // null if it could not be made
 
   llama_context* get() const { return handle.get(); }
   explicit operator bool() const { return handle != nullptr; }

@@ -418,7 +418,7 @@ void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
   score(items);
   check_rows(items);
   std::vector<Draw> draws;
-  std::vector<float*> logits;
+  std::vector<RowLogits> logits;
   size_t row = 0;
   for (const auto& [sequence, n_tokens] : items) {
     row += static_cast<size_t>(n_tokens);
@@ -429,7 +429,7 @@ void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
     sequence->computed(n_known);
     if (!has_logits || sequence->wants_vectors()) continue;
     draws.push_back({sequence, logits.size(), sequence->n_computed(), sequence->n_computed() + n_drafted});
-    for (size_t i = row - 1 - static_cast<size_t>(n_drafted); i < row; ++i) logits.push_back(backend_.logits(i));
+    for (size_t i = row - 1 - static_cast<size_t>(n_drafted); i < row; ++i) logits.emplace_back(backend_, i);
   }
   // Sequences share nothing while they choose.
   side_by_side(draws, stats_.threads, [&](const Draw& draw) { draw.sequence->choose(&logits[draw.first_row]); });

@@ -176,14 +176,14 @@ void Sequence::draft(std::vector<Token> guesses) {
   is_of_model_ = true;
 }
 
-void Sequence::choose(float* const* logits) {
+void Sequence::choose(const RowLogits* rows) {
   if (state_ != State::kDecoding) return;
   drawn_.clear();
   try {
     for (const Token guess : draft_) {
-      if (!draw(*logits++, guess)) return;
+      if (!draw(*rows++, guess)) return;
     }
-    draw(*logits, kNoToken);
+    draw(*rows, kNoToken);
   } catch (const std::exception& error) {
     drawn_.push_back({});
     failure_ = std::string("no token could be drawn: ") + error.what();
@@ -191,9 +191,9 @@ void Sequence::choose(float* const* logits) {
 }
 
 // Returns whether what is behind the guess is to be drawn, too.
-bool Sequence::draw(float* logits, Token guess) {
+bool Sequence::draw(const RowLogits& row, Token guess) {
   Drawn drawn;
-  drawn.token = sampler_.draw(logits, &drawn.likelihoods);
+  drawn.token = sampler_.draw(row, &drawn.likelihoods);
   if (drawn.token >= 0) sampler_.accept(drawn.token);
   if (request_.tells_state) drawn.state = sampler_.state();
   const bool goes_on = drawn.token >= 0 && drawn.token == guess && !vocabulary_.is_end_of_generation(guess);

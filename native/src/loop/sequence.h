@@ -180,10 +180,10 @@ class Sequence {
 
   // The next token is drawn in two parts: choose() touches this sequence alone and throws nothing, so that different
   // ones may choose in different threads at once; take() then passes it to the reader and the counters, and may end the
-  // sequence. `logits`: behind the pending token, then behind each guess. Each guess that is drawn lets the next token
-  // be drawn as well, by the same sampler: what is said does not depend on the guesses. take() leaves those computed()
-  // that came true.
-  void choose(float* const* logits);
+  // sequence. `rows`: the logits behind the pending token, then behind each guess. Each guess that is drawn lets the
+  // next token be drawn as well, by the same sampler: what is said does not depend on the guesses. take() leaves those
+  // computed() that came true.
+  void choose(const RowLogits* rows);
   void take(Clock::time_point now);
 
  private:
@@ -196,7 +196,7 @@ class Sequence {
 
   void resume(const Earlier& earlier);
   void enter(State state);
-  bool draw(float* logits, Token guess);
+  bool draw(const RowLogits& row, Token guess);
   void accept(Drawn drawn, Clock::time_point now);
   void count_guesses(const std::vector<Token>& guesses);
   void finish_without_token();

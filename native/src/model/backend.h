@@ -54,6 +54,7 @@ struct ModelInfo {
   int32_t n_vector = 0;      // numbers in a token's vector; 0: there are none
   Pooling pooling = Pooling::kMean;
   bool own_kernels = false;   // ours compute a part of the model
+  bool picks = false;         // a device picks the largest logits: Backend::picked() has them
   uint64_t packed_bytes = 0;  // of weights that our own kernels hold a copy of
   std::string ftype;
   std::string description;
@@ -96,6 +97,13 @@ struct Snapshot {
   size_t size = 0;
 };
 
+// The largest logits of a row, in any order; which ones of equal logits are among them is by chance.
+struct PickedLogits {
+  const Token* tokens = nullptr;
+  const float* logits = nullptr;
+  size_t size = 0;  // 0: none were picked
+};
+
 // Used by the decode thread alone, vocabulary() and info() excepted.
 class Backend {
  public:
@@ -113,8 +121,10 @@ class Backend {
   // StatusCode::kNoRoom: it could be done with fewer slots in use.
   virtual Status decode(const std::vector<Row>& rows) = 0;
   // Logits after row `row` of the last decode(), vocabulary().size() of them, the caller's to change until the
-  // next one.
+  // next one. Where a device picks the largest, also for threads that draw side by side.
   virtual float* logits(size_t row) = 0;
+  // The same row's largest logits, where a device has picked them: logits() fetches the others from there.
+  virtual PickedLogits picked(size_t) { return {}; }
   // Computes the rows as decode() does, and has the model's vector of each one. A model that reads_whole gets whole
   // sequences. Those without vectors need neither of these.
   virtual Status embed(const std::vector<Row>&) {
@@ -140,6 +150,24 @@ class Backend {
   // Makes `slot`, which holds nothing, hold the beginning of a snapshot of any slot. Upon failure it still holds
   // nothing.
   virtual bool load(int32_t slot, const Snapshot& snapshot, Extent wanted) = 0;
+};
+
+// What a token is drawn from: all logits behind a row, or the largest ones, to which the others are fetched if need be.
+struct RowLogits {
+  RowLogits(float* row_of_all) : all(row_of_all) {}
+  RowLogits(Backend& from, size_t row_of_batch)
+      : picked(from.picked(row_of_batch)),
+        all(picked.size > 0 ? nullptr : from.logits(row_of_batch)),
+        backend(&from),
+        row(row_of_batch) {}
+
+  // One thread at a time for each row. Waits for the device.
+  float* fetch() { return all != nullptr ? all : all = backend->logits(row); }
+
+  PickedLogits picked;
+  float* all = nullptr;  // the drawer's to change; null: not fetched
+  Backend* backend = nullptr;
+  size_t row = 0;  // of its last decode()
 };
 
 }  // namespace corosrv

@@ -1,6 +1,7 @@
 // With what a model is opened; ranges are checked at the C API.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -34,10 +35,11 @@ struct Placement {
   float yarn_beta_slow = -1;
   int32_t yarn_orig_ctx = 0;
 
-  // Returns whether the processor computes layers of a model of so many, on a machine with other devices.
-  bool leaves_layers_of(int32_t n_layers) const {
-    const bool has_devices = devices.empty() || devices.front() != "none";
-    return !has_devices || (gpu_layers >= 0 && gpu_layers <= n_layers);  // libllama counts the output as a layer
+  // Returns how many layers of a model stay on the processor, of a machine with other devices: the first ones. The
+  // output is one more, behind them.
+  int32_t n_kept(int32_t n_layers) const {
+    if (!devices.empty() && devices.front() == "none") return n_layers + 1;
+    return gpu_layers < 0 ? 0 : std::max(n_layers + 1 - gpu_layers, 0);
   }
   // Returns whether a context may be longer than the model was trained for.
   bool stretches_context() const { return rope_scaling > 0 || rope_freq_base > 0 || rope_freq_scale > 0; }
@@ -49,6 +51,13 @@ enum class KernelSet {
   kGgml,     // libllama alone
   kAvx2,     // as kAuto, on a processor that has AVX2 and nothing newer
   kAvxVnni,  // as kAvx2, with the dot products of AVX-VNNI where it has them
+};
+
+// Where the largest logits of a row are found.
+enum class CandidateSource {
+  kAuto,       // on the device of the output layer, where that is not the processor
+  kDevice,     // there in any case
+  kProcessor,  // which gets all logits
 };
 
 // A model of a GGUF file.
@@ -66,6 +75,7 @@ struct ModelOptions {
   bool whole_context = false;         // made while the model loads, not in the background once it serves
   bool is_safe = false;               // no repacked weights (libllama's use_extra_bufts=false)
   KernelSet kernels = KernelSet::kAuto;
+  CandidateSource candidates = CandidateSource::kAuto;
   uint64_t copy_bytes = 0;  // that these may take for weights in another order, at most
   Placement placement;
 };

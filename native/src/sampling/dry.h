@@ -49,6 +49,7 @@ class Dry final : public SparseStage {
   }
 
   void change(Logits& logits) override;
+  bool may_raise() const override { return !(multiplier_ >= 0); }
   void accept(Token token) override;
 
  private:

@@ -17,6 +17,7 @@ class Penalties final : public SparseStage {
   static bool is_on(const Sampling& sampling);
 
   void change(Logits& logits) override;
+  bool may_raise() const override { return !(repeat_ >= 1 && presence_ >= 0 && frequency_ >= 0); }
   void accept(Token token) override;
 
  private:

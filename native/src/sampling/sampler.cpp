@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <string>
 
@@ -32,6 +33,7 @@ Sampler::Sampler(const Sampling& sampling, const Vocabulary& vocabulary, int32_t
       random_(sampling.seed),
       order_(sampling, context),
       chooser_(make_chooser(sampling, order_.is_greedy, vocabulary.size())),
+      needs_all_(needs_all()),
       trigger_(sampling.grammar_triggers),
       line_trigger_(behind_line_ends(sampling.grammar_triggers)),
       thoughts_(sampling.thoughts) {
@@ -72,33 +74,88 @@ void Sampler::restore(const SamplerState& state) {
   chooser_->restore(chooser);
 }
 
-Token Sampler::draw(float* logits, TokenList* told) {
+Token Sampler::draw(RowLogits row, TokenList* told) {
   thread_local Workspace now;
-  if (tells() && !sampling_.post_sampling_probs) now.own.assign(logits, logits + vocabulary_.size());
-  apply_biases(logits);
-  LogitRow row(logits);
-  for (const auto& stage : order_.on_row) stage->change(row);
+  now.row = row;
+  now.logits = nullptr;
+  now.banned.clear();
+  if (needs_all_ || !pick(now)) see_all(now);
   Token token = ending();
   if (token >= 0) {
-    now.candidates.assign(1, {token, logits[token]});
+    now.candidates.assign(1, {token, 0.0f});
     now.weights.assign(1, 1.0f);
   } else {
-    token = choose(logits, now);
+    token = choose(now);
   }
   while (token >= 0 && !follow(token)) {
     if (lack_ == Lack::kTime) return -1;
-    logits[token] = kBanned;
-    token = choose(logits, now);
+    ban(token, now);
+    token = choose(now);
   }
   if (token >= 0) thoughts_.accept(added_text(vocabulary_, token));
   if (token >= 0 && tells() && told != nullptr) *told = likelihood(token, now);
   return token;
 }
 
-void Sampler::apply_biases(float* logits) const {
-  for (const auto& [token, bias] : sampling_.biases) logits[token] += bias;
-  if (!sampling_.ignore_eos) return;
-  for (const Token token : vocabulary_.end_tokens()) logits[token] = kBanned;
+bool Sampler::needs_all() const {
+  const bool tells_of_all = tells() && !sampling_.post_sampling_probs;
+  return tells_of_all || order_.n_sigma > 0 || order_.may_raise;
+}
+
+// Returns whether the draw may go by the picked logits.
+bool Sampler::pick(Workspace& now) {
+  const PickedLogits& picked = now.row.picked;
+  if (picked.size < n_candidates()) return false;
+  now.picked.clear();
+  now.bound = -kBanned;
+  for (size_t i = 0; i < picked.size; ++i) {
+    if (std::isnan(picked.logits[i])) return false;  // it compares with nothing: whatever was picked may be anything
+    now.picked.push_back({picked.tokens[i], picked.logits[i]});
+    now.bound = std::min(now.bound, picked.logits[i]);
+  }
+  if (sampling_.biases.empty() && !sampling_.ignore_eos && order_.on_row.empty()) return true;
+  ListedLogits listed(now.picked);
+  return change(listed);
+}
+
+// From now on the draw goes by all logits.
+void Sampler::see_all(Workspace& now) {
+  if (now.logits != nullptr) return;
+  now.logits = now.row.fetch();
+  if (tells() && !sampling_.post_sampling_probs) now.own.assign(now.logits, now.logits + vocabulary_.size());
+  LogitRow row(now.logits);
+  change(row);
+  for (const Token token : now.banned) now.logits[token] = kBanned;
+}
+
+// Changes logits by what the request says of tokens. Returns false where one that is not there may become larger.
+bool Sampler::change(Logits& logits) {
+  for (const auto& [token, bias] : sampling_.biases) {
+    if (float* logit = logits.find(token)) {
+      *logit += bias;
+    } else if (!(bias <= 0)) {
+      return false;
+    }
+  }
+  if (sampling_.ignore_eos) {
+    for (const Token token : vocabulary_.end_tokens()) {
+      if (float* logit = logits.find(token)) *logit = kBanned;
+    }
+  }
+  for (const auto& stage : order_.on_row) stage->change(logits);
+  return true;
+}
+
+// Bans a token that was chosen.
+void Sampler::ban(Token token, Workspace& now) {
+  now.banned.push_back(token);
+  if (now.logits != nullptr) {
+    now.logits[token] = kBanned;
+    return;
+  }
+  for (Candidate& candidate : now.picked) {
+    if (candidate.token == token) candidate.logit = kBanned;
+  }
 }
 
 // The next token of the end of thoughts that have spent their budget; -1 where any may come.
@@ -113,17 +170,16 @@ Token Sampler::ending() {
 }
 
 // One token, or -1 and the reason; changes only those logits that the grammar refuses.
-Token Sampler::choose(float* logits, Workspace& now) {
+Token Sampler::choose(Workspace& now) {
   if (is_argmax()) {
-    const Token best = argmax(logits, static_cast<size_t>(vocabulary_.size()));
-    if (best < 0) return lacking(lack_of_choice(logits));
-    now.candidates.assign(1, {best, logits[best]});
+    take_best(1, now);
+    if (now.candidates.empty()) return lacking(lack_of_choice(now));
     now.weights.assign(1, 1.0f);
-    return best;
+    return now.candidates[0].token;
   }
-  select(logits, now.candidates);
-  if (now.candidates.empty() || !std::isfinite(now.candidates[0].logit)) return lacking(lack_of_choice(logits));
-  if (grammar_) select_allowed(logits, now.candidates);
+  select(now);
+  if (now.candidates.empty() || !std::isfinite(now.candidates[0].logit)) return lacking(lack_of_choice(now));
+  if (grammar_) select_allowed(now);
   if (now.candidates.empty()) return -1;
   for (const auto& stage : order_.on_candidates) stage->apply(now.candidates, random_);
   return now.candidates[chooser_->choose(now.candidates, now.weights, random_)].token;
@@ -134,9 +190,10 @@ Token Sampler::lacking(Lack lack) {
   return -1;
 }
 
-Sampler::Lack Sampler::lack_of_choice(const float* logits) const {
+Sampler::Lack Sampler::lack_of_choice(Workspace& now) {
+  see_all(now);
   const auto is_number = [](float logit) { return logit == kBanned || std::isfinite(logit); };
-  return std::all_of(logits, logits + vocabulary_.size(), is_number) ? Lack::kChoice : Lack::kNumber;
+  return std::all_of(now.logits, now.logits + vocabulary_.size(), is_number) ? Lack::kChoice : Lack::kNumber;
 }
 
 // The grammar, or the watch for its beginning, goes on with the token; false where it may not be drawn, or following
@@ -175,39 +232,57 @@ bool Sampler::begin_grammar(const std::string& begun) {
   return false;
 }
 
-void Sampler::select(const float* logits, Candidates& candidates) const {
+// The k best of all logits become the candidates.
+void Sampler::take_best(size_t k, Workspace& now) {
+  if (now.logits == nullptr) {
+    now.candidates.clear();
+    std::copy_if(now.picked.begin(), now.picked.end(), std::back_inserter(now.candidates),
+                 [&now](const Candidate& candidate) { return candidate.logit > now.bound; });
+    const bool are_all_known = now.bound == kBanned;  // that are not banned
+    if (now.candidates.size() >= k || are_all_known) return keep_best(k, now.candidates);
+    see_all(now);
+  }
   const auto size = static_cast<size_t>(vocabulary_.size());
-  top_k(logits, size, n_candidates(), candidates);
-  if (order_.n_sigma > 0) drop_below(least_by_sigma(logits, size, order_.n_sigma), candidates);
+  if (k > 1) return top_k(now.logits, size, k, now.candidates);
+  now.candidates.clear();
+  const Token best = argmax(now.logits, size);
+  if (best >= 0) now.candidates.push_back({best, now.logits[best]});
+}
+
+void Sampler::select(Workspace& now) {
+  take_best(n_candidates(), now);
+  if (order_.n_sigma == 0) return;
+  drop_below(least_by_sigma(now.logits, static_cast<size_t>(vocabulary_.size()), order_.n_sigma), now.candidates);
 }
 
 // Leaves of the candidates those that the grammar allows, or puts the best of those that it allows in their place.
-void Sampler::select_allowed(float* logits, Candidates& candidates) {
+void Sampler::select_allowed(Workspace& now) {
   const bool has_all = n_candidates() == static_cast<size_t>(vocabulary_.size());
-  if (!has_all) grammar_->keep_allowed(candidates);
-  if (has_all || candidates.empty()) select_best_allowed(logits, candidates);
+  if (!has_all) grammar_->keep_allowed(now.candidates);
+  if (has_all || now.candidates.empty()) select_best_allowed(now);
   lack_ = grammar_->is_complete() ? Lack::kContinuation : Lack::kAllowed;
   if (!grammar_->is_too_slow()) return;
   lack_ = Lack::kTime;
-  candidates.clear();  // not all were looked at: the best may be missing
+  now.candidates.clear();  // not all were looked at: the best may be missing
 }
 
 // The k best of what the grammar allows, or the best one where greed asks for no more. Where it allows much, they are
 // soon found from the top; where it allows little, the whole vocabulary is soon seen through, because most tokens are
 // refused for their first byte.
-void Sampler::select_best_allowed(float* logits, Candidates& candidates) {
+void Sampler::select_best_allowed(Workspace& now) {
   const auto size = static_cast<size_t>(vocabulary_.size());
   const size_t k = n_candidates();
   if (k <= size / kWiden && order_.n_sigma == 0) {
-    top_k(logits, size, k * kWiden, candidates);
-    grammar_->keep_allowed(candidates);
-    if (candidates.size() >= (order_.is_best_of_row ? 1 : k)) {
-      candidates.resize(std::min(k, candidates.size()));
+    take_best(k * kWiden, now);
+    grammar_->keep_allowed(now.candidates);
+    if (now.candidates.size() >= (order_.is_best_of_row ? 1 : k)) {
+      now.candidates.resize(std::min(k, now.candidates.size()));
       return;
     }
   }
-  grammar_->ban_refused(logits);
-  select(logits, candidates);
+  see_all(now);
+  grammar_->ban_refused(now.logits);
+  select(now);
 }
 
 size_t Sampler::n_candidates() const {

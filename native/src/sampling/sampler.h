@@ -25,6 +25,11 @@ namespace corosrv {
 // it refuses all of them, before the k best are chosen again: what is drawn is the model's own choice wherever the
 // grammar allows one of its k best tokens. Greedy, it is the best token that the grammar allows in either case.
 //
+// Where a device has picked the largest logits of the row, a draw goes by those, and fetches the others only where they
+// may matter. All of them are at most the least that was picked, and stay so where nothing raises them: whatever of the
+// picked ones is larger, after biases and penalties, is the beginning of the whole vocabulary in order. So the k best
+// are known if k of the picked ones are larger than that; what equals it may have been picked or not.
+//
 // A grammar may begin late, with the first of some texts (triggers) in what is drawn. The token that completes a
 // trigger has to leave the grammar at a place where it can go on: it is fed the trigger and whatever the token has
 // behind it, and where it refuses that, the token is banned and the draw repeated. Until then any text goes, and the
@@ -41,9 +46,9 @@ class Sampler {
   // Takes a token into account that is in the sequence: of the prompt, or drawn.
   void accept(Token token);
 
-  // Draws the next token, and the grammar goes on with it; -1 when no token can be drawn. Changes `logits`. Fills in
+  // Draws the next token, and the grammar goes on with it; -1 when no token can be drawn. Changes the logits. Fills in
   // `told` where the request asks for likelihoods.
-  Token draw(float* logits, TokenList* told = nullptr);
+  Token draw(RowLogits row, TokenList* told = nullptr);
 
   // Takes the next token into account that an earlier sampler drew and accepted; then all but state() is as if this one
   // had. False, and the sampler is of no use then, where the grammar does not allow it.
@@ -73,20 +78,30 @@ class Sampler {
     Candidates candidates;
     std::vector<float> weights;
     std::vector<float> own;  // logits as the model gave them
+    RowLogits row{nullptr};
+    float* logits = nullptr;    // of the row, changed as the request wants; null: only the picked ones are known
+    Candidates picked;          // the same of these, of which the draw may go by those
+    float bound = 0;            // that are larger than this
+    std::vector<Token> banned;  // by this draw
   };
   bool tells() const { return sampling_.n_probs >= 0; }
-  void apply_biases(float* logits) const;
   bool is_argmax() const { return order_.is_best_of_row && !grammar_; }
-  Token choose(float* logits, Workspace& now);
+  bool needs_all() const;
+  bool pick(Workspace& now);
+  void see_all(Workspace& now);
+  bool change(Logits& logits);
+  static void ban(Token token, Workspace& now);
+  Token choose(Workspace& now);
   bool follow(Token token);
   Token ending();
   bool begin_grammar(Token token);
   bool begin_grammar(const std::string& begun);
   Token lacking(Lack lack);
-  Lack lack_of_choice(const float* logits) const;
-  void select(const float* logits, Candidates& candidates) const;
-  void select_allowed(float* logits, Candidates& candidates);
-  void select_best_allowed(float* logits, Candidates& candidates);
+  Lack lack_of_choice(Workspace& now);
+  void take_best(size_t k, Workspace& now);
+  void select(Workspace& now);
+  void select_allowed(Workspace& now);
+  void select_best_allowed(Workspace& now);
   size_t n_candidates() const;
   TokenList likelihood(Token token, const Workspace& now) const;
 
@@ -95,6 +110,7 @@ class Sampler {
   Random random_;
   const SamplingOrder order_;
   const std::unique_ptr<Chooser> chooser_;
+  const bool needs_all_;              // logits, whatever was picked of them
   std::unique_ptr<Grammar> grammar_;  // null: any text
   Trigger trigger_;
   Trigger line_trigger_;  // of lines of thoughts: triggers behind a line's end

@@ -87,6 +87,7 @@ SamplingOrder::SamplingOrder(const Sampling& sampling, int32_t context)
   auto next = order.begin();
   for (; next != order.end(); ++next) {
     if (std::unique_ptr<SparseStage> stage = make_sparse(*next, sampling, context)) {
+      may_raise = may_raise || stage->may_raise();
       on_row.push_back(std::move(stage));
     } else if (make_stage(*next, sampling, context)) {
       break;

@@ -20,6 +20,7 @@ struct SamplingOrder {
   size_t k = 0;       // candidates at most; 0: all
   std::vector<std::unique_ptr<Stage>> on_candidates;
 
+  bool may_raise = false;       // on_row may make a logit larger
   bool is_greedy = false;       // the best candidate is drawn
   bool is_best_of_row = false;  // and that is the best of the row: nothing takes it away in between
 };

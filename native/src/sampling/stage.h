@@ -1,6 +1,7 @@
 // What stands between a model's logits and the token that is drawn: small steps, in the order that a request names.
 #pragma once
 
+#include <unordered_map>
 #include <vector>
 
 #include "model/types.h"
@@ -41,11 +42,28 @@ class LogitRow final : public Logits {
   float* const logits_;
 };
 
+// Among candidates in any order, which stay where they are as long as this object lives.
+class ListedLogits final : public Logits {
+ public:
+  explicit ListedLogits(Candidates& candidates) {
+    for (Candidate& candidate : candidates) places_.emplace(candidate.token, &candidate.logit);
+  }
+  float* find(Token token) override {
+    const auto place = places_.find(token);
+    return place == places_.end() ? nullptr : place->second;
+  }
+
+ private:
+  std::unordered_map<Token, float*> places_;
+};
+
 // A stage that changes the logits of few tokens: it costs the same whether a whole vocabulary is left or ten
 // candidates, and so comes before the vocabulary is cut down to candidates where the order allows.
 class SparseStage : public Stage {
  public:
   virtual void change(Logits& logits) = 0;
+  // Whether it may make a logit larger.
+  virtual bool may_raise() const = 0;
   void apply(Candidates& candidates, Random& random) final;
 };
 

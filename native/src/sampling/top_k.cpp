@@ -84,6 +84,10 @@ void top_k(const float* logits, size_t size, size_t k, std::vector<Candidate>& f
   }
   gather(logits, blocks * kBlock, size, least, found);
 
+  keep_best(k, found);
+}
+
+void keep_best(size_t k, std::vector<Candidate>& found) {
   if (found.size() > k) {
     std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(k), found.end(), is_likelier);
     found.resize(k);

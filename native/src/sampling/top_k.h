@@ -16,4 +16,7 @@ Token argmax(const float* logits, size_t size);
 // out. `found` is emptied first and its memory reused.
 void top_k(const float* logits, size_t size, size_t k, std::vector<Candidate>& found);
 
+// Leaves the `k` likeliest of some candidates, in descending order, equal ones by ascending token.
+void keep_best(size_t k, std::vector<Candidate>& found);
+
 }  // namespace corosrv

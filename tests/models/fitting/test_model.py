@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from corosrv.base.errors import ModelFailed
@@ -18,14 +20,36 @@ FACTS = Facts(
 
 
 @pytest.mark.parametrize(
-    ("gpu_layers", "copies"), [("0", True), ("10", True), ("20", True), ("21", False), ("auto", False)]
+    ("gpu_layers", "copies"), [("0", True), ("10", True), ("11", False), ("21", False), ("auto", False)]
 )
-def test_own_kernels_get_room_for_copies_where_a_gpu_leaves_layers_to_the_processor(gpu_layers, copies):
+def test_own_kernels_get_room_for_copies_where_gpus_leave_most_layers_to_the_processor(gpu_layers, copies):
     settings = ModelSettings(model="m.gguf", gpu_layers=gpu_layers)
 
     plan = plan_memory(settings, FACTS, Room(16 * GIB, "free"), Room(80 * GIB, "free on CUDA0"))
 
     assert (plan.copy_bytes > 0) is copies
+
+
+@pytest.mark.parametrize(
+    ("candidates", "gpu_layers", "picks"),
+    [
+        ("auto", "0", False),
+        ("auto", "1", True),
+        ("auto", "auto", True),
+        ("processor", "auto", False),
+        ("device", "0", True),
+    ],
+)
+def test_logits_that_a_device_picks_from_have_room_for_their_copies(candidates, gpu_layers, picks):
+    settings = ModelSettings(model="m.gguf", gpu_layers=gpu_layers, candidates=candidates)
+    other = replace(settings, candidates="device" if candidates == "processor" else "processor")
+
+    plans = [
+        plan_memory(chosen, FACTS, Room(16 * GIB, "free"), Room(80 * GIB, "free on CUDA0"))
+        for chosen in (settings, other)
+    ]
+
+    assert (plans[0].host_bytes > plans[1].host_bytes) is picks
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])

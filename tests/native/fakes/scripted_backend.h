@@ -16,6 +16,7 @@
 #include "byte_vocabulary.h"
 #include "gate.h"
 #include "model/backend.h"
+#include "model/candidate.h"
 #include "model/embedded_rows.h"
 
 namespace corosrv {
@@ -43,6 +44,7 @@ class ScriptedBackend final : public Backend {
   std::function<void()> on_info;
   bool can_save = true;
   bool keeps_batches = true;  // batches(), adapters() and names_since() tell of all
+  size_t n_picked = 0;        // largest logits of each row that a device picks; 0: logits() has all at once
   size_t shared_cells = 0;    // tokens of all slots together, at most; 0: any number
   bool fails_to_load = false, fails_to_save = false;
   std::atomic<int> n_saves{0};
@@ -68,6 +70,11 @@ class ScriptedBackend final : public Backend {
   std::vector<int32_t> given_back() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return given_back_;
+  }
+  // Names of the sequences of whose rows all logits were asked for, where a device picks the largest.
+  std::vector<Token> fetched() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return fetched_;
   }
   // What was loaded of snapshots.
   std::vector<Extent> loads() const {
@@ -123,7 +130,27 @@ class ScriptedBackend final : public Backend {
     return Status::ok();
   }
 
-  float* logits(size_t row) override { return &logits_[row * static_cast<size_t>(vocabulary_.size())]; }
+  float* logits(size_t row) override {
+    if (n_picked > 0) note_fetched(row);
+    return &logits_[row * static_cast<size_t>(vocabulary_.size())];
+  }
+
+  PickedLogits picked(size_t row) override {
+    if (n_picked == 0) return {};
+    const auto size = static_cast<size_t>(vocabulary_.size());
+    std::vector<Candidate> picked;
+    for (size_t i = 0; i < size; ++i) picked.push_back({static_cast<Token>(i), logits_[row * size + i]});
+    std::sort(picked.begin(), picked.end(), is_likelier);
+    std::vector<Token>& tokens = picked_tokens_[row];
+    std::vector<float>& logits = picked_logits_[row];
+    tokens.clear();
+    logits.clear();
+    for (size_t i = n_picked; i-- > 0;) {
+      tokens.push_back(picked[i].token);
+      logits.push_back(picked[i].logit);
+    }
+    return {tokens.data(), logits.data(), n_picked};
+  }
 
   // A token's vector is its number and its position.
   Status embed(const Rows& rows) override {
@@ -222,6 +249,11 @@ class ScriptedBackend final : public Backend {
     names_.push_back(names);
   }
 
+  void note_fetched(size_t row) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    fetched_.push_back(held_.at(batches_.back()[row].slot).front());
+  }
+
   void note_load(Extent wanted) {
     std::lock_guard<std::mutex> lock(mutex_);
     loads_.push_back(wanted);
@@ -296,6 +328,8 @@ class ScriptedBackend final : public Backend {
   std::map<int32_t, std::vector<Token>> held_;  // by slot
   std::map<int32_t, int32_t> prompt_end_;       // by slot: position of the prompt's last token
   std::vector<float> logits_;
+  std::map<size_t, std::vector<Token>> picked_tokens_;  // by row
+  std::map<size_t, std::vector<float>> picked_logits_;
   std::vector<float> vectors_;
   Adapters used_;
   int32_t shifted_ = -1;  // the slot that was shifted since the last decode()
@@ -306,6 +340,7 @@ class ScriptedBackend final : public Backend {
   std::vector<Extent> loads_;
   std::vector<int32_t> given_back_;
   std::vector<std::vector<Token>> names_;  // of each batch's rows
+  std::vector<Token> fetched_;
   std::vector<std::string> faults_;
 };
 

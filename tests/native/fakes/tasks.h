@@ -28,7 +28,7 @@ inline Task make_task(Token name, size_t n_prompt = 1, int32_t max_tokens = -1, 
 
 // Lets a sequence that guesses nothing draw its next token.
 inline void choose_next(Sequence& sequence, std::vector<float>& logits) {
-  float* const row = logits.data();
+  const RowLogits row(logits.data());
   sequence.choose(&row);
 }
 

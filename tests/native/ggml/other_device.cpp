@@ -68,6 +68,15 @@ struct ggml_backend_device {
   void* context;
 };
 
+struct ggml_backend_reg {
+  int version;
+  const char* (*name)(ggml_backend_reg_t);
+  size_t (*n_devices)(ggml_backend_reg_t);
+  ggml_backend_dev_t (*device)(ggml_backend_reg_t, size_t);
+  void* (*find_function)(ggml_backend_reg_t, const char*);
+  void* context;
+};
+
 extern "C" ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t, BufferTable, void*, size_t);
 
 namespace corosrv {
@@ -161,7 +170,7 @@ ggml_backend_dev_t other_device() {
   static ggml_backend_device device = [] {
     ggml_backend_device made{};
     made.name = made.description = name_of_device;
-    made.memory = [](ggml_backend_dev_t, size_t* free, size_t* total) { *free = *total = 0; };
+    made.memory = [](ggml_backend_dev_t, size_t* free, size_t* total) { *free = *total = size_t{8} << 30; };
     made.type = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; };
     made.properties = [](ggml_backend_dev_t, ggml_backend_dev_props* properties) { *properties = {}; };
     made.open = open;
@@ -175,5 +184,16 @@ ggml_backend_dev_t other_device() {
 }
 
 size_t n_computed_elsewhere() { return n_computed; }
+
+void register_other_device() {
+  static ggml_backend_reg registry{2,
+                                   [](ggml_backend_reg_t) { return "Other"; },
+                                   [](ggml_backend_reg_t) { return size_t{1}; },
+                                   [](ggml_backend_reg_t, size_t) { return other_device(); },
+                                   [](ggml_backend_reg_t, const char*) -> void* { return nullptr; },
+                                   nullptr};
+  other_device()->registry = &registry;
+  ggml_backend_register(&registry);
+}
 
 }  // namespace corosrv

@@ -16,6 +16,9 @@ ggml_backend_dev_t other_device();
 OtherMemory other_memory();
 
 // Returns how many nodes the device has computed so far. It fails when it is given a custom operation.
-size_t n_computed_elsewhere();
+extern "C" size_t n_computed_elsewhere();
+
+// Lets libllama place models on the device, in this process and from now on.
+extern "C" void register_other_device();
 
 }  // namespace corosrv

@@ -68,6 +68,39 @@ TEST("fewer threads compute where all of them are slower") {
   CHECK_EQ(loop.backend.n_threads, 1);
 }
 
+TEST("of rows whose largest logits a device has picked, the others are fetched for those sequences that need them") {
+  Sampling wide = seeded(3);
+  wide.top_k = 0;
+  Sampling told = seeded(4);
+  told.n_probs = 1;
+  const auto say = [&](size_t n_picked, std::vector<Token>& fetched) {
+    RunningLoop loop;
+    loop.backend.n_picked = n_picked;
+    loop.start();
+    std::vector<std::unique_ptr<Client>> clients;
+    clients.push_back(loop.submit(make_task('a', 3, 20, seeded(1))));
+    clients.push_back(loop.submit(make_task('b', 3, 20, seeded(2))));
+    clients.push_back(loop.submit(make_task('c', 3, 20, wide)));
+    clients.push_back(loop.submit(make_task('d', 3, 20, told)));
+    std::vector<std::string> texts;
+    for (const auto& client : clients) {
+      CHECK(client->finish());
+      texts.push_back(client->text());
+    }
+    CHECK(loop.backend.faults().empty());
+    fetched = loop.backend.fetched();
+    return texts;
+  };
+  std::vector<Token> of_all, of_picked;
+
+  CHECK(say(40, of_picked) == say(0, of_all));
+
+  CHECK(of_all.empty());
+  CHECK_EQ(std::count(of_picked.begin(), of_picked.end(), Token{'c'}), 20);
+  CHECK_EQ(std::count(of_picked.begin(), of_picked.end(), Token{'d'}), 20);
+  CHECK_EQ(of_picked.size(), size_t{40});
+}
+
 TEST("tasks of one reader are told apart by index") {
   RunningLoop loop;
   loop.backend.scripts = {{'a', "one"}, {'b', "two"}, {'c', "three"}};

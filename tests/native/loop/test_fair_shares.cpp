@@ -110,7 +110,7 @@ class SharedMachine {
     const bool has_logits = item.n_tokens == item.sequence->n_pending();
     item.sequence->computed(item.n_tokens);
     if (!has_logits) return;
-    float* const row = logits_.data();
+    const RowLogits row(logits_.data());
     item.sequence->choose(&row);
     item.sequence->take(now_);
   }

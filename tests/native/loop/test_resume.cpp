@@ -78,8 +78,8 @@ class Life {
       fill(tokens, rows.back());
       if (tokens[0] == 'u') say_long_characters(tokens.back(), rows.back());
     }
-    std::vector<float*> logits;
-    for (auto& row : rows) logits.push_back(row.data());
+    std::vector<RowLogits> logits;
+    for (auto& row : rows) logits.emplace_back(row.data());
     sequence_->choose(logits.data());
     sequence_->take(Clock::now());
   }

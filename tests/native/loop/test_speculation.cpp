@@ -51,8 +51,8 @@ Outcome run(Task task, const HowMany& how_many, int32_t context = 300) {
       fill(tokens, rows.back());
     }
     CHECK(static_cast<int32_t>(tokens.size()) < context || n_drafted == 0);
-    std::vector<float*> logits;
-    for (auto& row : rows) logits.push_back(row.data());
+    std::vector<RowLogits> logits;
+    for (auto& row : rows) logits.emplace_back(row.data());
     sequence.choose(logits.data());
     sequence.take(Clock::now());
     CHECK_EQ(sequence.n_drafted(), 0);

@@ -7,25 +7,26 @@
 namespace corosrv {
 namespace {
 
-bool leaves_layers(int32_t gpu_layers, const std::vector<std::string>& devices = {}) {
+int32_t n_kept(int32_t gpu_layers, const std::vector<std::string>& devices = {}) {
   Placement placement;
   placement.gpu_layers = gpu_layers;
   placement.devices = devices;
-  return placement.leaves_layers_of(32);
+  return placement.n_kept(32);
 }
 
-TEST("layers are left to the processor where fewer are placed on devices than there are, with the output") {
-  CHECK(leaves_layers(0));
-  CHECK(leaves_layers(31));
-  CHECK(leaves_layers(32));
-  CHECK(!leaves_layers(33));
-  CHECK(!leaves_layers(99, {"CUDA0"}));
-  CHECK(!leaves_layers(-1));
+TEST("layers go to devices from the last one on, and before them the output") {
+  CHECK_EQ(n_kept(0), 33);
+  CHECK_EQ(n_kept(1), 32);
+  CHECK_EQ(n_kept(31), 2);
+  CHECK_EQ(n_kept(32), 1);
+  CHECK_EQ(n_kept(33), 0);
+  CHECK_EQ(n_kept(99, {"CUDA0"}), 0);
+  CHECK_EQ(n_kept(-1), 0);
 }
 
-TEST("all layers are left to the processor where no device is to be used") {
-  CHECK(leaves_layers(-1, {"none"}));
-  CHECK(leaves_layers(99, {"none"}));
+TEST("all layers stay on the processor where no device is to be used") {
+  CHECK_EQ(n_kept(-1, {"none"}), 33);
+  CHECK_EQ(n_kept(99, {"none"}), 33);
 }
 
 }  // namespace

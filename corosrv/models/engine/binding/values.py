@@ -80,6 +80,7 @@ class Options(msgspec.Struct, frozen=True):
     whole_context: bool = False
     safe_load: bool = False
     kernels: str = "auto"
+    candidates: str = "auto"
     copy_bytes: int = 1 << 62
     batch: int = 512
     pooling: str = ""  # "": the model's, else mean
@@ -114,6 +115,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     n_params: int
     size: int
     own_kernels: int
+    picks: int
     packed_bytes: int
     ftype: str
     description: str
@@ -151,9 +153,10 @@ class ModelInfo(msgspec.Struct, frozen=True):
     @property
     def kernels(self) -> str:
         """Describes which kernels multiply matrices and compute attention."""
+        candidates = ", candidates from the device" if self.picks else ""
         if self.own_kernels:
-            return f"corosrv's kernels ({self.packed_bytes / 1e6:.0f} MB of weights repacked)"
-        return "libllama's kernels alone"
+            return f"corosrv's kernels ({self.packed_bytes / 1e6:.0f} MB of weights repacked){candidates}"
+        return f"libllama's kernels alone{candidates}"
 
 
 class SlotCounters(msgspec.Struct, frozen=True):
@@ -244,6 +247,11 @@ _KERNELS = {
     "avx2": lib.COROSRV_KERNELS_AVX2,
     "avx-vnni": lib.COROSRV_KERNELS_AVX_VNNI,
 }
+_CANDIDATES = {
+    "auto": lib.COROSRV_CANDIDATES_AUTO,
+    "device": lib.COROSRV_CANDIDATES_DEVICE,
+    "processor": lib.COROSRV_CANDIDATES_PROCESSOR,
+}
 
 
 class BorrowedOptions:
@@ -262,6 +270,7 @@ class BorrowedOptions:
             "synthetic": self._synthetic,
             "draft": self._draft,
             "kernels": _KERNELS[options.kernels],
+            "candidates": _CANDIDATES[options.candidates],
             "pooling": POOLINGS[options.pooling],
             "adapters": self._adapters,
             "n_adapters": len(self._paths),
