@@ -186,6 +186,7 @@ def test_a_stream_over_grpc_is_made_once_under_a_key_and_a_client_that_leaves_en
     with servers(tmp_path, cache) as started:
         server = started.start(*SERVE, "-w", "2", run_dir=short_tmp / "a", model="", ctx=4096, grpc_port=free_port())
         eventually(lambda: server.log.count("gRPC listens") == 2, 60, "two processes of gRPC")
+        eventually(lambda: server.log.count(": loaded") == 2, 60, "two fronts that have the model")
         (model,) = (one["id"] for one in server.get("/v1/models")[1]["data"])
 
         def stream(key: str, max_tokens: int) -> tuple[Any, grpc.Channel]:

@@ -97,6 +97,8 @@ class LlamaBackend final : public Backend {
 
   const float* vector(size_t row) override { return &vectors_[row * vector_size()]; }
 
+  void wait() override { llama_synchronize(context_.get()); }
+
   float* logits(size_t row) override { return llama_get_logits_ith(context_.get(), static_cast<int32_t>(row)); }
 
   void forget(int32_t slot, Extent kept) override {
@@ -395,6 +397,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, LoadWat
   info.pooling = purpose.pooling;
   info.reads_whole = purpose.reads_whole;
   info.can_generate = !purpose.reads_whole;
+  info.computes_aside = first.pages == nullptr;  // nobody watches what devices compute
   if (!info.can_generate) info.row_width = 0;
   auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(first), std::move(info),
                                                 std::move(loaded), options, rows_of_step(options, purpose));

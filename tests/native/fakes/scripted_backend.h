@@ -41,6 +41,7 @@ class ScriptedBackend final : public Backend {
   std::function<void(Token name, int32_t position, float* logits, size_t size)> spoil;
   std::function<void(int32_t slot)> on_forget;
   std::function<void()> on_info;
+  std::function<void()> on_wait;
   bool can_save = true;
   bool keeps_batches = true;  // batches(), adapters() and names_since() tell of all
   size_t shared_cells = 0;    // tokens of all slots together, at most; 0: any number
@@ -73,6 +74,11 @@ class ScriptedBackend final : public Backend {
   std::vector<Extent> loads() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return loads_;
+  }
+  // What slots were cut to that kept something.
+  std::vector<Extent> cuts() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return cuts_;
   }
   // Names in the batches from `first` on.
   std::vector<Token> names_since(size_t first) const {
@@ -112,6 +118,7 @@ class ScriptedBackend final : public Backend {
     check_kind(rows);
     gate.pass();
     shifted_ = -1;
+    is_waited_for_ = !info_.computes_aside;
     const Status status = before_decode ? judge(rows) : Status::ok();
     if (!status.is_ok()) return status;
     const auto size = static_cast<size_t>(vocabulary_.size());
@@ -123,7 +130,15 @@ class ScriptedBackend final : public Backend {
     return Status::ok();
   }
 
-  float* logits(size_t row) override { return &logits_[row * static_cast<size_t>(vocabulary_.size())]; }
+  void wait() override {
+    if (on_wait) on_wait();
+    is_waited_for_ = true;
+  }
+
+  float* logits(size_t row) override {
+    if (!is_waited_for_) fault("logits were read before the device had computed them");
+    return &logits_[row * static_cast<size_t>(vocabulary_.size())];
+  }
 
   // A token's vector is its number and its position.
   Status embed(const Rows& rows) override {
@@ -143,7 +158,11 @@ class ScriptedBackend final : public Backend {
 
   void forget(int32_t slot, Extent kept) override {
     if (on_forget) on_forget(slot);
-    if (kept.n_tokens == 0) prompt_end_.erase(slot);
+    if (kept.n_tokens == 0) {
+      prompt_end_.erase(slot);
+    } else {
+      note_extent(cuts_, kept);
+    }
     auto& held = held_[slot];
     if (held.size() > static_cast<size_t>(kept.n_tokens)) held.resize(static_cast<size_t>(kept.n_tokens));
   }
@@ -192,7 +211,7 @@ class ScriptedBackend final : public Backend {
     if (static_cast<size_t>(wanted.n_tokens) > held.size()) fault("a snapshot is shorter than what is wanted of it");
     held.resize(static_cast<size_t>(wanted.n_tokens));
     check_cells();
-    note_load(wanted);
+    note_extent(loads_, wanted);
     return true;
   }
 
@@ -222,9 +241,9 @@ class ScriptedBackend final : public Backend {
     names_.push_back(names);
   }
 
-  void note_load(Extent wanted) {
+  void note_extent(std::vector<Extent>& extents, Extent extent) {
     std::lock_guard<std::mutex> lock(mutex_);
-    loads_.push_back(wanted);
+    extents.push_back(extent);
   }
 
   void check_kind(const Rows& rows) {
@@ -298,12 +317,14 @@ class ScriptedBackend final : public Backend {
   std::vector<float> logits_;
   std::vector<float> vectors_;
   Adapters used_;
+  bool is_waited_for_ = true;
   int32_t shifted_ = -1;  // the slot that was shifted since the last decode()
 
   mutable std::mutex mutex_;
   std::vector<Rows> batches_;
   std::vector<Adapters> adapters_;
   std::vector<Extent> loads_;
+  std::vector<Extent> cuts_;
   std::vector<int32_t> given_back_;
   std::vector<std::vector<Token>> names_;  // of each batch's rows
   std::vector<std::string> faults_;
