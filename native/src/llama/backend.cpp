@@ -99,6 +99,8 @@ class LlamaBackend final : public Backend {
 
   const float* vector(size_t row) override { return &vectors_[row * vector_size()]; }
 
+  void wait() override { llama_synchronize(context_.get()); }
+
   float* logits(size_t row) override {
     const auto index = static_cast<int32_t>(row);
     if (!context_.candidates) return llama_get_logits_ith(context_.get(), index);
@@ -428,6 +430,8 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, LoadWat
   info.pooling = purpose.pooling;
   info.reads_whole = purpose.reads_whole;
   info.can_generate = !purpose.reads_whole;
+  // Nobody watches what devices compute. A processor that is to pick candidates like one is treated like one.
+  info.computes_aside = first.pages == nullptr || options.candidates == CandidateSource::kDevice;
   if (!info.can_generate) info.row_width = 0;
   auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(first), std::move(info),
                                                 std::move(loaded), options, rows_of_step(options, purpose));

@@ -70,10 +70,12 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend, Tap
       backend_(backend),
       draft_(draft),
       tape_(tape),
+      computes_aside_(backend.info().computes_aside),
       signals_(tape),
       scheduler_(limits.slots, limits.rows, limits.reads_whole, limits.shared_cells),
-      sharing_(backend, limits.cache_bytes),
-      memory_(backend, sharing_.cache(), limits.slots),
+      cache_(backend.has_snapshots() ? limits.cache_bytes : 0),
+      memory_(backend, cache_, limits.slots, limits.shared_cells > 0),
+      sharing_(backend, cache_, memory_),
       board_(limits.slots),
       budget_(limits.step_ms / 1000, limits.rows),
       thread_choice_(limits.threads),
@@ -110,6 +112,7 @@ bool DecodeLoop::pass() {
   settle();
   answer_slot_requests();
   if (is_closing) {
+    tell();
     publish();
     return false;
   }
@@ -125,7 +128,7 @@ bool DecodeLoop::pass() {
 
 // Forgets all that decisions depend on, but for the memory of slots, which is still to be given back.
 void DecodeLoop::begin_anew() {
-  sharing_.cache().clear();
+  cache_.clear();
   memory_.clear();
   scheduler_ = Scheduler(limits_.slots, limits_.rows, limits_.reads_whole, limits_.shared_cells);
   budget_ = StepBudget(limits_.step_ms / 1000, limits_.rows);
@@ -183,26 +186,26 @@ void DecodeLoop::end_all(const std::string& reason, const char* code) {
   side_process_.release();
 }
 
-// Frees what has ended, then lets the readers hear of the step: whoever comes back at once finds room. What an answer
-// computed stays for the next one that begins like it, unless it ended for a reason that may lie in the numbers; nobody
-// has to wait for the copying.
+// Frees what has ended, then lets the readers hear of the step: whoever comes back at once finds room. Nobody has to
+// wait for what is copied of it. Where a device computes, it gets the next step to do before they hear.
 void DecodeLoop::settle() {
   const Scheduler::Swept swept = scheduler_.sweep();
   if (tape_ != nullptr) tape_ends(swept);
-  std::vector<uint64_t> owners;
-  for (const auto& sequence : swept.from_slots) owners.push_back(sequence->sharing_scope().owner);
-  for (const auto& sequence : swept.others) owners.push_back(sequence->sharing_scope().owner);
+  for (const auto& sequence : swept.from_slots) ended_.push_back(sequence->owner());
+  for (const auto& sequence : swept.others) ended_.push_back(sequence->owner());
   for (const auto& sequence : swept.from_slots) board_.show_end(*sequence);
-  if (!owners.empty()) {
+  if (!computes_aside_ || !scheduler_.has_work()) tell();
+  for (const auto& sequence : swept.from_slots) memory_.note(*sequence);
+}
+
+// Lets the readers hear of what was pushed to them.
+void DecodeLoop::tell() {
+  if (!ended_.empty()) {
     publish();  // whoever hears of an end finds it counted, and shown
-    inbox_.ended(owners);
+    inbox_.ended(ended_);
+    ended_.clear();
   }
   signal();
-  for (const auto& sequence : swept.from_slots) {
-    if (sequence->finished() != Finish::kError) sharing_.keep(*sequence);
-    memory_.note(*sequence);
-    backend_.forget(sequence->slot(), {});
-  }
 }
 
 // Between the end of a slot's sequence and the next one's begin, so that each finds its slot idle some time. What is to
@@ -239,15 +242,17 @@ void DecodeLoop::step() {
   lend_slots();
   if (!waits_to_restore_) {
     displace(begin);
-    scheduler_.admit(begin);
+    scheduler_.admit(begin, [this](const Sequence& sequence, const std::vector<int32_t>& free_slots) {
+      return memory_.continued_by(sequence, free_slots);
+    });
   }
   if (limits_.shared_cells == 0) sharing_.close_gaps(scheduler_);
   sharing_.begin(scheduler_);
   idle_slots_.look(scheduler_, begin);
-  signal();  // whoever wants to hear of it hears that its prompt is about to be read
+  if (!computes_aside_) signal();  // whoever wants to hear of it hears that its prompt is about to be read
 
   Plan plan = this->plan();
-  if (plan.items.empty()) return;
+  if (plan.items.empty()) return tell();
   draft(plan);
   shift_full(plan);
   for (const auto& item : plan.items) item.sequence->end_thoughts_if_asked();
@@ -357,6 +362,7 @@ void DecodeLoop::displace(Clock::time_point now) {
   if (sequence == nullptr || !sharing_.keep(*sequence)) return;
   const int32_t slot = sequence->slot();
   scheduler_.displace(*sequence, now);
+  memory_.release(slot);
   backend_.forget(slot, {});
 }
 
@@ -364,6 +370,7 @@ void DecodeLoop::preempt(Sequence& sequence) {
   sharing_.keep(sequence);  // so that it need not compute everything again
   const int32_t slot = sequence.slot();
   scheduler_.preempt(sequence);
+  memory_.release(slot);
   backend_.forget(slot, {});
 }
 
@@ -385,6 +392,10 @@ void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
 
   if (tape_ != nullptr) tape_batch();
   const Status status = run(items);
+  if (computes_aside_) {
+    tell();
+    backend_.wait();
+  }
   charge(items);
   if (status.is_ok()) {
     advance(items);
@@ -540,10 +551,11 @@ void DecodeLoop::give_back_idle() {
   idle_slots_.look(scheduler_, looked);
   const int32_t slot = idle_slots_.take_due(looked);
   if (slot < 0) return;
+  memory_.release(slot);
   backend_.give_back(slot);
   if (draft_model_) draft_model_->give_back(slot);
   if (!idle_slots_.is_at_rest()) return;
-  sharing_.cache().shrink(backend_.info().size);
+  cache_.shrink(backend_.info().size);
   give_back_freed();
 }
 
@@ -552,8 +564,8 @@ void DecodeLoop::publish() {
   scheduler_.for_each_started([this](const Sequence& sequence) { stats_.paused += sequence.is_paused() ? 1 : 0; });
   stats_.parked = static_cast<int32_t>(scheduler_.n_parked());
   stats_.running = static_cast<int32_t>(scheduler_.n_running());
-  stats_.cache_entries = static_cast<int32_t>(sharing_.cache().size());
-  stats_.cache_bytes = sharing_.cache().bytes();
+  stats_.cache_entries = static_cast<int32_t>(cache_.size());
+  stats_.cache_bytes = cache_.bytes();
   board_.show(scheduler_);
   MutexLock lock(mutex_);
   published_ = stats_;

@@ -99,6 +99,7 @@ class DecodeLoop {
   void displace(Clock::time_point now);
   void preempt(Sequence& sequence);
   void settle();
+  void tell();
   void signal();
   void give_back_idle();
   void publish();
@@ -108,11 +109,13 @@ class DecodeLoop {
   Backend& backend_;
   Backend* const draft_;
   Tape* const tape_;
-  LoopStats stats_;  // the decode thread's own; outlives the sequences below, which count in it
-  Signals signals_;  // outlives them as well
+  const bool computes_aside_;  // see ModelInfo
+  LoopStats stats_;            // the decode thread's own; outlives the sequences below, which count in it
+  Signals signals_;            // outlives them as well
   Scheduler scheduler_;
-  PrefixSharing sharing_;
+  PrefixCache cache_;
   SlotMemory memory_;
+  PrefixSharing sharing_;
   std::vector<std::shared_ptr<SlotRequest>> slot_requests_;  // that wait until their slot is idle, and has room
   bool waits_to_restore_ = false;                            // one of them, for what runs to leave it cells
   SlotBoard board_;
@@ -125,6 +128,7 @@ class DecodeLoop {
   std::vector<Row> rows_;
   Clock::time_point charged_;    // up to when this step is charged for
   double uncharged_s_ = 0;       // of the steps before
+  std::vector<uint64_t> ended_;  // owners of sequences whose ends are to be told
   bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache
 
   Mutex mutex_;

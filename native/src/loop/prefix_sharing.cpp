@@ -17,14 +17,10 @@ size_t shared(const Sequence& sequence, size_t n_matched) {
   return static_cast<size_t>(sequence.cut(static_cast<int32_t>(most)));
 }
 
-std::vector<Token> computed_tokens(const Sequence& sequence) {
-  return {sequence.tokens().begin(), sequence.tokens().begin() + sequence.n_computed()};
-}
-
 }  // namespace
 
-PrefixSharing::PrefixSharing(Backend& backend, size_t limit_bytes)
-    : backend_(backend), cache_(backend.has_snapshots() ? limit_bytes : 0) {}
+PrefixSharing::PrefixSharing(Backend& backend, PrefixCache& cache, SlotMemory& memory)
+    : backend_(backend), cache_(cache), memory_(memory) {}
 
 bool PrefixSharing::may_share(const Sequence& sequence) const {
   return cache_.limit_bytes() > 0 && sequence.shares_prefix();
@@ -47,11 +43,15 @@ void PrefixSharing::find_leader(const Scheduler& scheduler, Sequence& sequence) 
   const Scheduler::Leader found = scheduler.leader_of(sequence);
   const size_t n_led = shared(sequence, found.n_tokens);
   if (n_led < PrefixCache::kLeastTokens) return;  // and no need to ask the cache
-  if (n_led < cache_.find(sequence.tokens(), sequence.sharing_scope()).n_tokens + PrefixCache::kLeastTokens) return;
+  const size_t n_known = std::max({cache_.find(sequence.tokens(), sequence.sharing_scope()).n_tokens,
+                                   memory_.n_in_slot(sequence), memory_.n_uncopied(sequence)});
+  if (n_led < n_known + PrefixCache::kLeastTokens) return;
   sequence.follow(found.sequence, static_cast<int32_t>(n_led));
 }
 
 void PrefixSharing::begin(Sequence& sequence) {
+  if (may_share(sequence) && begin_in_slot(sequence)) return;
+  memory_.release(sequence.slot());
   const PrefixCache::Match match =
       may_share(sequence) ? cache_.find(sequence.tokens(), sequence.sharing_scope()) : PrefixCache::Match();
   const auto n_tokens = static_cast<int32_t>(shared(sequence, match.n_tokens));
@@ -59,14 +59,25 @@ void PrefixSharing::begin(Sequence& sequence) {
   sequence.begin(is_held ? n_tokens : 0);
 }
 
+// Where that is worth as much as what the cache has, once it has all that other slots hold of the sequence.
+bool PrefixSharing::begin_in_slot(Sequence& sequence) {
+  const size_t n_in_slot = shared(sequence, memory_.n_in_slot(sequence));
+  size_t n_cached = cache_.find(sequence.tokens(), sequence.sharing_scope()).n_tokens;
+  if (memory_.n_uncopied(sequence) >= std::max(n_in_slot, n_cached) + PrefixCache::kLeastTokens) {
+    memory_.copy_uncopied(sequence);
+    n_cached = cache_.find(sequence.tokens(), sequence.sharing_scope()).n_tokens;
+  }
+  if (n_in_slot < PrefixCache::kLeastTokens || n_in_slot < shared(sequence, n_cached)) return false;
+  const auto n_tokens = static_cast<int32_t>(n_in_slot);
+  memory_.take_over(sequence.slot(), sequence.extent(n_tokens));
+  sequence.begin(n_tokens);
+  return true;
+}
+
 bool PrefixSharing::keep(const Sequence& sequence) {
   if (!may_share(sequence) || static_cast<size_t>(sequence.n_computed()) < PrefixCache::kLeastTokens) return false;
-  std::vector<Token> tokens = computed_tokens(sequence);
-  if (cache_.covers(tokens, sequence.sharing_scope())) return true;
-  Snapshot snapshot = backend_.save(sequence.slot(), cache_.limit_bytes());
-  if (!snapshot.bytes) return false;
-  cache_.keep(std::move(tokens), std::move(snapshot), sequence.sharing_scope());
-  return true;
+  const auto first = sequence.tokens().begin();
+  return memory_.keep(sequence.slot(), {first, first + sequence.n_computed()}, sequence.sharing_scope());
 }
 
 bool PrefixSharing::copy(const Sequence& sequence, int32_t slot) {
@@ -77,8 +88,10 @@ bool PrefixSharing::copy(const Sequence& sequence, int32_t slot) {
 void PrefixSharing::close_gaps(Scheduler& scheduler) {
   if (!backend_.has_snapshots()) return;
   while (Sequence* sequence = scheduler.above_gap()) {
-    const int32_t slot = scheduler.lowest_free_slot();
+    const int32_t slot = scheduler.slot_of_gap();
+    memory_.release(slot);
     if (sequence->n_computed() > 0 && !copy(*sequence, slot)) return;
+    memory_.release(sequence->slot());
     backend_.forget(sequence->slot(), {});
     scheduler.move(*sequence, slot);
   }

@@ -62,7 +62,7 @@ void Scheduler::add(std::unique_ptr<Sequence> sequence) {
   waiting_.reorder(owner);  // others of its own, where it has brought another tier
 }
 
-size_t Scheduler::admit(Clock::time_point now) {
+size_t Scheduler::admit(Clock::time_point now, const ChooseSlot& choose) {
   waiting_.age(now);
   size_t started = 0;
   while (std::unique_ptr<Sequence> sequence = next_to_start()) {
@@ -71,7 +71,7 @@ size_t Scheduler::admit(Clock::time_point now) {
       parked_.push_back(std::move(sequence));
       continue;
     }
-    sequence->start(take_slot(*sequence), now);
+    sequence->start(take_slot(*sequence, choose), now);
     ledger_->start(sequence->owner());
     waiting_.reorder(sequence->owner());
     running_.push_back(std::move(sequence));
@@ -103,9 +103,11 @@ bool Scheduler::lacks(int32_t n_cells) const {
   return n_taken > shared_cells_;
 }
 
-int32_t Scheduler::take_slot(const Sequence& sequence) {
-  const auto wanted = std::find(free_slots_.begin(), free_slots_.end(), sequence.wanted_slot());
-  const auto taken = wanted == free_slots_.end() ? std::prev(wanted) : wanted;
+int32_t Scheduler::take_slot(const Sequence& sequence, const ChooseSlot& choose) {
+  int32_t wanted = sequence.wanted_slot();
+  if (wanted < 0 && choose) wanted = choose(sequence, free_slots_);
+  const auto found = std::find(free_slots_.begin(), free_slots_.end(), wanted);
+  const auto taken = found == free_slots_.end() ? std::prev(found) : found;
   const int32_t slot = *taken;
   free_slots_.erase(taken);
   return slot;
@@ -373,12 +375,23 @@ Sequence* Scheduler::above_gap() const {
   const auto highest = std::max_element(running_.begin(), running_.end(),
                                         [](const auto& a, const auto& b) { return a->slot() < b->slot(); });
   const bool may_move = (*highest)->wanted_slot() < 0;
-  return may_move && (*highest)->slot() > lowest_free_slot() ? highest->get() : nullptr;
+  return may_move && (*highest)->slot() > slot_of_gap() ? highest->get() : nullptr;
+}
+
+int32_t Scheduler::lowest_slot_in_use() const {
+  return (*std::min_element(running_.begin(), running_.end(),
+                            [](const auto& a, const auto& b) { return a->slot() < b->slot(); }))
+      ->slot();
+}
+
+int32_t Scheduler::slot_of_gap() const {
+  const int32_t lowest = lowest_slot_in_use();
+  const auto gap = std::find_if(free_slots_.rbegin(), free_slots_.rend(), [=](int32_t slot) { return slot > lowest; });
+  return gap == free_slots_.rend() ? slots_ : *gap;
 }
 
 void Scheduler::move(Sequence& sequence, int32_t slot) {
-  assert(slot == lowest_free_slot());
-  free_slots_.pop_back();
+  free_slots_.erase(std::find(free_slots_.begin(), free_slots_.end(), slot));
   const int32_t left = sequence.slot();
   sequence.move(slot);
   free_slots_.insert(std::upper_bound(free_slots_.begin(), free_slots_.end(), left, std::greater<int32_t>()), left);

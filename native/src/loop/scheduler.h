@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -37,11 +38,15 @@ class Scheduler {
 
   void add(std::unique_ptr<Sequence> sequence);
 
-  // Gives free slots to the sequences that are next; see WaitQueue. Parks those whose reader is full: a vector that one
+  // Of the free slots, which are not empty, the one that a sequence had best get; or -1.
+  using ChooseSlot = std::function<int32_t(const Sequence& sequence, const std::vector<int32_t>& free_slots)>;
+
+  // Gives free slots to the sequences that are next; see WaitQueue. `choose`: called for those that want no slot of
+  // their own, which get the lowest one where it has none. Parks those whose reader is full: a vector that one
   // step computes would not be stopped by it otherwise. Where slots share cells, the next one waits until there is room
   // for all of its prompt, and some tokens more of each that runs; nobody passes it meanwhile, so that none starves.
   // Returns how many started.
-  size_t admit(Clock::time_point now);
+  size_t admit(Clock::time_point now, const ChooseSlot& choose = {});
 
   // Running sequences get their one token first, of those of kLastClass as many as `last_rows` says; where they are
   // more than may have one, those that were left out last time come first, and a quarter of the rows is kept for
@@ -103,10 +108,12 @@ class Scheduler {
   // The memory has no room for as many sequences as run now: no more are admitted until one of them ends.
   void hold_admission() { capacity_ = static_cast<int32_t>(running_.size()); }
 
-  // The running sequence of the highest slot, when there has been a free slot below it for a while; else null.
+  // The running sequence of the highest slot, when for a while there has been a free slot, the gap, between it and the
+  // lowest that is in use; else null.
   Sequence* above_gap() const;
+  // The lowest of the gaps, where there is one.
+  int32_t slot_of_gap() const;
   bool is_in_use(int32_t slot) const;
-  int32_t lowest_free_slot() const { return free_slots_.back(); }
   // `sequence` now lives in this free slot.
   void move(Sequence& sequence, int32_t slot);
 
@@ -156,7 +163,8 @@ class Scheduler {
   bool fits_instead(const Sequence& next, const Sequence& running) const;
   bool is_worse(const Sequence& a, const Sequence& b) const;
   std::unique_ptr<Sequence> take_from_slot(Sequence& sequence);
-  int32_t take_slot(const Sequence& sequence);
+  int32_t take_slot(const Sequence& sequence, const ChooseSlot& choose);
+  int32_t lowest_slot_in_use() const;
   void free_slot(int32_t slot);
   void release_followers(const Sequence& leader);
   // A sequence that reads its prompt, and how many tokens until it, or one that follows it, can go on. The greatest of

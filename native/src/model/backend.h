@@ -47,11 +47,12 @@ struct ModelInfo {
   Token bos = -1;
   Token eos = -1;
   uint64_t n_params = 0;
-  uint64_t size = 0;         // bytes
-  bool can_generate = true;  // text, and not vectors alone
-  bool reads_whole = false;  // every token sees all others: a sequence has to be computed in one piece
-  int32_t n_adapters = 0;    // that were loaded with it
-  int32_t n_vector = 0;      // numbers in a token's vector; 0: there are none
+  uint64_t size = 0;            // bytes
+  bool can_generate = true;     // text, and not vectors alone
+  bool computes_aside = false;  // a device does: decode() returns before its rows are computed
+  bool reads_whole = false;     // every token sees all others: a sequence has to be computed in one piece
+  int32_t n_adapters = 0;       // that were loaded with it
+  int32_t n_vector = 0;         // numbers in a token's vector; 0: there are none
   Pooling pooling = Pooling::kMean;
   bool own_kernels = false;   // ours compute a part of the model
   bool picks = false;         // a device picks the largest logits: Backend::picked() has them
@@ -120,6 +121,8 @@ class Backend {
   // and in order of position. After a failure the caller forgets what may have been computed of them.
   // StatusCode::kNoRoom: it could be done with fewer slots in use.
   virtual Status decode(const std::vector<Row>& rows) = 0;
+  // Waits until the rows of the last decode() are computed.
+  virtual void wait() {}
   // Logits after row `row` of the last decode(), vocabulary().size() of them, the caller's to change until the
   // next one. Where a device picks the largest, also for threads that draw side by side.
   virtual float* logits(size_t row) = 0;

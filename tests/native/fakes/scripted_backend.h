@@ -42,6 +42,7 @@ class ScriptedBackend final : public Backend {
   std::function<void(Token name, int32_t position, float* logits, size_t size)> spoil;
   std::function<void(int32_t slot)> on_forget;
   std::function<void()> on_info;
+  std::function<void()> on_wait;
   bool can_save = true;
   bool keeps_batches = true;  // batches(), adapters() and names_since() tell of all
   size_t n_picked = 0;        // largest logits of each row that a device picks; 0: logits() has all at once
@@ -81,6 +82,11 @@ class ScriptedBackend final : public Backend {
     std::lock_guard<std::mutex> lock(mutex_);
     return loads_;
   }
+  // What slots were cut to that kept something.
+  std::vector<Extent> cuts() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return cuts_;
+  }
   // Names in the batches from `first` on.
   std::vector<Token> names_since(size_t first) const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -119,6 +125,7 @@ class ScriptedBackend final : public Backend {
     check_kind(rows);
     gate.pass();
     shifted_ = -1;
+    is_waited_for_ = !info_.computes_aside;
     const Status status = before_decode ? judge(rows) : Status::ok();
     if (!status.is_ok()) return status;
     const auto size = static_cast<size_t>(vocabulary_.size());
@@ -130,12 +137,19 @@ class ScriptedBackend final : public Backend {
     return Status::ok();
   }
 
+  void wait() override {
+    if (on_wait) on_wait();
+    is_waited_for_ = true;
+  }
+
   float* logits(size_t row) override {
+    if (!is_waited_for_) fault("logits were read before the device had computed them");
     if (n_picked > 0) note_fetched(row);
     return &logits_[row * static_cast<size_t>(vocabulary_.size())];
   }
 
   PickedLogits picked(size_t row) override {
+    if (!is_waited_for_) fault("logits were read before the device had computed them");
     if (n_picked == 0) return {};
     const auto size = static_cast<size_t>(vocabulary_.size());
     std::vector<Candidate> picked;
@@ -170,7 +184,11 @@ class ScriptedBackend final : public Backend {
 
   void forget(int32_t slot, Extent kept) override {
     if (on_forget) on_forget(slot);
-    if (kept.n_tokens == 0) prompt_end_.erase(slot);
+    if (kept.n_tokens == 0) {
+      prompt_end_.erase(slot);
+    } else {
+      note_extent(cuts_, kept);
+    }
     auto& held = held_[slot];
     if (held.size() > static_cast<size_t>(kept.n_tokens)) held.resize(static_cast<size_t>(kept.n_tokens));
   }
@@ -219,7 +237,7 @@ class ScriptedBackend final : public Backend {
     if (static_cast<size_t>(wanted.n_tokens) > held.size()) fault("a snapshot is shorter than what is wanted of it");
     held.resize(static_cast<size_t>(wanted.n_tokens));
     check_cells();
-    note_load(wanted);
+    note_extent(loads_, wanted);
     return true;
   }
 
@@ -254,9 +272,9 @@ class ScriptedBackend final : public Backend {
     fetched_.push_back(held_.at(batches_.back()[row].slot).front());
   }
 
-  void note_load(Extent wanted) {
+  void note_extent(std::vector<Extent>& extents, Extent extent) {
     std::lock_guard<std::mutex> lock(mutex_);
-    loads_.push_back(wanted);
+    extents.push_back(extent);
   }
 
   void check_kind(const Rows& rows) {
@@ -332,12 +350,14 @@ class ScriptedBackend final : public Backend {
   std::map<size_t, std::vector<float>> picked_logits_;
   std::vector<float> vectors_;
   Adapters used_;
+  bool is_waited_for_ = true;
   int32_t shifted_ = -1;  // the slot that was shifted since the last decode()
 
   mutable std::mutex mutex_;
   std::vector<Rows> batches_;
   std::vector<Adapters> adapters_;
   std::vector<Extent> loads_;
+  std::vector<Extent> cuts_;
   std::vector<int32_t> given_back_;
   std::vector<std::vector<Token>> names_;  // of each batch's rows
   std::vector<Token> fetched_;

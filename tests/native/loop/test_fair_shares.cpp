@@ -258,9 +258,9 @@ TEST("who loses its slot goes on where it was, says what it says alone, and comp
     RunningLoop loop({3, 64, 60, 1 << 20, 1, false, 0, 0, cells});
     loop.backend.shared_cells = static_cast<size_t>(cells);
     loop.backend.gate.shut_after(100);
-    loop.start();
     std::vector<std::unique_ptr<Client>> clients;
     for (const Task& task : tasks) clients.push_back(loop.submit(task));
+    loop.start();  // with all three in its first step
     REQUIRE(loop.backend.gate.wait_until_held());
     std::this_thread::sleep_for(Scheduler::kLeastTime);  // for which each keeps its slot in any case
     for (const Token name : {'x', 'y', 'z'}) clients.push_back(loop.submit(urgent_task(name, 50)));

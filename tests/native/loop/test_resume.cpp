@@ -438,7 +438,7 @@ TEST("a resumed task begins from what the cache holds of its prompt and its answ
   CHECK_EQ(resumed->answer().prompt_tokens, 43);
   CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
   CHECK_EQ(loop.backend.batches().back().size(), size_t{1});
-  CHECK_EQ(loop.backend.loads().back().n_tokens, 43 + 34);
+  CHECK_EQ(loop.backend.cuts().back().n_tokens, 43 + 34);
 }
 
 }  // namespace

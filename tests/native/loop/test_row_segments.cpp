@@ -196,12 +196,15 @@ TEST("a stream has a token of every step in which an image is read in one piece"
 }
 
 TEST("an image that comes again is shared whole, and computed again where the prompt ends in it") {
-  for (const RowSegment& segment : {image(20, 5, 5), non_causal(20)}) {
+  const auto check = [](const RowSegment& segment, bool is_same_slot) {
     RunningLoop loop(kSharing);
     loop.start();
+    int32_t n_asked = 0;
     const auto cached = [&](const std::vector<Token>& behind) {
       const auto prompt = joined({repeated(10, 'p'), repeated(20, -2), behind});
-      const auto client = loop.submit(with_segments(prompt, {segment}, 2));
+      Task task = with_segments(prompt, {segment}, 2);
+      task.slot = is_same_slot ? 0 : n_asked++;
+      const auto client = loop.submit(task);
       CHECK(client->finish());
       return client->answer().cached_tokens;
     };
@@ -211,11 +214,15 @@ TEST("an image that comes again is shared whole, and computed again where the pr
     CHECK_EQ(cached({'y'}), 30);
     CHECK_EQ(cached({}), 10);
 
-    const auto loads = loop.backend.loads();
-    REQUIRE(loads.size() == 2);
-    CHECK_EQ(loads[0].last_position, segment.is_non_causal ? 29 : 10);
-    CHECK_EQ(loads[1].last_position, 9);
+    const auto begun = is_same_slot ? loop.backend.cuts() : loop.backend.loads();
+    REQUIRE(begun.size() == 2);
+    CHECK_EQ(begun[0].last_position, segment.is_non_causal ? 29 : 10);
+    CHECK_EQ(begun[1].last_position, 9);
     CHECK_EQ(loop.backend.faults(), std::vector<std::string>());
+  };
+  for (const RowSegment& segment : {image(20, 5, 5), non_causal(20)}) {
+    check(segment, true);
+    check(segment, false);
   }
 }
 

@@ -376,23 +376,47 @@ TEST("who is paused gives way first, then who started last") {
   CHECK(driven.scheduler.first_to_give_way() == second);
 }
 
-TEST("a gap below a slot in use is shown once it has stayed for a while") {
+TEST("a gap between slots in use is shown once it has stayed for a while") {
   Driven driven(4, 64);
   Sequence* low = driven.add_decoding();
-  driven.add_decoding();
+  Sequence* middle = driven.add_decoding();
   Sequence* high = driven.add_decoding();
-  low->finish(Finish::kCancelled);
+  middle->finish(Finish::kCancelled);
   driven.sweep();
   CHECK(driven.scheduler.above_gap() == nullptr);
   for (int i = 0; i < 2; ++i) driven.scheduler.plan(1);
 
   REQUIRE(driven.scheduler.above_gap() == high);
-  CHECK_EQ(driven.scheduler.lowest_free_slot(), 0);
-  driven.scheduler.move(*high, 0);
+  CHECK_EQ(driven.scheduler.slot_of_gap(), 1);
+  driven.scheduler.move(*high, 1);
 
-  CHECK_EQ(high->slot(), 0);
+  CHECK_EQ(high->slot(), 1);
   CHECK(driven.scheduler.above_gap() == nullptr);
-  CHECK_EQ(driven.scheduler.lowest_free_slot(), 2);
+  low->finish(Finish::kCancelled);
+  driven.sweep();
+  for (int i = 0; i < 2; ++i) driven.scheduler.plan(1);
+  CHECK(driven.scheduler.above_gap() == nullptr);  // a free slot below all that are in use is none
+}
+
+TEST("a sequence gets the slot that it wants, else the one that is chosen for it, else the lowest") {
+  Driven driven(4, 64);
+  const auto choose = [](const Sequence& sequence, const std::vector<int32_t>& free_slots) {
+    CHECK(!free_slots.empty());
+    return sequence.token(0) == 'c' ? 2 : -1;
+  };
+  std::vector<int32_t> slots;
+  for (const char name : {'a', 'c', 'w', 'c'}) {
+    Task task = make_task(name, 3, 10);
+    if (name == 'w') task.slot = 3;
+    driven.add(std::move(task));
+    driven.scheduler.admit(driven.now(), choose);
+    driven.scheduler.for_each_running([&](const Sequence& sequence) {
+      if (sequence.state() == Sequence::State::kStarting) slots.push_back(sequence.slot());
+    });
+    driven.admit();
+  }
+
+  CHECK_EQ(slots, (std::vector<int32_t>{0, 2, 3, 1}));
 }
 
 TEST("when more run than a step has rows, those left out come first next time") {

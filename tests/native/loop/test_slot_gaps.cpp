@@ -19,19 +19,19 @@ using Rows = ScriptedBackend::Rows;
 TEST("a gap that stays between the slots in use is closed, and the text goes on") {
   RunningLoop loop(sharing(4));
   loop.backend.gate.shut_after(1);
-  const auto first = loop.submit(make_task('1', 3, 5));
-  const auto second = loop.submit(make_task('2', 4, 1000));
+  const auto first = loop.submit(make_task('1', 3, 1000));
+  const auto second = loop.submit(make_task('2', 4, 5));
   const Task task = make_task('3', 5, 1000);
   const auto third = loop.submit(task);
   loop.start();  // with all three in its first step
   REQUIRE(loop.backend.gate.wait_until_held());
-  first->reader().cancel();
+  second->reader().cancel();
   loop.backend.gate.open();
 
   CHECK(third->finish());
   CHECK_EQ(third->text(), said_alone(task));
-  CHECK(second->finish());
-  // With the first one gone, the last one takes its place.
+  CHECK(first->finish());
+  // With the second one gone, the last one takes its place.
   const std::vector<Rows> batches = loop.backend.batches();
   const bool is_moved = std::any_of(batches.begin(), batches.end(), [](const Rows& rows) {
     return rows.size() == 2 && rows[0].slot == 0 && rows[1].slot == 1 && rows[0].position > 5;
@@ -40,23 +40,23 @@ TEST("a gap that stays between the slots in use is closed, and the text goes on"
   CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
 }
 
-// The first of three ends, and the last cannot take its place.
+// The second of three ends, and the last cannot take its place.
 void check_gap_stays(bool can_save, bool fails_to_load) {
   RunningLoop loop(sharing(4, 64, 0));
   loop.backend.can_save = can_save;
   loop.backend.fails_to_load = fails_to_load;
   loop.backend.gate.shut_after(1);
-  const auto first = loop.submit(make_task('1', 3, 5));
-  const auto second = loop.submit(make_task('2', 4, 100));
+  const auto first = loop.submit(make_task('1', 3, 100));
+  const auto second = loop.submit(make_task('2', 4, 5));
   const Task task = make_task('3', 5, 100);
   const auto third = loop.submit(task);
   loop.start();  // with all three in its first step
   REQUIRE(loop.backend.gate.wait_until_held());
-  first->reader().cancel();
+  second->reader().cancel();
   loop.backend.gate.open();
 
   CHECK(third->finish());
-  CHECK(second->finish());
+  CHECK(first->finish());
 
   CHECK_EQ(third->text(), said_alone(task));
   CHECK_EQ(loop.backend.n_saves == 0, !can_save);
@@ -68,19 +68,36 @@ TEST("a gap stays where memory cannot be copied, or the copy cannot be loaded, a
   check_gap_stays(true, true);
 }
 
-TEST("a sequence that has computed nothing closes a gap without a copy") {
-  RunningLoop loop(sharing(4, 8));
+TEST("slots in a row are no gap, though lower ones are free") {
+  RunningLoop loop(sharing(4, 64, 0));
   loop.backend.gate.shut_after(1);
-  loop.start();
-  const auto first = loop.submit(make_task('1', 3, 1000));
-  const auto second = loop.submit(make_task('2', 400, 5));
-  const auto third = loop.submit(make_task('3', 400, 5));
-  const auto fourth = loop.submit(make_task('4', 900, 5));  // gets no row before one of these has read its prompt
+  const auto first = loop.submit(make_task('1', 3, 5));
+  const auto second = loop.submit(make_task('2', 4, 100));
+  const auto third = loop.submit(make_task('3', 5, 100));
+  loop.start();  // with all three in its first step
   REQUIRE(loop.backend.gate.wait_until_held());
   first->reader().cancel();
   loop.backend.gate.open();
 
   CHECK(second->finish());
+  CHECK(third->finish());
+
+  CHECK_EQ(loop.backend.n_saves, 0);
+}
+
+TEST("a sequence that has computed nothing closes a gap without a copy") {
+  RunningLoop loop(sharing(4, 8));
+  loop.backend.gate.shut_after(1);
+  loop.start();
+  const auto first = loop.submit(make_task('1', 400, 5));
+  const auto second = loop.submit(make_task('2', 3, 1000));
+  const auto third = loop.submit(make_task('3', 400, 5));
+  const auto fourth = loop.submit(make_task('4', 900, 5));  // gets no row before one of these has read its prompt
+  REQUIRE(loop.backend.gate.wait_until_held());
+  second->reader().cancel();
+  loop.backend.gate.open();
+
+  CHECK(first->finish());
   CHECK(third->finish());
   CHECK(fourth->finish());
 
@@ -98,14 +115,14 @@ TEST("a slot that was left to close a gap holds nothing of who was there") {
   RunningLoop loop(sharing(4, 64, 0));
   loop.backend.gate.shut_after(1);
   loop.start();
-  const auto first = loop.submit(make_task('1', 3, 5));
-  const auto second = loop.submit(make_task('2', 4, 400));
+  const auto first = loop.submit(make_task('1', 3, 400));
+  const auto second = loop.submit(make_task('2', 4, 5));
   const auto third = loop.submit(make_task('3', 5, 400));
   REQUIRE(loop.backend.gate.wait_until_held());
-  first->reader().cancel();
+  second->reader().cancel();
   loop.backend.gate.open();
   CHECK(third->finish());
-  CHECK(second->finish());
+  CHECK(first->finish());
 
   std::vector<Task> tasks;
   std::vector<std::unique_ptr<Client>> clients;

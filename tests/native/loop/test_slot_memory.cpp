@@ -1,6 +1,8 @@
 // What slots leave behind: copied out, put back, forgotten.
 #include <memory>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -179,6 +181,193 @@ TEST("a slot request is answered when the loop ends first, and refused afterward
   CHECK_EQ(request->status().code(), StatusCode::kClosed);
   CHECK_EQ(loop.inbox->request_slot(request).code(), StatusCode::kClosed);
   CHECK(holder->finish());
+}
+
+// The next turn of a chat: what was said, and something new.
+Task next_turn(Task task, const std::string& said, const std::string& text) {
+  task.prompt.insert(task.prompt.end(), said.begin(), said.end());
+  task.prompt.insert(task.prompt.end(), text.begin(), text.end());
+  return task;
+}
+
+// Both, for a processor and for a device.
+constexpr bool kBoth[] = {false, true};
+
+TEST("a chat goes on in the slot that still holds it, and nothing is copied for it") {
+  for (const bool is_device : kBoth) {
+    RunningLoop loop(kLimits);
+    loop.backend.changeable_info().computes_aside = is_device;
+    loop.start();
+    const Task first = task_for("one", -1);
+    const Task other = make_task('o', 33, 8);
+    loop.backend.gate.shut();
+    const auto one = loop.submit(first), two = loop.submit(other);
+    loop.backend.gate.open();
+    REQUIRE(one->finish() && two->finish());
+    const Task turn = next_turn(other, two->text(), "and");  // of the higher slot
+
+    const Answer answer = told(loop, turn);
+
+    CHECK_EQ(answer.text, said_alone(turn));
+    CHECK_EQ(answer.cached_tokens, 40);
+    CHECK_EQ(loop.backend.loads().size(), size_t{0});
+    loop.close("the test is over");
+    CHECK_EQ(loop.backend.n_saves, is_device ? 0 : 3);
+    CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  }
+}
+
+TEST("what a device's slot holds is copied when another task takes the slot, and found again") {
+  RunningLoop loop({1, 64, 60, 1 << 20, 1});
+  loop.backend.changeable_info().computes_aside = true;
+  loop.start();
+  const Task first = task_for("one"), other = make_task('o', 30, 8);
+  const Answer said = told(loop, first);
+  CHECK_EQ(loop.backend.n_saves, 0);
+
+  told(loop, other);
+  CHECK_EQ(loop.backend.n_saves, 1);
+  const Answer again = told(loop, next_turn(first, said.text, "and"));
+
+  CHECK_EQ(again.cached_tokens, 40);
+  CHECK_EQ(again.text, said_alone(next_turn(first, said.text, "and")));
+  CHECK_EQ(loop.backend.n_saves, 2);
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("what goes on from the middle of a slot's content leaves all of it to be found") {
+  for (const bool is_device : kBoth) {
+    RunningLoop loop({1, 64, 60, 1 << 20, 1});
+    loop.backend.changeable_info().computes_aside = is_device;
+    loop.start();
+    const Task first = task_for("one");
+    const Answer said = told(loop, first);
+    const Task same = task_for("one", 0);
+
+    CHECK_EQ(told(loop, same).cached_tokens, 32);  // all but the last, whose logits it needs
+    told(loop, make_task('o', 30, 8));
+    CHECK_EQ(told(loop, next_turn(first, said.text, "and")).cached_tokens, 40);
+    CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  }
+}
+
+TEST("a task of another slot begins like what a device's slot holds") {
+  RunningLoop loop(kLimits);
+  loop.backend.changeable_info().computes_aside = true;
+  loop.start();
+  told(loop, task_for("one", 0));
+  Task other = task_for("two", 1);
+
+  CHECK_EQ(told(loop, other).cached_tokens, 30);
+  CHECK_EQ(loop.backend.n_saves, 1);
+  other.sharing_scope.owner = 3;
+  other.slot = 0;
+  CHECK_EQ(told(loop, other).cached_tokens, 0);
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("a slot that rests gives its memory back, and what it held is found again") {
+  for (const bool is_device : kBoth) {
+    DecodeLoop::Limits limits = kLimits;
+    limits.idle_s = 0.01;
+    RunningLoop loop(limits);
+    loop.backend.changeable_info().computes_aside = is_device;
+    loop.start();
+    told(loop, task_for("one"));
+    CHECK(eventually([&] { return loop.backend.given_back().size() == 1; }));
+
+    CHECK_EQ(told(loop, task_for("one")).cached_tokens, 32);
+    CHECK_EQ(loop.backend.loads().size(), size_t{1});
+    CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  }
+}
+
+TEST("a task that is cancelled before it begins leaves its slot as it was") {
+  RunningLoop loop({2, 16, 60, 1 << 20, 1});
+  loop.backend.changeable_info().computes_aside = true;
+  loop.start();
+  const Task first = task_for("one", 1);
+  const Answer said = told(loop, first);
+  loop.backend.gate.shut();
+  Task leader = make_task('l', 300, 8), follower = leader;
+  leader.slot = 0;
+  follower.slot = 1;
+  const auto both = loop.submit({leader, follower});
+  REQUIRE(loop.backend.gate.wait_until_held());
+  both->reader().cancel();
+  loop.backend.gate.open();
+  CHECK(both->finish());
+
+  CHECK_EQ(told(loop, next_turn(first, said.text, "and")).cached_tokens, 40);
+  CHECK_EQ(loop.backend.n_saves, 0);
+}
+
+// Chats of several turns, in any order, with slots that are asked for, saved, erased and given back meanwhile.
+void check_random_chats(uint32_t seed) {
+  std::mt19937 random(seed);
+  const auto below = [&random](size_t bound) { return static_cast<size_t>(random()) % bound; };
+  DecodeLoop::Limits limits{static_cast<int32_t>(1 + below(4)), 64, 60, (1 + below(3)) * 1000, 1};
+  limits.idle_s = below(2) == 0 ? 0.0005 : 60;
+  RunningLoop loop(limits);
+  loop.backend.changeable_info().computes_aside = below(3) > 0;
+  loop.start();
+  std::vector<Task> chats;
+  for (int i = 0; i < 4; ++i) {
+    Task task = make_task('s', 10 + below(2) * 20, 1 + static_cast<int32_t>(below(8)));
+    task.prompt.push_back(static_cast<Token>('a' + i / 2));
+    task.sharing_scope.owner = below(2);
+    chats.push_back(task);
+  }
+  for (int turn = 0; turn < 12; ++turn) {
+    std::vector<std::pair<Task*, std::unique_ptr<Client>>> running;
+    for (Task& chat : chats) {
+      if (below(2) == 0) continue;
+      chat.slot = below(3) == 0 ? static_cast<int32_t>(below(static_cast<size_t>(limits.slots))) : -1;
+      running.emplace_back(&chat, loop.submit(chat));
+      if (below(8) == 0) running.back().second->reader().cancel();
+    }
+    if (below(3) == 0) {
+      const auto slot = static_cast<int32_t>(below(static_cast<size_t>(limits.slots)));
+      ask(loop, below(2) == 0 ? Action::kSave : Action::kErase, slot, below(2));
+    }
+    for (auto& [chat, client] : running) {
+      REQUIRE(client->finish());
+      Task alone = *chat;
+      alone.slot = -1;
+      const std::string text = client->text();
+      CHECK_EQ(said_alone(alone).compare(0, text.size(), text), 0);
+      if (below(4) > 0) *chat = next_turn(*chat, text, std::string(1 + below(5), 'n'));
+    }
+  }
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("chats say what they say alone, whatever becomes of the slots between their turns") {
+  for (uint32_t seed = 1; seed <= 30; ++seed) check_random_chats(seed);
+}
+
+TEST("readers hear of a step when a device has the next one to do, and of the last one without it") {
+  RunningLoop loop({1, 64, 60});
+  loop.backend.changeable_info().computes_aside = true;
+  loop.backend.gate.shut();
+  loop.start();
+  const auto client = loop.submit(make_task('a', 3, 3));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  const int fd = client->reader().fd();
+  std::vector<bool> before, during;
+  loop.backend.before_decode = [&](const ScriptedBackend&, const ScriptedBackend::Rows&) {
+    before.push_back(is_readable(fd, 0));
+    return Status::ok();
+  };
+  loop.backend.on_wait = [&] { during.push_back(is_readable(fd, 0)); };
+  loop.backend.gate.open();
+  CHECK(eventually([&] { return loop.stats().tasks_length == 1; }));
+  loop.close("the test is over");
+
+  CHECK_EQ(before, (std::vector<bool>{false, false, true}));  // nobody has read what the first token left
+  CHECK_EQ(during, (std::vector<bool>{false, true, true}));
+  CHECK(client->finish());
+  CHECK_EQ(client->answer().n_tokens, 3);
 }
 
 }  // namespace
