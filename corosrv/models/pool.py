@@ -132,7 +132,7 @@ class ModelPool:
         return os.getpid() != self._pid
 
     def _check_open(self) -> None:
-        if self._is_inherited:
+        if os.getpid() != self._pid:
             raise errors.UsedAfterFork(
                 "these models were made before a fork() and serve the parent process only; make others in each process "
                 "after forking (gunicorn: do not use --preload)"
@@ -145,7 +145,8 @@ class ModelPool:
     @property
     def unloadable(self) -> str:
         """Returns why none of the models could be loaded; empty when one was, is being loaded, or nobody asked yet."""
-        if any(model.n_loads or model.state in _BEGINNING for model in self._models):
+        coming = (ModelState.DOWNLOADING, ModelState.LOADING)
+        if any(model.n_loads or model.state in coming for model in self._models):
             return ""
         return self._first.failure
 
@@ -153,9 +154,7 @@ class ModelPool:
         """Returns every model that may be used, loaded or not, and behind them their LoRA adapters."""
         cards = [model.card for model in self._models if self._is_usable(model)]
         cards += [
-            self._card_by_name(model.card, name)
-            for name, (model, _) in self._adapters.items()
-            if self._is_usable(model, name)
+            _of_adapter(model.card, name) for name, (model, _) in self._adapters.items() if self._is_usable(model, name)
         ]
         return tuple(cards)
 
@@ -166,7 +165,7 @@ class ModelPool:
         if served.state is not ModelState.READY:
             with self._using(model):
                 pass
-        return self._card_by_name(served.card, model)
+        return _of_adapter(served.card, model) if model and model in self._adapters else served.card
 
     def known_card(self, model: str | None) -> ModelCard:
         """Returns the model's card, of one that was never loaded by what its file's head says; loads none.
@@ -177,11 +176,7 @@ class ModelPool:
         served = self._route(model)
         if served.texts is None and not served.n_loads:
             served.texts = call_in_thread(gguf.read_texts, served.settings.model)
-        return self._card_by_name(served.known_card, model)
-
-    def _card_by_name(self, card: ModelCard, name: str | None) -> ModelCard:
-        """Returns the card of what a model was found by: an adapter of its own, or the model."""
-        return replace(card, id=name, aliases=(), parent=card.id) if name and name in self._adapters else card
+        return _of_adapter(served.known_card, model) if model and model in self._adapters else served.known_card
 
     def vocabulary(self, model: str | None) -> Vocabulary:
         """Returns the model's vocabulary, which keeps it loaded for as long as it lives. Waits and raises as `card`."""
@@ -425,3 +420,8 @@ class ModelPool:
             return
         self._is_closed = True
         self._keeper.close()
+
+
+def _of_adapter(model: ModelCard, name: str) -> ModelCard:
+    """Makes the card of an adapter of a model."""
+    return replace(model, id=name, aliases=(), parent=model.id)

@@ -121,7 +121,7 @@ class LoadedFront:
                 yield json.loads(line)
 
     def manage(self, method: str, target: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        (socket,) = self._run_dir.iterdir()
+        (socket,) = filter(Path.is_socket, self._run_dir.iterdir())
         return ManagementClient(str(socket)).call(method, target, body)
 
     def wait_ready(self, n_upstreams: int) -> None:

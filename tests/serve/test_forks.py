@@ -82,7 +82,8 @@ def test_a_branch_has_a_form_of_its_own(real: Server, story: dict[str, Any]) -> 
 def test_a_branch_calls_a_tool_that_its_answer_knew_nothing_of(real: Server, story: dict[str, Any]) -> None:
     tool = {"type": "function", "function": {"name": "note", "parameters": {"type": "object", "properties": {}}}}
 
-    branch = told(real, fork(story["id"], 9, max_tokens=32, tools=[tool], tool_choice="required"))
+    choice = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    branch = told(real, fork(story["id"], 9, max_tokens=200, temperature=0, **choice))
 
     (call,) = branch["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "note"

@@ -328,10 +328,11 @@ class EngineWatch:
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_engines_of_all_workers_keep_one_limit_of_memory(start: Servers, run_dir: str, n: int) -> None:
     path = packaged_model()
-    settings = ModelSettings(model=path, slots=2, ctx=512)
+    settings = ModelSettings(model=path, slots=2, ctx=512, kernels="ggml")  # whose weights no machine repacks
     limit = int(1.5 * estimate(settings, gguf.read(path)))
     models = f"a={path}?slots=2&ctx=512,b={path}?slots=1&ctx=512"
-    server = start.start(*SERVE, "-w", str(n), "--engine", "process", run_dir=run_dir, model=models, model_bytes=limit)
+    options = {"model": models, "model_bytes": limit, "kernels": "ggml"}
+    server = start.start(*SERVE, "-w", str(n), "--engine", "process", run_dir=run_dir, **options)
 
     def complete(number: int) -> int:
         body = {"model": "ab"[number % 2], "prompt": "hi", "max_tokens": 4}

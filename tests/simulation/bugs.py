@@ -345,9 +345,9 @@ BUGS = {
         "  event_fd_.signal();",
     ),
     "a slot keeps what its last task left": Bug(
-        "loop", "loop/decode_loop",
-        "    memory_.note(*sequence);\n    backend_.forget(sequence->slot(), {});",
-        "    memory_.note(*sequence);",
+        "loop", "loop/prefix_sharing",
+        "  memory_.release(sequence.slot());\n  const PrefixCache::Match",
+        "  const PrefixCache::Match",
     ),
     "guesses that did not come true stay in their slot": Bug(
         "loop", "loop/decode_loop",
