@@ -154,6 +154,16 @@ class LlamaBackend final : public Backend {
 
   bool has_snapshots() const override { return has_snapshots_; }
 
+  // llama_state_seq_get_data() leaves out what the next token does not see, so a slot that was loaded, or taken out and
+  // put back, may lack its first positions. What is there lies in other cells than it did, so that numbers are added in
+  // another order: of use only where the same bits are not promised.
+  bool can_resume(int32_t slot, Extent kept) const override {
+    const int32_t next = kept.last_position + 1;
+    const int32_t first_seen = info_.resumes_in_window ? std::max(0, next - info_.window + 1) : 0;
+    const int32_t first = llama_memory_seq_pos_min(memory_, slot);
+    return first >= 0 && first <= first_seen && llama_memory_seq_pos_max(memory_, slot) >= kept.last_position;
+  }
+
   Snapshot save(int32_t slot, size_t limit_bytes) override {
     Snapshot snapshot;
     snapshot.size = llama_state_seq_get_size(context_.get(), slot);
@@ -167,11 +177,10 @@ class LlamaBackend final : public Backend {
     if (!grow(wanted.n_tokens).is_ok()) return false;
     const Status status =
         with_room([&] { return read(context_.get(), slot, snapshot) ? Status::ok() : to_status(kNoRoomCode); });
-    // A snapshot from a file may hold anything: check that it has the positions from 0 to the last.
+    // A snapshot from a file may hold anything.
     const int32_t last = wanted.last_position;
     const bool is_complete = status.is_ok() && llama_memory_seq_rm(memory_, slot, last + 1, -1) &&
-                             llama_memory_seq_pos_min(memory_, slot) == 0 &&
-                             llama_memory_seq_pos_max(memory_, slot) == last;
+                             can_resume(slot, wanted) && llama_memory_seq_pos_max(memory_, slot) == last;
     if (!is_complete) wipe(slot);
     return is_complete;
   }
@@ -403,8 +412,9 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, LoadWat
     return make_context(raw_model, options, sized);
   };
   // Whether the memory of a sliding window can be shifted depends on its size.
+  // Of such a window a copy has other cells as well, and so other bits: see can_resume().
   const bool may_grow = !options.whole_context && can_copy_memory(model.get()) &&
-                        !(options.shifts_context && llama_model_n_swa(model.get()) > 0);
+                        !((options.shifts_context || options.is_deterministic) && llama_model_n_swa(model.get()) > 0);
   Context first = make_sized(purpose, may_grow ? std::min(context, kFirstTokens) : context);
   // libllama reports this of a context, not of a model.
   if (first && !llama_get_causal_attn(first.get())) {
@@ -427,6 +437,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, LoadWat
     info.context = std::min(info.shared_cells, most);
   }
   info.n_adapters = static_cast<int32_t>(loaded.size());
+  info.resumes_in_window = info.window > 0 && !options.is_deterministic;
   info.pooling = purpose.pooling;
   info.reads_whole = purpose.reads_whole;
   info.can_generate = !purpose.reads_whole;

@@ -198,6 +198,7 @@ ModelInfo describe(const llama_model* model, int32_t context) {
   ModelInfo info;
   info.context = context;
   info.context_train = llama_model_n_ctx_train(model);
+  info.window = llama_model_n_swa(model);
   info.n_embd = llama_model_n_embd(model);
   info.row_width = llama_model_n_embd_inp(model);
   info.is_mrope = has_mrope(model);

@@ -28,23 +28,27 @@ size_t common_prefix(const std::vector<Token>& a, const std::vector<Token>& b) {
 
 PrefixCache::Match PrefixCache::find(const std::vector<Token>& tokens, const SharingScope& scope) {
   auto best = entries_.end();
-  size_t most = 0;
+  size_t most = 0, n_lost = 0;
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
     if (entry->scope != scope) continue;
     const size_t n_matched = common_prefix(entry->tokens, tokens);
+    if (!can_cut(entry->tokens.size(), std::min(n_matched, tokens.size() - 1))) {
+      n_lost = std::max(n_lost, n_matched);
+      continue;
+    }
     if (n_matched < most || !is_worth(n_matched, entry->tokens.size())) continue;
     if (n_matched == most && entry->tokens.size() >= best->tokens.size()) continue;
     best = entry;
     most = n_matched;
   }
-  if (best == entries_.end()) return {};
+  if (best == entries_.end()) return {nullptr, 0, n_lost};
   touch(best);
-  return {best->snapshot.get(), most};
+  return {best->snapshot.get(), most, n_lost};
 }
 
 bool PrefixCache::covers(const std::vector<Token>& tokens, const SharingScope& scope) {
   const auto covering =
-      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.holds(tokens, scope); });
+      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return holds(entry, tokens, scope); });
   if (covering == entries_.end()) return false;
   touch(covering);
   return true;
@@ -54,7 +58,7 @@ std::shared_ptr<const Snapshot> PrefixCache::holding(const std::vector<Token>& t
                                                      const SharingScope& scope) const {
   const Entry* best = nullptr;
   for (const Entry& entry : entries_) {
-    if (entry.holds(tokens, scope) && (best == nullptr || entry.tokens.size() < best->tokens.size())) best = &entry;
+    if (holds(entry, tokens, scope) && (best == nullptr || entry.tokens.size() < best->tokens.size())) best = &entry;
   }
   return best == nullptr ? nullptr : best->snapshot;
 }
@@ -63,7 +67,7 @@ bool PrefixCache::forget(const std::vector<Token>& tokens, const SharingScope& s
   const size_t n_before = entries_.size();
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     const auto next = std::next(entry);
-    if (entry->holds(tokens, scope)) drop(entry);
+    if (entry->begins_with(tokens, scope)) drop(entry);
     entry = next;
   }
   return entries_.size() < n_before;
@@ -74,8 +78,7 @@ void PrefixCache::keep(std::vector<Token> tokens, std::shared_ptr<const Snapshot
   if (entry.bytes() > limit_bytes_) return;
   for (auto other = entries_.begin(); other != entries_.end();) {
     const auto next = std::next(other);
-    const bool is_beginning = common_prefix(other->tokens, entry.tokens) == other->tokens.size();
-    if (is_beginning && other->scope == entry.scope) drop(other);
+    if (holds(entry, other->tokens, other->scope)) drop(other);
     other = next;
   }
   while (bytes_ + entry.bytes() > limit_bytes_) drop(std::prev(entries_.end()));

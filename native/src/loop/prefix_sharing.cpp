@@ -10,13 +10,6 @@ namespace {
 
 constexpr size_t kAnySize = std::numeric_limits<size_t>::max();
 
-// Returns how many of its first `n_matched` tokens the sequence can take from others: not its last, whose logits it
-// needs, and no part of rows that are computed together.
-size_t shared(const Sequence& sequence, size_t n_matched) {
-  const size_t most = std::min(n_matched, sequence.tokens().size() - 1);
-  return static_cast<size_t>(sequence.cut(static_cast<int32_t>(most)));
-}
-
 }  // namespace
 
 PrefixSharing::PrefixSharing(Backend& backend, PrefixCache& cache, SlotMemory& memory)
@@ -28,6 +21,10 @@ bool PrefixSharing::may_share(const Sequence& sequence) const {
 
 void PrefixSharing::begin(Scheduler& scheduler) {
   scheduler.for_each_running([&](Sequence& sequence) {
+    if (sequence.is_to_be_copied()) {
+      keep(sequence);
+      sequence.copy_at(0);
+    }
     if (sequence.state() != Sequence::State::kStarting) return;
     if (sequence.leader() != nullptr && sequence.leader()->is_paused()) sequence.follow(nullptr, 0);
     if (sequence.leader() == nullptr && may_share(sequence)) find_leader(scheduler, sequence);
@@ -40,8 +37,15 @@ void PrefixSharing::begin(Scheduler& scheduler) {
 }
 
 void PrefixSharing::find_leader(const Scheduler& scheduler, Sequence& sequence) {
-  const Scheduler::Leader found = scheduler.leader_of(sequence);
-  const size_t n_led = shared(sequence, found.n_tokens);
+  size_t n_lost = 0;
+  const Scheduler::Leader found = scheduler.leader_of(sequence, [&](const Sequence& other, size_t n_tokens) {
+    const auto n_led = static_cast<size_t>(sequence.n_to_begin_with(n_tokens));
+    if (cache_.can_cut(std::max(n_led, static_cast<size_t>(other.n_computed())), n_led)) return true;
+    n_lost = std::max(n_lost, n_led);
+    return false;
+  });
+  leave_copy(sequence, n_lost, 0);
+  const auto n_led = static_cast<size_t>(sequence.n_to_begin_with(found.n_tokens));
   if (n_led < PrefixCache::kLeastTokens) return;  // and no need to ask the cache
   const size_t n_known = std::max({cache_.find(sequence.tokens(), sequence.sharing_scope()).n_tokens,
                                    memory_.n_in_slot(sequence), memory_.n_uncopied(sequence)});
@@ -54,24 +58,34 @@ void PrefixSharing::begin(Sequence& sequence) {
   memory_.release(sequence.slot());
   const PrefixCache::Match match =
       may_share(sequence) ? cache_.find(sequence.tokens(), sequence.sharing_scope()) : PrefixCache::Match();
-  const auto n_tokens = static_cast<int32_t>(shared(sequence, match.n_tokens));
+  const int32_t n_tokens = sequence.n_to_begin_with(match.n_tokens);
   const bool is_held = n_tokens > 0 && backend_.load(sequence.slot(), *match.snapshot, sequence.extent(n_tokens));
   sequence.begin(is_held ? n_tokens : 0);
 }
 
 // Where that is worth as much as what the cache has, once it has all that other slots hold of the sequence.
 bool PrefixSharing::begin_in_slot(Sequence& sequence) {
-  const size_t n_in_slot = shared(sequence, memory_.n_in_slot(sequence));
-  size_t n_cached = cache_.find(sequence.tokens(), sequence.sharing_scope()).n_tokens;
-  if (memory_.n_uncopied(sequence) >= std::max(n_in_slot, n_cached) + PrefixCache::kLeastTokens) {
+  const auto n_in_slot = static_cast<size_t>(sequence.n_to_begin_with(memory_.n_in_slot(sequence)));
+  PrefixCache::Match match = cache_.find(sequence.tokens(), sequence.sharing_scope());
+  if (memory_.n_uncopied(sequence) >= std::max(n_in_slot, match.n_tokens) + PrefixCache::kLeastTokens) {
     memory_.copy_uncopied(sequence);
-    n_cached = cache_.find(sequence.tokens(), sequence.sharing_scope()).n_tokens;
+    match = cache_.find(sequence.tokens(), sequence.sharing_scope());
   }
-  if (n_in_slot < PrefixCache::kLeastTokens || n_in_slot < shared(sequence, n_cached)) return false;
+  leave_copy(sequence, match.n_lost, std::max(n_in_slot, match.n_tokens));
   const auto n_tokens = static_cast<int32_t>(n_in_slot);
+  if (n_in_slot < PrefixCache::kLeastTokens || n_tokens < sequence.n_to_begin_with(match.n_tokens)) return false;
   memory_.take_over(sequence.slot(), sequence.extent(n_tokens));
   sequence.begin(n_tokens);
   return true;
+}
+
+// What others have in common with the sequence, and cannot be copied from them any more, it computes again: its own
+// copy is for those that come next.
+void PrefixSharing::leave_copy(Sequence& sequence, size_t n_lost, size_t n_known) const {
+  const int32_t n_tokens = sequence.n_to_begin_with(n_lost);
+  const auto n_copied = static_cast<size_t>(n_tokens);
+  if (n_copied < n_known + PrefixCache::kLeastTokens || !cache_.can_cut(n_copied, n_copied)) return;
+  if (n_tokens > sequence.n_to_copy()) sequence.copy_at(n_tokens);
 }
 
 bool PrefixSharing::keep(const Sequence& sequence) {
@@ -81,6 +95,8 @@ bool PrefixSharing::keep(const Sequence& sequence) {
 }
 
 bool PrefixSharing::copy(const Sequence& sequence, int32_t slot) {
+  const auto n_tokens = static_cast<size_t>(sequence.n_computed());
+  if (!cache_.can_cut(n_tokens, n_tokens)) return false;
   const Snapshot snapshot = backend_.save(sequence.slot(), kAnySize);
   return snapshot.bytes && backend_.load(slot, snapshot, sequence.extent(sequence.n_computed()));
 }

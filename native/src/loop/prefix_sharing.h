@@ -36,6 +36,7 @@ class PrefixSharing {
   void find_leader(const Scheduler& scheduler, Sequence& sequence);
   void begin(Sequence& sequence);
   bool begin_in_slot(Sequence& sequence);
+  void leave_copy(Sequence& sequence, size_t n_lost, size_t n_known) const;
   bool copy(const Sequence& sequence, int32_t slot);
   bool may_share(const Sequence& sequence) const;
 

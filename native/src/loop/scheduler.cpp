@@ -50,8 +50,13 @@ void move_done(Sequences& sequences, std::vector<std::unique_ptr<Sequence>>& end
 
 }  // namespace
 
-Scheduler::Scheduler(int32_t slots, int32_t rows, bool reads_whole, int32_t shared_cells)
-    : slots_(slots), rows_(rows), reads_whole_(reads_whole), shared_cells_(shared_cells), capacity_(slots) {
+Scheduler::Scheduler(int32_t slots, int32_t rows, bool reads_whole, int32_t shared_cells, int32_t window)
+    : slots_(slots),
+      rows_(rows),
+      reads_whole_(reads_whole),
+      shared_cells_(shared_cells),
+      window_(window),
+      capacity_(slots) {
   for (int32_t slot = slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
@@ -171,23 +176,28 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
   std::vector<Reading> reading = all_reading();
   if (reading.empty() || prompt_tokens <= 0) return;
 
-  const auto oldest = std::min_element(reading.begin(), reading.end(), [this](const Reading& a, const Reading& b) {
+  const auto place = std::min_element(reading.begin(), reading.end(), [this](const Reading& a, const Reading& b) {
     const OwnerLedger::Rank rank = ledger_->rank(a.sequence->owner()), other = ledger_->rank(b.sequence->owner());
     return rank == other ? a.sequence->started() < b.sequence->started() : rank < other;
   });
-  Sequence* const first = oldest->sequence;
-  std::swap(*oldest, reading.back());
+  const Reading oldest = *place;
+  Sequence* const first = oldest.sequence;
+  std::swap(*place, reading.back());
   reading.pop_back();
 
   // Rows that are not causal come whole, in a batch of their own. Of a step's, one image may exceed the budget.
-  const auto next_of = [](const Sequence& sequence, int32_t most) {
-    return sequence.reads_non_causal() ? sequence.n_next() : std::min(most, sequence.n_next());
+  const auto next_of = [this](const Reading& one, int32_t most) {
+    const int32_t n_next = one.sequence->n_next();
+    if (one.sequence->reads_non_causal()) return n_next;
+    if (window_ == 0) return std::min(most, n_next);
+    return std::min({most, n_next, std::max(one.n_awaited, window_ - one.sequence->n_computed())});
   };
-  const int32_t reserved = next_of(*first, reads_whole_ ? prompt_tokens : (prompt_tokens + 1) / 2);
+  const int32_t reserved = next_of(oldest, reads_whole_ ? prompt_tokens : (prompt_tokens + 1) / 2);
   const int32_t reserved_to_score = first->scores_prompt() ? std::min(reserved, kMostScoredRows) : 0;
   int32_t left_to_score = kMostScoredRows - reserved_to_score;
-  const auto take = [&](Sequence* sequence, int32_t most) {
-    int32_t n_tokens = next_of(*sequence, most);
+  const auto take = [&](const Reading& one, int32_t most) {
+    Sequence* const sequence = one.sequence;
+    int32_t n_tokens = next_of(one, most);
     if (sequence->scores_prompt()) {
       n_tokens = std::min(n_tokens, left_to_score);
       left_to_score -= n_tokens;
@@ -202,16 +212,17 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
   std::make_heap(reading.begin(), reading.end());
   for (auto end = reading.end(); end != reading.begin() && left > 0; --end) {
     std::pop_heap(reading.begin(), end);
-    Sequence* const next = std::prev(end)->sequence;
+    const Reading& one = *std::prev(end);
+    const Sequence* const next = one.sequence;
     if (reads_whole_ && next->n_pending() > left) break;  // those behind it have as much to read, or more
     if (next->reads_non_causal()) {
       if (has_image && next->n_next() > left) continue;
       has_image = true;
     }
-    left -= take(next, left);
+    left -= take(one, left);
   }
   left_to_score += reserved_to_score;
-  take(first, reserved + std::max(left, 0));
+  take(oldest, reserved + std::max(left, 0));
 }
 
 std::vector<Scheduler::Reading> Scheduler::all_reading() const {
@@ -229,17 +240,20 @@ std::vector<Scheduler::Reading> Scheduler::all_reading() const {
   for (Reading& one : reading) {
     const auto known = led.find(one.sequence);
     if (known != led.end()) one.n_awaited = std::min(one.n_awaited, known->second);
+    const int32_t n_until_copy = one.sequence->n_to_copy() - one.sequence->n_computed();
+    if (n_until_copy > 0) one.n_awaited = std::min(one.n_awaited, n_until_copy);
   }
   return reading;
 }
 
-Scheduler::Leader Scheduler::leader_of(const Sequence& sequence) const {
+Scheduler::Leader Scheduler::leader_of(const Sequence& sequence, const MayLead& may_be_copied) const {
   Leader leader;
   for (const auto& other : running_) {
     if (other.get() == &sequence || !may_lead(*other) || follows(*other, sequence)) continue;
     if (other->sharing_scope() != sequence.sharing_scope()) continue;
     const size_t n_tokens = common_prefix(other->tokens(), sequence.tokens());
-    if (n_tokens > leader.n_tokens) leader = {other.get(), n_tokens};
+    if (n_tokens <= leader.n_tokens || (may_be_copied && !may_be_copied(*other, n_tokens))) continue;
+    leader = {other.get(), n_tokens};
   }
   return leader;
 }

@@ -33,8 +33,9 @@ class Scheduler {
  public:
   // `slots`: sequences that may run at once. `rows`: of one step, at most. `reads_whole`: a prompt is computed in one
   // piece, and none has more tokens than a step has rows. `shared_cells`: tokens that all slots hold together, at most,
-  // and one alone as well; 0: each has room for a whole context.
-  Scheduler(int32_t slots, int32_t rows, bool reads_whole = false, int32_t shared_cells = 0);
+  // and one alone as well; 0: each has room for a whole context. `window`, see ModelInfo: beyond it a sequence stops
+  // wherever it is to be copied, for what is computed behind that makes the copy useless.
+  Scheduler(int32_t slots, int32_t rows, bool reads_whole = false, int32_t shared_cells = 0, int32_t window = 0);
 
   void add(std::unique_ptr<Sequence> sequence);
 
@@ -90,7 +91,9 @@ class Scheduler {
     const Sequence* sequence = nullptr;
     size_t n_tokens = 0;
   };
-  Leader leader_of(const Sequence& sequence) const;
+  // Whether one can be copied where it has so many tokens in common with `sequence`.
+  using MayLead = std::function<bool(const Sequence& other, size_t n_tokens)>;
+  Leader leader_of(const Sequence& sequence, const MayLead& may_be_copied = {}) const;
 
   // Takes the slot of a running sequence, which goes on later: as the first of those that wait or, where its reader is
   // full, once there is room (unpark()).
@@ -185,6 +188,7 @@ class Scheduler {
   int32_t rows_;
   bool reads_whole_;
   int32_t shared_cells_;
+  int32_t window_;
   int32_t capacity_;                 // sequences that may run: the slots, or fewer while memory is short
   int32_t n_calm_ = 0;               // plans since the slots in use were others
   std::vector<int32_t> free_slots_;  // the lowest is last

@@ -1,6 +1,7 @@
 // One generation, or one prompt that becomes a vector: its state table, and the moves between its parts.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -127,6 +128,16 @@ class Sequence {
   // When it was paused last.
   Clock::time_point paused() const { return paused_; }
 
+  // Of so many tokens that are somewhere already, how many it can begin with: not with its last one, whose logits it
+  // needs, and with no part of rows that are computed together.
+  int32_t n_to_begin_with(size_t n_tokens) const {
+    return cut(static_cast<int32_t>(std::min(n_tokens, tokens().size() - 1)));
+  }
+  // So many tokens of its prompt are to be copied once they are computed; 0: none.
+  int32_t n_to_copy() const { return n_to_copy_; }
+  void copy_at(int32_t n_tokens) { n_to_copy_ = n_tokens; }
+  bool is_to_be_copied() const { return n_to_copy_ > 0 && n_computed() >= n_to_copy_; }
+
   // While kStarting: the running sequence that is to compute its first n_led() tokens, or null.
   const Sequence* leader() const { return leader_; }
   int32_t n_led() const { return n_led_; }
@@ -223,6 +234,7 @@ class Sequence {
   int32_t last_slot_ = -1;
   const Sequence* leader_ = nullptr;
   int32_t n_led_ = 0;
+  int32_t n_to_copy_ = 0;
   bool is_paused_ = false;
   bool is_poisoned_ = false;
   Clock::time_point paused_;

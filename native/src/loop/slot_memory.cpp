@@ -46,6 +46,7 @@ void SlotMemory::note(const Sequence& sequence) {
 
 bool SlotMemory::keep(int32_t slot, std::vector<Token> tokens, const SharingScope& scope) {
   if (cache_.covers(tokens, scope)) return true;
+  if (!cache_.can_cut(tokens.size(), tokens.size())) return false;
   Snapshot snapshot = backend_.save(slot, cache_.limit_bytes());
   if (!snapshot.bytes) return false;
   cache_.keep(std::move(tokens), std::move(snapshot), scope);
@@ -54,7 +55,9 @@ bool SlotMemory::keep(int32_t slot, std::vector<Token> tokens, const SharingScop
 
 size_t SlotMemory::n_in_common(const Left& left, const Sequence& sequence) const {
   if (!left.is_in_slot || !sequence.shares_prefix() || left.scope != sequence.sharing_scope()) return 0;
-  return common_prefix(left.tokens, sequence.tokens());
+  const size_t n_tokens = common_prefix(left.tokens, sequence.tokens());
+  const int32_t n_kept = sequence.n_to_begin_with(n_tokens);
+  return n_kept > 0 && backend_.can_resume(slot_of(left), sequence.extent(n_kept)) ? n_tokens : 0;
 }
 
 int32_t SlotMemory::continued_by(const Sequence& sequence, const std::vector<int32_t>& free_slots) const {
@@ -92,7 +95,7 @@ size_t SlotMemory::n_uncopied(const Sequence& sequence) const {
 }
 
 void SlotMemory::copy_uncopied(const Sequence& sequence) {
-  if (const Left* const left = most_uncopied(sequence)) copy(static_cast<int32_t>(left - left_.data()));
+  if (const Left* const left = most_uncopied(sequence)) copy(slot_of(*left));
 }
 
 void SlotMemory::copy(int32_t slot) {

@@ -54,6 +54,8 @@ class SlotMemory {
     bool is_copied = true;    // to the cache
   };
 
+  int32_t slot_of(const Left& left) const { return static_cast<int32_t>(&left - left_.data()); }
+  // As far as the slot could go on behind them.
   size_t n_in_common(const Left& left, const Sequence& sequence) const;
   const Left* most_uncopied(const Sequence& sequence) const;
   void copy(int32_t slot);

@@ -38,11 +38,14 @@ struct ModelInfo {
   int32_t context = 0;        // tokens of a sequence, at most
   int32_t shared_cells = 0;   // tokens that all slots hold together, at most; 0: each has room for a whole context
   int32_t context_train = 0;  // tokens
+  int32_t window = 0;         // tokens that some layers see, at most; 0: all
   int32_t n_embd = 0;
   int32_t row_width = 0;  // numbers of an embedding row in a prompt; 0: it takes none
   bool is_mrope = false;  // sees each token and row at a RopePosition
   int32_t vocab_type = 0;
   bool can_shift = false;  // Backend::shift() works, and was asked for
+  // A sequence longer than the window goes on from a copy, which has no more than the next token sees.
+  bool resumes_in_window = false;
   bool add_bos = false;
   Token bos = -1;
   Token eos = -1;
@@ -146,12 +149,14 @@ class Backend {
   // Drops all that `slot` holds, and overwrites it: numbers that are none would spoil what the slot holds next.
   virtual void wipe(int32_t slot) { forget(slot, {}); }
 
-  // Whether what a slot holds can be copied, and cut at any position: recurrent memories cannot.
+  // Whether what a slot holds can be copied, and cut: recurrent memories cannot.
   virtual bool has_snapshots() const = 0;
+  // Whether `slot`, cut to `kept`, has all that the next token sees: what lies before the window may be gone.
+  virtual bool can_resume(int32_t, Extent) const { return true; }
   // A copy of all that `slot` holds; null bytes where it cannot be had, or would be larger than `limit_bytes`.
   virtual Snapshot save(int32_t slot, size_t limit_bytes) = 0;
-  // Makes `slot`, which holds nothing, hold the beginning of a snapshot of any slot. Upon failure it still holds
-  // nothing.
+  // Makes `slot`, which holds nothing, hold the beginning of a snapshot of any slot. Upon failure, also where it could
+  // not resume from there, it still holds nothing.
   virtual bool load(int32_t slot, const Snapshot& snapshot, Extent wanted) = 0;
 };
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
-from corosrv.contracts.jobs import Job, Sampling, Text
+from corosrv.contracts.jobs import Job, Prompt, Sampling, Text, Tokens
 from corosrv.models.engine.engine import Engine
+from tests.support.architectures import write_gemma2
 from tests.support.engines import opened, packaged_model
 
 pytestmark = pytest.mark.model
@@ -52,6 +54,35 @@ def test_a_short_prompt_that_comes_again_is_known_too(smollm2):
 
     assert n_tokens < 16
     assert [answer(smollm2, prompt)[1] for _ in range(2)] == [0, n_tokens - 1]
+
+
+def test_with_a_sliding_window_a_prompt_begins_with_what_was_computed_twice(tmp_path):
+    """A copy has no more than the next token sees, so that nothing can be cut off from it."""
+
+    def said(engine: Engine, prompt: Prompt, **chosen):
+        sampling = replace(GREEDY, n_probs=1)
+        with engine.submit(Job((prompt,), max_tokens=8, sampling=sampling, **chosen)) as reader:
+            chunks = list(reader)
+        return [token for chunk in chunks for token in chunk.tokens], chunks[-1].cached_tokens
+
+    with opened(model=str(write_gemma2(tmp_path / "gemma2.gguf")), slots=1, ctx=512) as engine:
+        encode = engine.vocabulary(None).encode
+        shared = encode(Text(SYSTEM[:90]))
+        prompts = [Tokens((*shared, *range(40 + 10 * day, 45 + 10 * day))) for day in range(4)]
+        told = []
+        for day, prompt in enumerate(prompts):
+            told.append(said(engine, prompt))
+            said(engine, Text(f"{day} days later the slot holds this"))
+        answer = [token.id for token in told[0][0]]
+        turn = Tokens((*prompts[0].ids, *answer, 40))
+        told.append(said(engine, turn))
+        alone = [said(engine, prompt, share_prefix=False)[0] for prompt in (*prompts, turn)]
+
+    assert [tokens[0].logprob for tokens, _ in told] == pytest.approx([tokens[0].logprob for tokens in alone], abs=5e-3)
+    n_known = [n for _, n in told]
+    assert n_known[0] == 0
+    assert n_known[1] <= 4  # of what all texts begin with
+    assert n_known[2:] == [len(shared), len(shared), len(prompts[0].ids) + len(answer) - 1]
 
 
 def test_who_opts_out_reads_everything_and_leaves_nothing(smollm2):

@@ -191,6 +191,7 @@ class ScriptedBackend final : public Backend {
     }
     auto& held = held_[slot];
     if (held.size() > static_cast<size_t>(kept.n_tokens)) held.resize(static_cast<size_t>(kept.n_tokens));
+    if (held.empty()) n_gone_.erase(slot);
   }
 
   void shift(int32_t slot, Cut cut) override {
@@ -208,16 +209,26 @@ class ScriptedBackend final : public Backend {
     given_back_.push_back(slot);
   }
 
+  // All other slots are copied out and put back.
   void wipe(int32_t slot) override {
     ++n_wiped;
     forget(slot, {});
+    for (const auto& [other, held] : held_) n_gone_[other] = n_gone_in_copy(other);
+  }
+
+  bool can_resume(int32_t slot, Extent kept) const override {
+    if (info_.window == 0) return true;
+    const auto gone = n_gone_.find(slot);
+    const int32_t n_unseen = info_.resumes_in_window ? std::max(0, kept.n_tokens - info_.window + 1) : 0;
+    return gone == n_gone_.end() || gone->second <= n_unseen;
   }
 
   bool has_snapshots() const override { return can_save; }
 
   Snapshot save(int32_t slot, size_t limit_bytes) override {
-    const std::vector<Token>& held = held_[slot];
+    std::vector<Token> held = held_[slot];
     if (slot == shifted_) fault("a slot was copied between its shift and the next step");
+    if (info_.window > 0) held.push_back(n_gone_in_copy(slot));
     Snapshot snapshot;
     snapshot.size = held.size() * sizeof(Token);
     if (snapshot.size > limit_bytes || fails_to_save) return {};
@@ -234,14 +245,32 @@ class ScriptedBackend final : public Backend {
     if (fails_to_load) return false;
     held.resize(snapshot.size / sizeof(Token));
     std::memcpy(held.data(), snapshot.bytes.get(), snapshot.size);
+    if (info_.window > 0) {
+      n_gone_[slot] = held.back();
+      held.pop_back();
+    }
     if (static_cast<size_t>(wanted.n_tokens) > held.size()) fault("a snapshot is shorter than what is wanted of it");
     held.resize(static_cast<size_t>(wanted.n_tokens));
+    if (!can_resume(slot, wanted)) {
+      fault("a snapshot was loaded that lacks what the next token sees");
+      wipe(slot);
+      return false;
+    }
     check_cells();
     note_extent(loads_, wanted);
     return true;
   }
 
  private:
+  // Before the window of the last token nothing is copied.
+  int32_t n_gone_in_copy(int32_t slot) const {
+    const auto held = held_.find(slot);
+    const auto gone = n_gone_.find(slot);
+    const int32_t n_held = held == held_.end() ? 0 : static_cast<int32_t>(held->second.size());
+    const int32_t n_before = gone == n_gone_.end() ? 0 : gone->second;
+    return info_.window == 0 ? 0 : std::max(n_before, n_held - info_.window);
+  }
+
   // A failed batch is half computed: its caller has to forget that half.
   Status judge(const Rows& rows) {
     const auto hold_half = [&] {
@@ -299,6 +328,10 @@ class ScriptedBackend final : public Backend {
       fault("slot " + std::to_string(row.slot) + " holds " + std::to_string(held.size()) + " tokens and got position " +
             std::to_string(row.position));
     }
+    if (const auto gone = n_gone_.find(row.slot); gone != n_gone_.end()) {
+      const bool is_lost = gone->second > std::max(0, row.position - info_.window + 1);
+      if (is_lost) fault("position " + std::to_string(row.position) + " sees tokens that are gone");
+    }
     held.push_back(row.token);
     check_cells();
   }
@@ -344,6 +377,7 @@ class ScriptedBackend final : public Backend {
   const ByteVocabulary vocabulary_;
   ModelInfo info_;
   std::map<int32_t, std::vector<Token>> held_;  // by slot
+  std::map<int32_t, int32_t> n_gone_;           // by slot: its first tokens that are there no more, with a window
   std::map<int32_t, int32_t> prompt_end_;       // by slot: position of the prompt's last token
   std::vector<float> logits_;
   std::map<size_t, std::vector<Token>> picked_tokens_;  // by row

@@ -70,6 +70,35 @@ TEST("the longest match is found, and of equal ones the entry that is copied fas
   CHECK(cache.find(tokens(50, 9)).snapshot == nullptr);
 }
 
+TEST("of more than a window a copy serves those alone that go on at its end, or compute its last token again") {
+  PrefixCache cache(kLots, 20, true);
+  cache.keep(tokens(50), snapshot(1));
+
+  CHECK_EQ(cache.find(tokens(60)).n_tokens, size_t{50});
+  CHECK_EQ(cache.find(tokens(50)).n_tokens, size_t{50});
+  CHECK_EQ(cache.find(tokens(49)).n_tokens, size_t{0});
+  CHECK_EQ(cache.find(tokens(48) + tokens(9, 1)).n_lost, size_t{48});
+  CHECK(cache.covers(tokens(49)));
+  CHECK(!cache.covers(tokens(48)));
+  CHECK(cache.holding(tokens(48), {}) == nullptr);
+  cache.keep(tokens(30), snapshot(2));
+  cache.keep(tokens(60), snapshot(3));
+  CHECK_EQ(cache.size(), size_t{3});  // what is cut off would be lost
+  CHECK_EQ(cache.find(tokens(30) + tokens(9, 1)).n_tokens, size_t{30});
+  CHECK(cache.forget(tokens(30), {}));  // and whatever goes on behind them
+  CHECK_EQ(cache.size(), size_t{0});
+}
+
+TEST("a copy of no more than a window is cut anywhere") {
+  for (const bool resumes : {false, true}) {
+    PrefixCache cache(kLots, 20, resumes);
+    cache.keep(tokens(20), snapshot(1));
+    CHECK_EQ(cache.find(tokens(10) + tokens(9, 1)).n_tokens, size_t{10});
+    cache.keep(tokens(21, 2), snapshot(2));
+    CHECK_EQ(cache.find(tokens(30, 2)).n_tokens, resumes ? size_t{21} : size_t{0});
+  }
+}
+
 TEST("what one scope left is neither found, covered nor replaced by another") {
   const SharingScope mine{7, {}}, theirs{8, {}}, adapted{7, {1.0f}};
   PrefixCache cache(kLots);

@@ -287,6 +287,125 @@ TEST("an answer that ended in an error leaves nothing behind") {
   CHECK_EQ(next->answer().cached_tokens, 0);
 }
 
+// A model some of whose layers see no more than the last tokens: copies have only these.
+void set_window(ScriptedBackend& backend, int32_t window, bool resumes = true) {
+  backend.changeable_info().window = window;
+  backend.changeable_info().resumes_in_window = resumes;
+}
+
+TEST("with a window, a sequence stops where those that follow it begin") {
+  RunningLoop loop(sharing(4, 64));
+  set_window(loop.backend, 20);
+  loop.backend.gate.shut();
+  loop.start();
+  std::vector<Task> tasks{task_with(100, "one"), task_with(100, "two"), task_with(70, "three")};
+  std::vector<std::unique_ptr<Client>> clients;
+  clients.push_back(loop.submit(make_task('x', 1, 1)));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  for (const Task& task : tasks) clients.push_back(loop.submit(task));
+  loop.backend.gate.open();
+
+  for (const auto& client : clients) CHECK(client->finish());
+  for (size_t i = 0; i < tasks.size(); ++i) CHECK_EQ(clients[i + 1]->text(), said_alone(tasks[i]));
+  CHECK_EQ(loop.stats().cached_tokens, uint64_t{100 + 70});
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("with a window, what cannot be copied any more is computed once again, for all that come next") {
+  RunningLoop loop(sharing(1));
+  set_window(loop.backend, 20);
+  loop.start();
+
+  CHECK_EQ(check_answer(loop, task_with(100, "one")).cached_tokens, 0);
+  CHECK_EQ(check_answer(loop, make_task('o', 50, 1)).cached_tokens, 0);  // takes the slot
+  CHECK_EQ(check_answer(loop, task_with(100, "two")).cached_tokens, 0);
+  CHECK_EQ(check_answer(loop, make_task('p', 50, 1)).cached_tokens, 0);
+  CHECK_EQ(check_answer(loop, task_with(100, "three")).cached_tokens, 100);
+  CHECK_EQ(check_answer(loop, make_task('q', 50, 1)).cached_tokens, 0);
+  CHECK_EQ(check_answer(loop, task_with(100, "four")).cached_tokens, 100);
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("with a window, who shares a prompt with a sequence that is far behind it leaves a copy") {
+  RunningLoop loop(sharing(3));
+  set_window(loop.backend, 20);
+  loop.backend.gate.shut_after(6);
+  loop.start();
+  const auto far = loop.submit(task_with(100, "far", 500));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  const Task two = task_with(100, "two"), three = task_with(100, "other");
+  const auto second = loop.submit(two), third = loop.submit(three);
+  loop.backend.gate.open();
+
+  CHECK(second->finish());
+  CHECK(third->finish());
+  CHECK_EQ(second->text(), said_alone(two));
+  CHECK_EQ(third->text(), said_alone(three));
+  CHECK_EQ(second->answer().cached_tokens + third->answer().cached_tokens, 100);
+  far->reader().cancel();
+  CHECK(far->finish());
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("with a window, what a device's slot holds is computed once again for those of other slots") {
+  RunningLoop loop(sharing(3));
+  set_window(loop.backend, 20);
+  loop.backend.changeable_info().computes_aside = true;
+  loop.start();
+  std::vector<int32_t> known;
+  for (int32_t slot = 0; slot < 3; ++slot) {
+    const Task alone = task_with(100, "on" + std::string(1, static_cast<char>('a' + slot)));
+    Task task = alone;
+    task.slot = slot;
+    const auto client = loop.submit(task);
+    CHECK(client->finish());
+    CHECK_EQ(client->text(), said_alone(alone));
+    known.push_back(client->answer().cached_tokens);
+  }
+
+  CHECK_EQ(known, (std::vector<int32_t>{0, 0, 102}));
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("with a window, a chat goes on from the copy of its last turn, unless the same bits are promised") {
+  for (const bool resumes : {false, true}) {
+    RunningLoop loop(sharing(1));
+    set_window(loop.backend, 20, resumes);
+    loop.start();
+    Task chat = task_with(40, "question");
+    const Answer said = check_answer(loop, chat);
+    check_answer(loop, make_task('o', 50, 1));
+    chat.prompt.insert(chat.prompt.end(), said.text.begin(), said.text.end());
+    chat.prompt.push_back('?');
+
+    const int32_t n_known = 40 + 8 + static_cast<int32_t>(said.text.size()) - 1;
+    CHECK_EQ(check_answer(loop, chat).cached_tokens, resumes ? n_known : 0);
+    if (!resumes) CHECK_EQ(loop.backend.n_saves, 0);
+    CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  }
+}
+
+TEST("with a window, what a slot has lost before it is not gone on from") {
+  RunningLoop loop(sharing(2));
+  set_window(loop.backend, 20);
+  loop.start();
+  Task first = task_with(60, "one"), spoiled = make_task('o', 30, 4);
+  first.slot = 0;
+  spoiled.slot = 1;
+  check_answer(loop, first);
+  loop.backend.spoil = [](Token name, int32_t, float* logits, size_t size) {
+    if (name == 'o') std::fill_n(logits, size, std::numeric_limits<float>::quiet_NaN());
+  };
+  const auto failed = loop.submit(spoiled);  // its slot is wiped, and the other's content taken out and put back
+  CHECK(failed->finish());
+  REQUIRE(loop.backend.n_wiped > 0);
+
+  Task second = task_with(50, "two");
+  second.slot = 0;
+  CHECK_EQ(check_answer(loop, second).cached_tokens, 0);
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
 // Everything at once: shared prefixes, cancellations, stalled readers, little memory and a small cache.
 void check_random_load(uint32_t seed) {
   std::mt19937 random(seed);
@@ -298,6 +417,7 @@ void check_random_load(uint32_t seed) {
   loop.backend.shared_cells = static_cast<size_t>(limits.shared_cells);
   if (below(2) == 0) limit_memory(loop.backend, 200);
   loop.backend.changeable_info().computes_aside = below(2) == 0;
+  if (below(2) == 0) set_window(loop.backend, static_cast<int32_t>(1 + below(40)), below(3) > 0);
   loop.start();
   std::vector<Task> tasks;
   std::vector<std::unique_ptr<Client>> clients;
@@ -330,7 +450,7 @@ void check_random_load(uint32_t seed) {
 }
 
 TEST("under any load each answer is what it is alone, and everyone ends (I4, I9)") {
-  for (uint32_t seed = 1; seed <= 30; ++seed) check_random_load(seed);
+  for (uint32_t seed = 1; seed <= 60; ++seed) check_random_load(seed);
 }
 
 }  // namespace

@@ -309,6 +309,8 @@ void check_random_chats(uint32_t seed) {
   limits.idle_s = below(2) == 0 ? 0.0005 : 60;
   RunningLoop loop(limits);
   loop.backend.changeable_info().computes_aside = below(3) > 0;
+  if (below(2) == 0) loop.backend.changeable_info().window = static_cast<int32_t>(1 + below(30));
+  loop.backend.changeable_info().resumes_in_window = below(3) > 0;
   loop.start();
   std::vector<Task> chats;
   for (int i = 0; i < 4; ++i) {
@@ -342,7 +344,7 @@ void check_random_chats(uint32_t seed) {
 }
 
 TEST("chats say what they say alone, whatever becomes of the slots between their turns") {
-  for (uint32_t seed = 1; seed <= 30; ++seed) check_random_chats(seed);
+  for (uint32_t seed = 1; seed <= 60; ++seed) check_random_chats(seed);
 }
 
 TEST("readers hear of a step when a device has the next one to do, and of the last one without it") {
