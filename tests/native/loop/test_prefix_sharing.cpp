@@ -311,6 +311,23 @@ TEST("with a window, a sequence stops where those that follow it begin") {
   CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
 }
 
+TEST("no sequence stops within the window, where what follows it begins") {
+  RunningLoop loop(sharing(3, 256));
+  set_window(loop.backend, 200);
+  loop.backend.gate.shut();
+  loop.start();
+  const auto blocker = loop.submit(make_task('x', 1, 1));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  const auto leader = loop.submit(task_with(10, std::string(40, 'a')));
+  const auto follower = loop.submit(task_with(10, std::string(40, 'b')));
+  loop.backend.gate.open();
+
+  CHECK(blocker->finish() && leader->finish() && follower->finish());
+  CHECK_EQ(loop.backend.batches()[1].size(), size_t{50});
+  CHECK_EQ(follower->answer().cached_tokens, 10);
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
 TEST("with a window, what cannot be copied any more is computed once again, for all that come next") {
   RunningLoop loop(sharing(1));
   set_window(loop.backend, 20);
@@ -327,24 +344,34 @@ TEST("with a window, what cannot be copied any more is computed once again, for 
 }
 
 TEST("with a window, who shares a prompt with a sequence that is far behind it leaves a copy") {
-  RunningLoop loop(sharing(3));
-  set_window(loop.backend, 20);
-  loop.backend.gate.shut_after(6);
-  loop.start();
-  const auto far = loop.submit(task_with(100, "far", 500));
-  REQUIRE(loop.backend.gate.wait_until_held());
-  const Task two = task_with(100, "two"), three = task_with(100, "other");
-  const auto second = loop.submit(two), third = loop.submit(three);
-  loop.backend.gate.open();
+  for (const bool is_together : {false, true}) {
+    RunningLoop loop(sharing(3));
+    set_window(loop.backend, 20);
+    loop.backend.gate.shut_after(6);
+    loop.start();
+    const auto far = loop.submit(task_with(100, "far", 500));
+    REQUIRE(loop.backend.gate.wait_until_held());
+    const Task two = task_with(100, "two"), three = task_with(100, "other");
+    Task in_last_slot = three;  // which holds nothing
+    in_last_slot.slot = 2;
+    const auto second = loop.submit(two);
+    if (!is_together) {
+      loop.backend.gate.open();
+      CHECK(second->finish());
+    }
+    const auto third = loop.submit(in_last_slot);
+    loop.backend.gate.open();
 
-  CHECK(second->finish());
-  CHECK(third->finish());
-  CHECK_EQ(second->text(), said_alone(two));
-  CHECK_EQ(third->text(), said_alone(three));
-  CHECK_EQ(second->answer().cached_tokens + third->answer().cached_tokens, 100);
-  far->reader().cancel();
-  CHECK(far->finish());
-  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+    CHECK(second->finish());
+    CHECK(third->finish());
+    CHECK_EQ(second->text(), said_alone(two));
+    CHECK_EQ(third->text(), said_alone(three));
+    CHECK_EQ(second->answer().cached_tokens, 0);
+    CHECK_EQ(third->answer().cached_tokens, 100);
+    far->reader().cancel();
+    CHECK(far->finish());
+    CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  }
 }
 
 TEST("with a window, what a device's slot holds is computed once again for those of other slots") {
