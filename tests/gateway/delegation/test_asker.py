@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import gevent
 import pytest
 
@@ -59,13 +61,9 @@ class Pauses:
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
     pauses = Pauses()
-    monkeypatch.setattr(asker_module.gevent, "sleep", _sleep_of(pauses))
+    # The asker's own name for gevent: greenlets that other tests have left behind sleep as they do.
+    monkeypatch.setattr(asker_module, "gevent", SimpleNamespace(**{**vars(gevent), "sleep": pauses.sleep}))
     return pauses
-
-
-def _sleep_of(pauses: Pauses):
-    sleep, test = gevent.sleep, gevent.getcurrent()
-    return lambda seconds=0: sleep(seconds) if gevent.getcurrent() is test else pauses.sleep(seconds)
 
 
 def asking(peer: AskedPeer) -> PeerAsker:
