@@ -24,6 +24,7 @@ class PrefixSharing {
 
   // Lets those that are kStarting begin, except where waiting for a running sequence saves more: that one is to compute
   // a longer prefix of theirs than the cache holds.
+  // Before that it copies those that have come to where others begin.
   void begin(Scheduler& scheduler);
 
   // Saves what the sequence has computed; it still has its slot. Returns whether it is saved.
@@ -36,6 +37,7 @@ class PrefixSharing {
   void find_leader(const Scheduler& scheduler, Sequence& sequence);
   void begin(Sequence& sequence);
   bool begin_in_slot(Sequence& sequence);
+  // Of a model with a window: the sequence is to be copied where others have so much in common with it.
   void leave_copy(Sequence& sequence, size_t n_lost, size_t n_known) const;
   bool copy(const Sequence& sequence, int32_t slot);
   bool may_share(const Sequence& sequence) const;
