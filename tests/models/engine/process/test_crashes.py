@@ -112,8 +112,8 @@ WEIGHTS = {f"blk.{layer}.attn_output.weight": (32, 32) for layer in (0, 1)} | {"
 def adapted(tmp_path: Path) -> dict[str, Any]:
     """Settings of a tiny model with two adapters, of which jobs get none that do not ask."""
     one, two = (str(write_lora(tmp_path / f"{name}.gguf", WEIGHTS, seed)) for seed, name in enumerate(("one", "two")))
-    model = str(write_llama(tmp_path / "tiny.gguf", context=4096))
-    return {"model": model, "lora": f"{one}:0,{two}:0", "ctx": 4096}
+    model = str(write_llama(tmp_path / "tiny.gguf", context=8192))
+    return {"model": model, "lora": f"{one}:0,{two}:0", "ctx": 8192}
 
 
 def scales_of(front: RemoteEngine) -> list[float]:
@@ -146,7 +146,7 @@ def test_scales_of_adapters_that_were_set_outlive_the_engine_at_every_front(
 
 def test_an_answer_goes_on_with_the_scales_that_it_began_with(open_front: OpenFront, adapted: dict[str, Any]) -> None:
     front = open_front(**adapted)
-    asked = job("tell me", max_tokens=3000, sampling=Sampling(temperature=1, seed=7))
+    asked = job("tell me", max_tokens=7000, sampling=Sampling(temperature=1, seed=7, ignore_eos=True))
     front.set_adapters({0: 1.0})
     undisturbed = text_of(read_all(front.submit(asked)))
 
