@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from gunicorn.app.base import BaseApplication
+from gunicorn.systemd import sd_notify
 from gunicorn.util import parse_address
 
 from corosrv.base import __version__
@@ -94,7 +95,7 @@ def when_ready(arbiter: Any) -> None:
     A first SIGTERM or SIGINT lets running answers end, a second one ends the server quickly; gunicorn drops a second
     SIGTERM. Where a predictor is served, SIGTERM may not count at all. A pause of the machine is no reason to kill a
     worker. SIGHUP replaces the workers by others once these are ready. SIGUSR2 starts another master, of what is
-    installed then, beside this one, which SIGTERM ends.
+    installed then, beside this one, which SIGTERM ends: systemd is told which one it follows from then on.
     """
     arbiter.murder_workers = WorkerWatch(arbiter).kill_hung
     replacement = WorkerReplacement(arbiter)
@@ -116,6 +117,7 @@ def when_ready(arbiter: Any) -> None:
         replacement.is_given_up = True
         if arbiter.reexec_pid:
             tell_replaced(arbiter.WORKERS.values())
+            sd_notify(f"MAINPID={arbiter.reexec_pid}", arbiter.log)
         if next(n_stops) == 0:
             arbiter.signal(signal.SIGTERM, frame)
         else:

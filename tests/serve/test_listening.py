@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -386,9 +386,21 @@ def test_workers_are_replaced_without_a_gap(start: Servers, command: tuple[str, 
     assert min(caller.n_answers for caller in callers) > 5
 
 
+def told_to(systemd: socket.socket) -> list[str]:
+    """Returns the first line of each message that services have sent."""
+    systemd.setblocking(False)
+    told = []
+    with suppress(BlockingIOError):
+        while True:
+            told.append(systemd.recv(4096).decode().splitlines()[0])
+    return told
+
+
 @pytest.mark.parametrize("command", [SERVE, DEPLOYED], ids=["serve", "deployed"])
-def test_another_master_takes_over_without_a_gap(start: Servers, command: tuple[str, ...]) -> None:
-    server = start.start(*command, model=MODEL)
+def test_another_master_takes_over_without_a_gap(start: Servers, command: tuple[str, ...], short: Path) -> None:
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.bind(str(short / "notify"))
+    server = start.start(*command, model=MODEL, NOTIFY_SOCKET=short / "notify")
     old = server.workers()
     callers = [Callers(server) for _ in range(3)]
     with server.connect() as connection:
@@ -405,7 +417,9 @@ def test_another_master_takes_over_without_a_gap(start: Servers, command: tuple[
             assert server.wait() == 0
             n_before = callers[0].n_answers
             eventually(lambda: callers[0].n_answers > n_before + 1, what="answers of the new one")
+            assert told_to(systemd) == ["READY=1", "READY=1", f"MAINPID={pid}"]
         finally:
+            systemd.close()
             for caller in callers:
                 caller.stop()
             os.kill(pid, signal.SIGTERM)

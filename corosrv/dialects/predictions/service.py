@@ -14,13 +14,14 @@ from gevent.hub import get_hub
 
 from corosrv.base.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
 from corosrv.base.outgoing import Destinations, WebhookSigner
+from corosrv.base.run_dir import OwnedFolder, sweep
 from corosrv.contracts.jobs import PredictJob
 from corosrv.contracts.jobs.setup import Done, Terminal, WorkerState
 from corosrv.contracts.jobs.terms import TracePart
 from corosrv.contracts.settings import PredictionSettings
 from corosrv.dialects.predictions import health, parse
 from corosrv.dialects.predictions.drain import Drain, Supervisor
-from corosrv.dialects.predictions.files import Files, ServerFolder, sweep
+from corosrv.dialects.predictions.files import Files
 from corosrv.dialects.predictions.health import HealthState, PredictorHealth, SlotCounts
 from corosrv.dialects.predictions.parse import PredictionCall
 from corosrv.dialects.predictions.prediction import MAX_READERS, EventReader, History, Prediction, Status, utc_now
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from corosrv.workers.worker.parent.predictor_process import PredictorWorker
 
 log = logging.getLogger("corosrv.predictions")
+
+_FOLDER_PREFIX = "corosrv-server-"
 
 
 class CallOutcome(Enum):
@@ -80,7 +83,7 @@ class PredictionService:
             settings.webhook_interval, settings.webhook_token, destinations=destinations, signer=signer
         )
         self._files = Files(settings.upload_url or None)
-        self._folder = ServerFolder()
+        self._folder = OwnedFolder(_FOLDER_PREFIX)
         self._supervisor = Supervisor(settings.result_ttl)
         self._runs: dict[str, Run] = {}
         self._bound_to_readers: set[str] = set()
@@ -95,7 +98,7 @@ class PredictionService:
 
     def start(self) -> None:
         """Removes files that servers left behind which were killed. Returns at once; a thread does it."""
-        get_hub().threadpool.spawn(sweep)
+        get_hub().threadpool.spawn(sweep, _FOLDER_PREFIX)
 
     # Starting predictions
 

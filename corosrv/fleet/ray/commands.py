@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -167,7 +168,8 @@ def _line(member: dict[str, Any]) -> str:
 @click.option("--json", "is_json", is_flag=True, help="print JSON for programs")
 def show_status(address: str, is_json: bool) -> None:
     """Show what runs, and what waits for room."""
-    with _connected(address) as ray:
+    # Ray tells on standard output, in lines of its own, of nodes that die meanwhile.
+    with contextlib.redirect_stdout(sys.stderr), _connected(address) as ray:
         status = ControllerLink(ray).call("status")
     if is_json:
         click.echo(json.dumps(status, indent=2))

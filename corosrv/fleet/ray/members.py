@@ -9,11 +9,9 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -25,6 +23,7 @@ from typing import Any
 import urllib3
 
 from corosrv.base.errors import ManagementError
+from corosrv.base.run_dir import OwnedFolder, sweep
 from corosrv.fleet.ray.cluster_file import EngineSection, FrontSection, Kind, PoolSection, ProcessGroup
 from corosrv.fleet.ray.plan import MemberState
 
@@ -135,6 +134,7 @@ MORE_TIME = 15.0  # seconds beyond these before a process is killed
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a process that died is followed by another
 LONG_LIFE = 60.0  # seconds of a process after which the pause begins anew
 KEY_VARIABLE = "COROSRV_UPSTREAM_KEY_RAY"  # of fronts: what engines ask for; and the mark of engines among upstreams
+_FOLDER_PREFIX = "corosrv-ray-"
 _LISTENING = re.compile(r"Listening at: (https?://\S+)")
 _MANAGED = re.compile(r"management on (https?://[^\s,]+)")
 _ADDED = re.compile(r"(\S+) is an upstream")
@@ -158,7 +158,9 @@ class ClusterMember:
         self._host = host
         self._shared = shared
         self._is_joinable = is_joinable
-        self._folder = Path(tempfile.mkdtemp(prefix="corosrv-ray-"))
+        sweep(_FOLDER_PREFIX)  # those of actors that were killed on this node
+        self._own_folder = OwnedFolder(_FOLDER_PREFIX)
+        self._folder = Path(self._own_folder.open())
         self._token_file = self._folder / "token"
         self._token_file.touch(0o600)
         self._token_file.write_text(shared.token)
@@ -221,7 +223,7 @@ class ClusterMember:
             self._reason = f"{words}; it starts again"
             self._state = MemberState.FAILED
             self._wait(pause)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._own_folder.close()
         self._state = MemberState.GONE
 
     def _wait(self, seconds: float) -> None:

@@ -21,26 +21,33 @@ _QUIET = ("--node-ip-address", "127.0.0.1", "--object-store-memory", "80000000",
 # Ports that the system chooses: by default workers have a range, which another cluster of this machine may use.
 _PORTS = ("--min-worker-port", "0", "--max-worker-port", "0", "--include-log-monitor", "false")
 
-# Runs commands in one process that stays connected: a start and Ray's handshake take seconds each time.
+# Runs commands in one process that stays connected: a start and Ray's handshake take seconds each time. Ray must not
+# tell of nodes that die between the lines of an answer.
 _COMMANDS = """
 import json, sys, ray
 from click.testing import CliRunner
 from corosrv.cli import main
+ray._private.worker.print_to_stdstream = lambda *told, **how: None
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 for line in sys.stdin:
     result = CliRunner().invoke(main, ["ray", *json.loads(line), "--address", sys.argv[1]])
-    print(json.dumps([result.exit_code, result.output]), flush=True)
+    print(json.dumps([result.exit_code, result.output if result.exit_code else result.stdout]), flush=True)
 """
 
 
 class RayNodes:
     """A head and further raylets. Whoever makes it closes it."""
 
-    def __init__(self, n_raylets: int, cpus: int) -> None:
+    def __init__(self, n_raylets: int, cpus: int, **settings: str) -> None:
+        """`settings`: of Ray, as variables of the environment without RAY_."""
         self._folder = tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True)
         self.folder = Path(self._folder.name)
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("COROSRV_")}
         self._environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "PYTHONUNBUFFERED": "1"}
+        self.temporary = self.folder / "tmp"  # of all that runs on the nodes
+        self.temporary.mkdir()
+        self._environ |= {"TMPDIR": str(self.temporary)}
+        self._environ |= {f"RAY_{name}": value for name, value in settings.items()}
         self._commands: subprocess.Popen[str] | None = None
         self._nodes: list[subprocess.Popen[bytes]] = []
         head = ("--head", "--port", "0", "--include-dashboard", "false", "--temp-dir", str(self.folder / "ray"))
@@ -48,8 +55,9 @@ class RayNodes:
             log = self._start(*head, "--num-cpus", str(cpus))
             found = eventually(lambda: re.search(r"--address='([\d.:]+)'", log.read_text()), START_SECONDS, "a head")
             self.address = found[1]
-            for _ in range(n_raylets - 1):
-                self._start("--address", self.address, "--num-cpus", str(cpus))
+            for _ in range(n_raylets - 1):  # one after the other: two at once may choose the same port
+                log = self._start("--address", self.address, "--num-cpus", str(cpus))
+                eventually(lambda log=log: "Ray runtime started" in log.read_text(), START_SECONDS, "a raylet")
         except BaseException:
             self.close()
             raise
@@ -91,6 +99,12 @@ class RayNodes:
 
     def status(self) -> dict[str, Any]:
         return dict(json.loads(self.must("status", "--json")))
+
+    @property
+    def head_raylet(self) -> int:
+        """The process that starts actors on the head's node."""
+        started = Path(f"/proc/{self._nodes[0].pid}/task/{self._nodes[0].pid}/children").read_text().split()
+        return next(int(pid) for pid in started if Path(f"/proc/{pid}/comm").read_text() == "raylet\n")
 
     def close(self) -> None:
         """Ends the raylets, and with them all that they run."""

@@ -1,12 +1,16 @@
 """The commands where there is no cluster, and what is told of a cluster that has no room."""
 
+import contextlib
+import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from corosrv.cli import main
+from corosrv.fleet.ray import commands
 from corosrv.fleet.ray.cluster_file import ProcessSection
 from corosrv.fleet.ray.placement import missing_words, options_of
 
@@ -34,6 +38,22 @@ def test_bounds_that_are_none_are_refused(bounds):
 
     assert done.exit_code == 2
     assert "LEAST..MOST" in done.output
+
+
+def test_what_ray_prints_of_a_node_that_dies_is_not_in_the_json_of_the_status(monkeypatch):
+    @contextlib.contextmanager
+    def connected(address):
+        print("(raylet) Raylet is terminated.")
+        yield
+        print("(raylet) The node has been marked dead.")
+
+    monkeypatch.setattr(commands, "_connected", connected)
+    monkeypatch.setattr(commands, "ControllerLink", lambda ray: SimpleNamespace(call=lambda method: {"members": []}))
+
+    done = CliRunner().invoke(main, ["ray", "status", "--json"])
+
+    assert json.loads(done.stdout) == {"members": []}
+    assert "marked dead" in done.stderr
 
 
 @pytest.mark.parametrize(

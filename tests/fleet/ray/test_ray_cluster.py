@@ -160,6 +160,7 @@ def test_an_engine_that_is_killed_comes_back_and_is_called(cluster, part):
     again = cluster.until(lambda: [one for one in cluster.members() if _is_back(one, engine)], "the engine again")
     assert again[0]["id"] == engine["id"]
     assert has_ended(engine["pid"])
+    assert len(list(cluster.nodes.temporary.glob("corosrv-ray-*"))) == len(cluster.status()["members"])
     assert chat(cluster.members("front")[0]["url"]).status == 200
 
 

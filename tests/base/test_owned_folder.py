@@ -1,4 +1,4 @@
-"""The server's folder: its lock, its end, and what becomes of folders whose servers were killed."""
+"""Temporary folders of processes: the lock, the end, and what becomes of those whose processes were killed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.dialects.predictions.files import PREFIX, ServerFolder, sweep
+from corosrv.base.run_dir import OwnedFolder, sweep
 
 TIMEOUT = 20
+PREFIX = "corosrv-owned-"
 
 
 @pytest.fixture
@@ -26,17 +27,17 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def folder(temporary: Path) -> Iterator[ServerFolder]:
-    folder = ServerFolder()
+def folder(temporary: Path) -> Iterator[OwnedFolder]:
+    folder = OwnedFolder(PREFIX)
     yield folder
     folder.close()
 
 
-def test_a_server_without_files_has_no_folder(folder: ServerFolder, temporary: Path):
+def test_a_process_without_files_has_no_folder(folder: OwnedFolder, temporary: Path):
     assert list(temporary.iterdir()) == []
 
 
-def test_all_paths_of_a_server_are_new_and_in_one_private_folder(folder: ServerFolder, temporary: Path):
+def test_all_paths_of_a_process_are_new_and_in_one_private_folder(folder: OwnedFolder, temporary: Path):
     paths = [Path(folder.new_path()) for _ in range(3)]
 
     (made,) = temporary.iterdir()
@@ -46,7 +47,7 @@ def test_all_paths_of_a_server_are_new_and_in_one_private_folder(folder: ServerF
     assert list(made.iterdir()) == []
 
 
-def test_a_closed_folder_is_gone_with_its_files_and_can_be_used_again(folder: ServerFolder, temporary: Path):
+def test_a_closed_folder_is_gone_with_its_files_and_can_be_used_again(folder: OwnedFolder, temporary: Path):
     os.mkdir(folder.new_path())
 
     folder.close()
@@ -57,7 +58,7 @@ def test_a_closed_folder_is_gone_with_its_files_and_can_be_used_again(folder: Se
 
 
 def test_a_folder_that_is_closed_once_more_meanwhile_is_removed_once(
-    folder: ServerFolder, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    folder: OwnedFolder, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ):
     os.mkdir(folder.new_path())
     remove, n_removed = shutil.rmtree, 0
@@ -76,31 +77,31 @@ def test_a_folder_that_is_closed_once_more_meanwhile_is_removed_once(
     assert not list(temporary.iterdir())
 
 
-def test_a_folder_that_somebody_removed_is_made_and_locked_again(folder: ServerFolder, temporary: Path):
+def test_a_folder_that_somebody_removed_is_made_and_locked_again(folder: OwnedFolder, temporary: Path):
     shutil.rmtree(Path(folder.new_path()).parent)
 
     again = Path(folder.new_path()).parent
-    sweep()
+    sweep(PREFIX)
 
     assert list(temporary.iterdir()) == [again]
 
 
-def test_a_sweep_leaves_the_folders_of_living_servers_and_of_others(folder: ServerFolder, temporary: Path):
+def test_a_sweep_leaves_the_folders_of_living_processes_and_of_others(folder: OwnedFolder, temporary: Path):
     os.mkdir(folder.new_path())
     (temporary / "corosrv-other").mkdir()
     (temporary / f"{PREFIX}link").symlink_to(temporary / "corosrv-other")
     (temporary / f"{PREFIX}file").write_text("")
     before = sorted(temporary.rglob("*"))
 
-    sweep()
+    sweep(PREFIX)
 
     assert sorted(temporary.rglob("*")) == before
 
 
-_SERVER = """
+_PROCESS = """
 import os, signal
-from corosrv.dialects.predictions.files import ServerFolder
-path = ServerFolder().new_path()
+from corosrv.base.run_dir import OwnedFolder
+path = OwnedFolder("corosrv-owned-").new_path()
 os.mkdir(path)
 open(path + "/input", "w").close()
 print("made", flush=True)
@@ -108,24 +109,24 @@ signal.pause()
 """
 
 
-def test_a_sweep_removes_the_folder_of_a_killed_server(temporary: Path):
-    command = [sys.executable, "-c", _SERVER]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(temporary)})
-    assert server.stdout is not None
-    assert server.stdout.readline() == b"made\n"
+def test_a_sweep_removes_the_folder_of_a_killed_process(temporary: Path):
+    command = [sys.executable, "-c", _PROCESS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(temporary)})
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"made\n"
     (left,) = temporary.iterdir()
 
-    sweep()
+    sweep(PREFIX)
     assert left.is_dir()
-    server.send_signal(signal.SIGKILL)
-    server.communicate(timeout=TIMEOUT)
-    sweep()
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=TIMEOUT)
+    sweep(PREFIX)
 
     assert list(temporary.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_made_later(
-    folder: ServerFolder, temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: OwnedFolder, temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
     path = folder.new_path()
