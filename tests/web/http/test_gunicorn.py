@@ -47,7 +47,8 @@ IMPORTED = {
     "gunicorn.http.message.Request", "gunicorn.http.message._ip_in_allow_list", "gunicorn.http.parser.Parser",
     "gunicorn.http.unreader.SocketUnreader",
     "gunicorn.http.wsgi", "gunicorn.http.wsgi.Response", "gunicorn.http.wsgi.WSGIErrorsWrapper",
-    "gunicorn.http2.negotiation", "gunicorn.util.http_date", "gunicorn.util.parse_address",
+    "gunicorn.http2.negotiation", "gunicorn.systemd.sd_notify",
+    "gunicorn.util.http_date", "gunicorn.util.parse_address",
     "gunicorn.workers.base.Worker", "gunicorn.workers.ggevent.GeventWorker",
 }  # fmt: skip
 
