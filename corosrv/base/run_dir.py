@@ -100,7 +100,7 @@ class OwnedFolder:
         while self._path is None:
             path = self._random_path()
             os.mkdir(path, 0o700)
-            lock = _locked(path)
+            lock = _try_lock(path)
             if lock is not None:
                 self._path, self._lock = path, lock
             # Else another process that sweeps just now took the folder for one that was left behind.
@@ -134,13 +134,13 @@ def sweep(prefix: str) -> None:
         if not name.startswith(prefix):
             continue
         path = os.path.join(directory, name)
-        if (lock := _locked(path)) is not None:
+        if (lock := _try_lock(path)) is not None:
             log.info("removing %s, left behind by a process that was killed", path)
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
 
 
-def _locked(path: str) -> int | None:
+def _try_lock(path: str) -> int | None:
     """Returns a descriptor of the folder at `path` that holds its lock; None where it is locked, gone or not ours."""
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -137,7 +137,8 @@ def _kill_under_load(nodes: RayNodes) -> None:
     finally:
         is_over.set()
         for client in clients:
-            client.join(PATIENCE)
+            client.join(PATIENCE + 10)
+    assert not any(client.is_alive() for client in clients), "a stream has never ended"
     _report(ended, killed, back)
 
 

@@ -340,9 +340,9 @@ def test_the_engines_of_all_workers_keep_one_limit_of_memory(start: Servers, run
             return connection.post(body, "/v1/completions").status
 
     with EngineWatch(run_dir) as watch:
-        in_turns = [complete(number) for number in range(4)]
+        in_turns = [complete(number) for number in range(6)]
         with ThreadPoolExecutor(8) as clients:
-            at_once = list(clients.map(complete, range(10)))
+            at_once = list(clients.map(complete, range(16)))
 
     assert {*in_turns, *at_once} == {200}
     assert watch.most == 1
