@@ -94,7 +94,7 @@ def test_calls_of_a_session_run_in_one_worker_and_sessions_in_the_workers_of_bot
         answer = ask(pair, "POST", "/v2/models/nap/infer", body, {"X-Session-Id": session})
         return int(answer.json["outputs"][0]["data"][0])
 
-    workers = [{worker_of(f"session {number}") for _ in range(6)} for number in range(8)]
+    workers = [{worker_of(f"session {number}") for _ in range(3)} for number in range(24)]
 
     assert {*map(len, workers)} == {1}
     assert len(set().union(*workers)) == 2
