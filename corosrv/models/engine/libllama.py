@@ -12,6 +12,8 @@ import hashlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +27,12 @@ _PROCESSOR_TYPES = (0, 3)  # of ggml_backend_dev_type: the processor, and what h
 # What native/bundle.py puts into the wheel of a release: llama-cpp-python's libraries and their declarations.
 BUNDLE = Path(__file__).parents[2] / "bundle"
 _KERNELS = "libggml-cpu-*.so"
+
+# How often a thread looks for the others at a barrier of OpenMP before it sleeps, 0.1 to 0.5 ms. GNU's own 300,000 are
+# up to 20 ms in which it holds a core that other processes, or the thread it waits for, could use.
+BARRIER_TURNS = 5_000
+_WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
 _NO_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
 
 
@@ -54,7 +62,8 @@ def open_library() -> None:
     """Loads libllama into the process; later loads of the same SONAME get this copy."""
     path = folder() / "libllama.so"
     try:
-        library = ctypes.CDLL(str(path))
+        with _short_waits():
+            library = ctypes.CDLL(str(path))
     except OSError as error:
         raise LibllamaError(f"libllama cannot be loaded from {path.name}: {error}") from error
     # Others are not asked for their devices here: that would open a GPU in a process that is to fork.
@@ -65,6 +74,22 @@ def open_library() -> None:
         library.ggml_log_set(None, None)
         if library.ggml_backend_dev_count() == 0:
             raise LibllamaError(f"no library of kernels in {path.parent} suits this processor")
+
+
+@contextmanager
+def _short_waits() -> Iterator[None]:
+    """Lets an OpenMP that is loaded meanwhile wait at barriers as BARRIER_TURNS says, unless the user says how.
+
+    It reads the variable once. Child processes are not to inherit it: those of users have an OpenMP of their own.
+    """
+    if any(name in os.environ for name in _WAIT_VARIABLES):
+        yield
+        return
+    os.environ[_WAIT_VARIABLES[0]] = str(BARRIER_TURNS)
+    try:
+        yield
+    finally:
+        del os.environ[_WAIT_VARIABLES[0]]
 
 
 def provide_declarations() -> None:

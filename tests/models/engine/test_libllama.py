@@ -49,6 +49,23 @@ def test_looking_for_devices_brings_no_second_copy_of_ggml():
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize(
+    ("chosen", "turns"),
+    [({}, str(libllama.BARRIER_TURNS)), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
+    ids=["default", "turns", "policy"],
+)
+def test_threads_wait_at_barriers_as_the_user_says_or_shortly_and_children_inherit_nothing(chosen, turns: str):
+    code = "import os, corosrv.models.engine.binding; print(*(name for name in os.environ if 'OMP_' in name))"
+    inherited = {name: value for name, value in os.environ.items() if "OMP_" not in name}
+
+    child = children.python(code, env=inherited | {"OMP_DISPLAY_ENV": "verbose"} | chosen)
+
+    if "GOMP_SPINCOUNT" not in child.stderr:
+        pytest.skip("libllama was built with another OpenMP than GNU's, or with none")
+    assert f"GOMP_SPINCOUNT = '{turns}'" in child.stderr
+    assert set(child.stdout.split()) == {"OMP_DISPLAY_ENV", *chosen}
+
+
 @pytest.fixture
 def copy(tmp_path) -> Path:
     """A folder in which libllama stands as installed, its headers to be changed."""
