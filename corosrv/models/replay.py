@@ -62,9 +62,7 @@ def replay_file(
         raise ModelFailed("the recording is of a synthetic model, which has no file: leave out --model")
     _check(head, options.model, options.adapters, say, is_forced=is_forced)
     with _opened(path) as fd:
-        wanted = msgspec.structs.replace(
-            options, record_fd=0, replay_fd=fd, replay_until=last_step, replay_tells=tells, whole_context=True
-        )
+        wanted = msgspec.structs.replace(options, record_fd=0, replay_fd=fd, replay_until=last_step, replay_tells=tells)
         try:
             engine = NativeEngine(wanted)
         except CorosrvError as error:

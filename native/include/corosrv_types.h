@@ -130,7 +130,6 @@ typedef struct corosrv_options {
   int32_t kv_unified;                 /* 1: all slots share their context: one sequence may use all of it */
   int32_t deterministic;              /* 1: no result depends on the rest of a batch; slower */
   int32_t context_shift;              /* 1: a full context may be shifted; a model that cannot is not loaded */
-  int32_t whole_context;              /* 1: made while the model loads, not in the background once it serves */
   int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
   int32_t kernels;                    /* corosrv_kernels */
   int32_t candidates;                 /* corosrv_candidates */

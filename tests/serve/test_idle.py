@@ -64,7 +64,6 @@ def test_nothing_wakes_an_idle_server_but_gunicorn_s_heartbeat(served: Server) -
 def test_a_server_with_defaults_takes_little_more_than_what_its_slots_hold(start: Servers) -> None:
     server = start.start(*SERVE, model="")
     with server.connect(timeout=600) as connection:
-        # Longer than the first context: the answer waits until the whole KV cache is made.
         assert connection.post(chat("river " * 300, max_tokens=1)).status == 200
 
     assert server.worker.resident_bytes() + Process(server.pid).resident_bytes() < 450_000_000

@@ -106,7 +106,7 @@ def _answer(engine: NativeEngine, kind: TaskKind, pools: bool, n_adapters: int) 
 def main() -> TrialStatus:
     """Tries the options on standard input; where they use own kernels, compares these with libllama's."""
     end_with_server(TrialStatus.FAULT)
-    options = replace(msgspec.json.decode(sys.stdin.buffer.read(), type=Options), whole_context=True)
+    options = msgspec.json.decode(sys.stdin.buffer.read(), type=Options)
     try:
         first, has_own_kernels = draw(options)
     except ModelFailed as error:
@@ -117,7 +117,7 @@ def main() -> TrialStatus:
         return TrialStatus.FAULT
     words = ""
     if has_own_kernels:
-        small = replace(options, kernels="ggml", context=_SMALL_CONTEXT, slots=2, whole_context=False)
+        small = replace(options, kernels="ggml", context=_SMALL_CONTEXT, slots=2)
         with suppress(ModelFailed):  # as where too little memory is left for a second load
             words = difference(first, draw(small)[0])
     print(words)

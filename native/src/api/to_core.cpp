@@ -232,7 +232,6 @@ ModelOptions to_model_options(const corosrv_options& from) {
   options.shares_context = from.kv_unified != 0;
   options.is_deterministic = from.deterministic != 0;
   options.shifts_context = from.context_shift != 0;
-  options.whole_context = from.whole_context != 0;
   options.is_safe = from.safe_load != 0;
   options.kernels = to_kernels(from.kernels);
   options.candidates = to_candidates(from.candidates);

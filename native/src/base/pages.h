@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace corosrv {
 
@@ -22,6 +23,20 @@ inline void give_back_pages(const void* begin, const void* end) {
   const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + size - 1) / size * size;
   const uintptr_t last = reinterpret_cast<uintptr_t>(end) / size * size;
   if (first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
+// Fills [begin, end) of a process's own memory with zeros. Of whole pages it takes none: it gives back those that are
+// there, if they are not locked.
+inline void fill_with_zeros(char* begin, char* end) {
+  const uintptr_t size = page_size();
+  char* const first = begin + (size - reinterpret_cast<uintptr_t>(begin) % size) % size;
+  char* const last = end - reinterpret_cast<uintptr_t>(end) % size;
+  if (first >= last || ::madvise(first, static_cast<size_t>(last - first), MADV_DONTNEED) != 0) {
+    std::memset(begin, 0, static_cast<size_t>(end - begin));
+    return;
+  }
+  std::memset(begin, 0, static_cast<size_t>(first - begin));
+  std::memset(last, 0, static_cast<size_t>(end - last));
 }
 
 constexpr size_t kHugePage = 2 << 20;  // of x86-64, and of Arm with its usual pages

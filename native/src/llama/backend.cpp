@@ -1,13 +1,7 @@
 #include "llama/backend.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <functional>
-#include <future>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -25,27 +19,17 @@ namespace corosrv {
 
 namespace {
 
-// Makes the full-sized context.
-using MakeContext = std::function<Context()>;
-
-int32_t tokens_per_slot(const Context& context) { return static_cast<int32_t>(llama_n_ctx_seq(context.get())); }
-
-// Of the thread that makes the full context, above the others'.
-constexpr int kBackgroundNice = 10;
-
 // Tokens with which it is tried whether a context can be shifted.
 constexpr int32_t kTriedRows = 16;
 
 class LlamaBackend final : public Backend {
  public:
-  // `first` may hold fewer than `info.context` tokens in each slot: start_to_grow() replaces it.
-  LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, ModelInfo info,
+  LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context context, ModelInfo info,
                std::vector<llama_adapter_lora*> adapters, const ModelOptions& options, int32_t rows)
       : model_(std::move(model)),
         adapters_(std::move(adapters)),
         kernels_(std::move(kernels)),
-        context_(std::move(first)),
-        capacity_(tokens_per_slot(context_)),
+        context_(std::move(context)),
         slots_(options.slots),
         is_deterministic_(options.is_deterministic),
         shifts_context_(options.shifts_context),
@@ -63,34 +47,26 @@ class LlamaBackend final : public Backend {
   void use(const Adapters& scales) override {
     if (scales == used_) return;
     used_ = scales;
-    apply_adapters();
+    std::vector<llama_adapter_lora*> adapters = adapters_;
+    llama_set_adapters_lora(context_.get(), adapters.data(), used_.size(), used_.data());
   }
 
-  void use_threads(int32_t threads) override {
-    threads_ = threads;
-    llama_set_n_threads(context_.get(), threads, threads);
-  }
+  void use_threads(int32_t threads) override { llama_set_n_threads(context_.get(), threads, threads); }
 
   Status decode(const std::vector<Row>& rows) override {
-    if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
     if (context_.candidates) note_rows(rows);
-    if (rows.front().embedding == nullptr) return with_room([&] { return run(batch_.fill(rows)); });
+    if (rows.front().embedding == nullptr) return run(batch_.fill(rows));
     if (!row_batch_) row_batch_.emplace(n_rows_, info_.row_width, info_.is_mrope);
-    return with_room([&] {
-      const NonCausalMode mode(context_.get(), rows.front().is_non_causal);
-      return run(row_batch_->fill(rows));
-    });
+    const NonCausalMode mode(context_.get(), rows.front().is_non_causal);
+    return run(row_batch_->fill(rows));
   }
 
   Status embed(const std::vector<Row>& rows) override {
-    if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
+    const VectorMode mode(context_.get(), info_.reads_whole);
     vectors_.resize(rows.size() * vector_size());
     for (size_t first = 0, n_rows; first < rows.size(); first += n_rows) {
       n_rows = piece_size(rows, first);
-      const Status status = with_room([&] {
-        const VectorMode mode(context_.get(), info_.reads_whole);
-        return run(batch_.fill(&rows[first], n_rows));
-      });
+      const Status status = run(batch_.fill(&rows[first], n_rows));
       if (!status.is_ok()) return status;
       for (size_t i = 0; i < n_rows; ++i) keep_vector(first + i, static_cast<int32_t>(i), rows[first + i].slot);
     }
@@ -146,7 +122,7 @@ class LlamaBackend final : public Backend {
     if (context_.pages) context_.pages->give_back_all();
     for (int32_t other = 0; other < slots_; ++other) {
       const Snapshot& snapshot = held[static_cast<size_t>(other)];
-      if (snapshot.bytes && !read(context_.get(), other, snapshot)) {
+      if (snapshot.bytes && !read(other, snapshot)) {
         throw std::runtime_error("the KV cache could not be put back");
       }
     }
@@ -174,12 +150,9 @@ class LlamaBackend final : public Backend {
   }
 
   bool load(int32_t slot, const Snapshot& snapshot, Extent wanted) override {
-    if (!grow(wanted.n_tokens).is_ok()) return false;
-    const Status status =
-        with_room([&] { return read(context_.get(), slot, snapshot) ? Status::ok() : to_status(kNoRoomCode); });
     // A snapshot from a file may hold anything.
     const int32_t last = wanted.last_position;
-    const bool is_complete = status.is_ok() && llama_memory_seq_rm(memory_, slot, last + 1, -1) &&
+    const bool is_complete = read(slot, snapshot) && llama_memory_seq_rm(memory_, slot, last + 1, -1) &&
                              can_resume(slot, wanted) && llama_memory_seq_pos_max(memory_, slot) == last;
     if (!is_complete) wipe(slot);
     return is_complete;
@@ -204,12 +177,11 @@ class LlamaBackend final : public Backend {
     return status;
   }
 
-  // Makes the full context in the background, while the first one serves.
-  void start_to_grow(MakeContext make_full) {
-    if (capacity_ < info_.context) full_ = std::async(std::launch::async, make_in_background, std::move(make_full));
+ private:
+  bool read(int32_t slot, const Snapshot& snapshot) {
+    return llama_state_seq_set_data(context_.get(), snapshot.bytes.get(), snapshot.size, slot) == snapshot.size;
   }
 
- private:
   Status run(const llama_batch& batch) {
     if (kernels_) kernels_->forget_graph();
     if (context_.candidates) context_.candidates->forget_rows();
@@ -262,12 +234,6 @@ class LlamaBackend final : public Backend {
     return rows;
   }
 
-  // Sets the adapters of the context. libllama then plans its graphs again; it does nothing if they are set already.
-  void apply_adapters() {
-    std::vector<llama_adapter_lora*> adapters = adapters_;
-    llama_set_adapters_lora(context_.get(), adapters.data(), used_.size(), used_.data());
-  }
-
   size_t vector_size() const { return info_.pooling == Pooling::kRank ? 1 : static_cast<size_t>(info_.n_vector); }
 
   // Returns how many of the rows from `first` on are computed together. A model whose tokens see all others needs a
@@ -289,70 +255,6 @@ class LlamaBackend final : public Backend {
     std::copy_n(numbers, vector_size(), &vectors_[row * vector_size()]);
   }
 
-  static Context make_in_background(const MakeContext& make) {
-    // Requests that are served meanwhile go first. Not by the idle policy, which lets a busy machine starve a thread
-    // that the next long prompt, and the end of the model, have to wait for.
-    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), ::getpriority(PRIO_PROCESS, 0) + kBackgroundNice);
-    return make();
-  }
-
-  static bool read(llama_context* context, int32_t slot, const Snapshot& snapshot) {
-    if (llama_state_seq_set_data(context, snapshot.bytes.get(), snapshot.size, slot) == snapshot.size) return true;
-    llama_memory_seq_rm(llama_get_memory(context), slot, -1, -1);
-    return false;
-  }
-
-  // Returns the tokens of the fullest slot after these rows.
-  static int32_t tokens_of(const std::vector<Row>& rows) {
-    int32_t most = 0;
-    for (const Row& row : rows) most = std::max(most, row.position + 1);
-    return most;
-  }
-
-  // Changes to the full context if it is ready. Waits for it if a slot is to hold `n_tokens` and cannot yet.
-  Status grow(int32_t n_tokens) {
-    if (full_.valid()) {
-      const bool needs_full = n_tokens > capacity_;
-      if (!needs_full && full_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return Status::ok();
-      take_full();
-    }
-    if (n_tokens <= capacity_) return Status::ok();
-    return Status(StatusCode::kInternal, "the KV cache could not grow beyond " + std::to_string(capacity_) +
-                                             " tokens in each slot: too little memory was left");
-  }
-
-  // Computes it once more where slots that share their cells have filled the first context, before the full one was
-  // needed for one of them.
-  template <typename Compute>
-  Status with_room(Compute compute) {
-    const Status status = compute();
-    if (status.code() != StatusCode::kNoRoom || info_.shared_cells == 0 || !full_.valid()) return status;
-    take_full();
-    return compute();
-  }
-
-  // If anything fails, the first context goes on serving with the room that it has.
-  void take_full() {
-    try {
-      if (Context full = full_.get()) move_to(std::move(full));
-    } catch (const std::exception&) {
-    }
-  }
-
-  void move_to(Context full) {
-    for (int32_t slot = 0; slot < slots_; ++slot) {
-      if (llama_memory_seq_pos_max(memory_, slot) < 0) continue;
-      // Both contexts are alike but for their size, so there is no reason for this to fail.
-      const Snapshot held = save(slot, std::numeric_limits<size_t>::max());
-      if (!held.bytes || !read(full.get(), slot, held)) throw std::runtime_error("the KV cache could not be moved");
-    }
-    std::swap(context_, full);
-    capacity_ = tokens_per_slot(context_);
-    memory_ = llama_get_memory(context_.get());
-    if (!used_.empty()) apply_adapters();
-    if (threads_ > 0) use_threads(threads_);
-  }
-
   struct RowOfSlot {
     int32_t slot;
     int32_t n_before;  // rows of the slot with logits
@@ -362,7 +264,6 @@ class LlamaBackend final : public Backend {
   const std::vector<llama_adapter_lora*> adapters_;  // the model frees them
   const std::unique_ptr<GraphKernels> kernels_;      // null: libllama computes everything
   Context context_;
-  int32_t capacity_;  // tokens that a slot of context_ holds
   const int32_t slots_;
   const bool is_deterministic_;
   const bool shifts_context_;
@@ -374,15 +275,10 @@ class LlamaBackend final : public Backend {
   ModelInfo info_;                       // constant once warm
   const bool has_snapshots_;
   Adapters used_;                            // set in context_
-  int32_t threads_ = 0;                      // the same; 0: what it was made with
   std::vector<RowOfSlot> rows_with_logits_;  // of the last decode(), where a device keeps the logits
   Mutex fetching_;                           // sequences that draw side by side fetch one after the other
   std::vector<float> vectors_;               // of the last embed()
-  std::future<Context> full_;                // the last member, so that it is waited for while the model still lives
 };
-
-// Tokens of each slot in the first context, which is made faster than the full KV cache.
-constexpr int32_t kFirstTokens = 256;
 
 }  // namespace
 
@@ -407,30 +303,23 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, LoadWat
 
   std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), options.is_deterministic, load);
   purpose.kernels = kernels.get();
-  const auto make_sized = [options, raw_model = model.get()](ContextPurpose sized, int32_t tokens) {
-    sized.tokens = tokens;  // fewer at first than the context is to have
-    return make_context(raw_model, options, sized);
-  };
-  // Whether the memory of a sliding window can be shifted depends on its size.
-  // Of such a window a copy has other cells as well, and so other bits: see can_resume().
-  const bool may_grow = !options.whole_context && can_copy_memory(model.get()) &&
-                        !((options.shifts_context || options.is_deterministic) && llama_model_n_swa(model.get()) > 0);
-  Context first = make_sized(purpose, may_grow ? std::min(context, kFirstTokens) : context);
+  Context made = make_context(model.get(), options, purpose);
   // libllama reports this of a context, not of a model.
-  if (first && !llama_get_causal_attn(first.get())) {
+  if (made && !llama_get_causal_attn(made.get())) {
     purpose.reads_whole = true;
     // Such sequences come alone where neighbours must not matter, and then any kernel will do.
-    first = {};
+    made = {};
     kernels = make_kernels(options, model.get(), false, load);
     purpose.kernels = kernels.get();
-    first = make_sized(purpose, context);
+    made = make_context(model.get(), options, purpose);
   }
-  if (!first) {
+  if (!made) {
     status = failure("libllama cannot make a context for", options.path);
     return nullptr;
   }
 
-  ModelInfo info = describe(model.get(), purpose.reads_whole ? context : std::max(context, tokens_per_slot(first)));
+  ModelInfo info =
+      describe(model.get(), purpose.reads_whole ? context : static_cast<int32_t>(llama_n_ctx_seq(made.get())));
   if (shares_context(options, purpose)) {
     const int64_t n_cells = int64_t{context} * options.slots;
     info.shared_cells = static_cast<int32_t>(std::min<int64_t>(n_cells, std::numeric_limits<int32_t>::max()));
@@ -442,14 +331,12 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, LoadWat
   info.reads_whole = purpose.reads_whole;
   info.can_generate = !purpose.reads_whole;
   // Nobody watches what devices compute. A processor that is to pick candidates like one is treated like one.
-  info.computes_aside = first.pages == nullptr || options.candidates == CandidateSource::kDevice;
+  info.computes_aside = made.pages == nullptr || options.candidates == CandidateSource::kDevice;
   if (!info.can_generate) info.row_width = 0;
-  auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(first), std::move(info),
+  auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(made), std::move(info),
                                                 std::move(loaded), options, rows_of_step(options, purpose));
   status = backend->warm_up();
-  if (!status.is_ok()) return nullptr;
-  backend->start_to_grow([=] { return make_sized(purpose, context); });
-  return backend;
+  return status.is_ok() ? std::move(backend) : nullptr;
 }
 
 }  // namespace corosrv

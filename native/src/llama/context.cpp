@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "llama/buffer_zeros.h"
 #include "llama/weight_places.h"
 #include "model/backend.h"
 
@@ -72,6 +73,7 @@ int32_t rows_of_step(const ModelOptions& options, const ContextPurpose& purpose)
 }
 
 Context make_context(llama_model* model, const ModelOptions& options, const ContextPurpose& purpose) {
+  fill_buffers_without_memory();
   llama_context_params params = context_params(options, purpose);
   Context context;
   if (purpose.kernels != nullptr || watches_nodes(options, model)) {

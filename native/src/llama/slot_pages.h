@@ -10,9 +10,9 @@
 
 namespace corosrv {
 
-// Gives the memory of keys and values back to the system, slot by slot, and all of it when the context is new: libllama
-// overwrites its whole KV cache with zeros when it makes one, and so takes memory that may never be needed. A slot
-// takes its memory again page by page, when something is computed in it.
+// Gives the memory of keys and values back to the system, slot by slot, and all of it when the context is new, for
+// where libllama has overwritten it with zeros all the same (see buffer_zeros.h). A slot takes its memory again page by
+// page, when something is computed in it.
 //
 // libllama tells nobody where a cache lies, but each of its graphs writes to it: ggml passes every node of a graph to
 // its evaluation callback. What other devices keep is left to them, and so are the states of recurrent layers.

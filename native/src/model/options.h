@@ -72,7 +72,6 @@ struct ModelOptions {
   bool shares_context = false;        // one sequence may use what all slots have together
   bool is_deterministic = false;      // no result depends on the shape of a batch; slower on long prompts
   bool shifts_context = false;        // whatever generates here has to be able to
-  bool whole_context = false;         // made while the model loads, not in the background once it serves
   bool is_safe = false;               // no repacked weights (libllama's use_extra_bufts=false)
   KernelSet kernels = KernelSet::kAuto;
   CandidateSource candidates = CandidateSource::kAuto;

@@ -109,12 +109,6 @@ def test_a_scored_prompt_and_vectors_are_the_same(from_all: Engine, from_picked:
     assert results[0][1]
 
 
-def test_an_answer_that_outgrows_the_first_context_is_the_same(from_all: Engine, from_picked: Engine) -> None:
-    long = job(EDIT * 4, max_tokens=80, sampling=Sampling(temperature=0.8, seed=5, n_probs=1, post_sampling_probs=True))
-
-    assert told(read_all(from_picked.submit(long))) == told(read_all(from_all.submit(long)))
-
-
 @pytest.mark.parametrize("architecture", ["mamba", "lfm2", "mixture", "gemma2"])
 def test_answers_of_other_architectures_are_the_same(tmp_path: Any, architecture: str) -> None:
     model = str(ARCHITECTURES[architecture](tmp_path / "model.gguf"))

@@ -1,4 +1,4 @@
-"""Slots take memory when something is computed in them, and give it back when they stand idle."""
+"""Slots take memory when something is computed in them, not before, and give it back when they stand idle."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ WITH_OWN_KERNELS = pytest.mark.skipif(
     "avx2" not in cpu_identity(), reason="without AVX2 the default computes with libllama's kernels, too"
 )
 
-# A process of its own, whose memory nothing else takes. The prompts need more room than the first context has, and so
-# wait until the whole KV cache is made; nothing of them is kept as a prefix.
+# A process of its own, whose memory nothing else takes; nothing of the prompts is kept as a prefix.
 PROGRAM = """
 import sys, time
 import msgspec
@@ -30,14 +29,13 @@ from corosrv.contracts.settings import ModelSettings
 
 IDLE_S = 3.0
 make_options = engine.native_options
-# What slots share has room for these prompts at first: the rest would be made, and full of zeros, while we look.
-engine.native_options = lambda *args: msgspec.structs.replace(
-    make_options(*args), idle_s=IDLE_S, whole_context="kv_unified" in chosen
-)
+engine.native_options = lambda *args: msgspec.structs.replace(make_options(*args), idle_s=IDLE_S)
+
+def kilobytes(name):
+    return int(open("/proc/self/status").read().split(name + ":")[1].split()[0])
 
 def resident():
-    words = open("/proc/self/status").read().split("RssAnon:")[1].split()
-    return 1024 * int(words[0])
+    return 1024 * kilobytes("RssAnon")
 
 def texts():
     prompts = tuple(Text(f"{name} " * 270) for name in ("river", "stone", "cloud", "tree"))
@@ -51,6 +49,7 @@ def texts():
 chosen = msgspec.json.decode(sys.argv[1])
 served = Engine(ModelSettings(slots=16, ctx=2048, threads=1, cache_bytes=0, **chosen))
 served.open()
+peak = 1024 * kilobytes("VmHWM")
 first, used = texts(), resident()
 deadline = time.monotonic() + 60
 while resident() > used - int(sys.argv[2]) and time.monotonic() < deadline:
@@ -58,11 +57,12 @@ while resident() > used - int(sys.argv[2]) and time.monotonic() < deadline:
 at_rest = resident()
 second = texts()
 served.close()
-print(msgspec.json.encode({"used": used, "at_rest": at_rest, "first": first, "second": second}).decode())
+print(msgspec.json.encode({"peak": peak, "used": used, "at_rest": at_rest, "first": first, "second": second}).decode())
 """
 
 
 class Seen(msgspec.Struct):
+    peak: int
     used: int
     at_rest: int
     first: list[str]
@@ -88,6 +88,7 @@ def test_slots_take_what_they_fill_and_give_it_back_when_idle(chosen: dict[str, 
 
     assert printed.returncode == 0, printed.stderr.decode()
     seen = msgspec.json.decode(printed.stdout, type=Seen)
+    assert seen.peak < FILLED - 200 * MEGABYTE
     assert seen.used < FILLED - 200 * MEGABYTE
     assert seen.at_rest <= seen.used - TOUCHED
     assert all(seen.first)

@@ -168,7 +168,7 @@ def test_embedding_rows_are_read_beside_text(tiny: str, engine) -> None:
 
 
 @pytest.mark.usefixtures("own_attention")
-def test_the_first_context_gives_way_to_the_full_one_before_anybody_has_to_wait(tiny: str, alone) -> None:
+def test_prompts_that_fit_into_the_shared_context_together_wait_for_nobody(tiny: str, alone) -> None:
     prompts = [numbered(700, first) for first in range(4)]
 
     with opened(model=tiny, slots=4, ctx=ALL, kv_unified=True) as engine:

@@ -77,7 +77,6 @@ class Options(msgspec.Struct, frozen=True):
     kv_unified: bool = False
     deterministic: bool = False
     context_shift: bool = False
-    whole_context: bool = False
     safe_load: bool = False
     kernels: str = "auto"
     candidates: str = "auto"
