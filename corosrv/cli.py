@@ -259,7 +259,7 @@ def raise_descriptor_limit(connections: int) -> None:
     # A socket and an eventfd for each stream.
     if hard < 2 * connections:
         click.echo(
-            f"corosrv: the limit of open files is {hard}, enough for about {hard // 2 - 100} streams (ulimit -n)",
+            f"corosrv: the limit of open files is {hard}, enough for about {max(hard // 2 - 100, 1)} streams (ulimit -n)",
             err=True,
         )
 
