@@ -113,7 +113,12 @@ def test_a_head_that_is_cut_anywhere_is_refused_in_words(path):
 
 @pytest.mark.parametrize(
     ("at", "byte", "words"),
-    [(0, b"x", "is no recording"), (16, b"\x02", "has version 2"), (30, b"\xff", "is damaged"), (-4, b"\xff", "is damaged")],
+    [
+        (0, b"x", "is no recording"),
+        (16, b"\x02", "has version 2"),
+        (30, b"\xff", "is damaged"),
+        (-4, b"\xff", "is damaged"),
+    ],
 )
 def test_a_head_of_something_else_is_refused(path, at, byte, words):
     record_into(path, HEAD).close()
