@@ -112,7 +112,7 @@ def test_a_recording_with_options_that_no_engine_has_is_refused(path, said, monk
         answer(engine, job(max_tokens=2))
     head = read_head(path)
     monkeypatch.setattr(replaying, "read_head", lambda path: replace_head(path, options=head.options | options))
-    with pytest.raises(ModelFailed, match="the head of .* is damaged"):
+    with pytest.raises(ModelFailed, match=r"the head of .* is damaged"):
         replay_file(path, said.append)
 
 

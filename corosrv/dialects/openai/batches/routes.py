@@ -37,7 +37,8 @@ _MOST_PARTS = 16
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 _MOST_WINDOW_S = 30 * 86_400
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _batch_body = msgspec.json.Decoder(answer_types.BatchBody)
 

@@ -89,9 +89,7 @@ def test_a_file_that_is_too_large_leaves_nothing(tmp_path: Path, own: OwnerFolde
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_file_that_cannot_be_shown_leaves_nothing(
-    tmp_path: Path, own: OwnerFolder, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_that_cannot_be_shown_leaves_nothing(tmp_path: Path, own: OwnerFolder, monkeypatch: pytest.MonkeyPatch):
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
