@@ -258,8 +258,9 @@ def raise_descriptor_limit(connections: int) -> None:
     hard = worker_watch.raise_limit()
     # A socket and an eventfd for each stream.
     if hard < 2 * connections:
+        n_streams = max(hard // 2 - 100, 1)
         click.echo(
-            f"corosrv: the limit of open files is {hard}, enough for about {hard // 2 - 100} streams (ulimit -n)",
+            f"corosrv: the limit of open files is {hard}, enough for about {n_streams} streams (ulimit -n)",
             err=True,
         )
 

@@ -213,7 +213,8 @@ def _invalid_field(message: str, kind: Any, place: str = "") -> Refused:
         param = f"{param}.{match.group(1)}" if param else match.group(1)
         return Refused(f"{param} is required", param, "missing_required_parameter")
     if param is None:
-        return Refused(f"the body must be a JSON object: {words}", None, "invalid_json")
+        wanted = "list" if words.startswith("expected array") else "object"
+        return Refused(f"the body must be a JSON {wanted}: {words}", None, "invalid_json")
     if words.startswith(_NOT_ONE_OF) and (values := _known_values(kind, path.rstrip("`"))):
         words += f", must be one of {', '.join(values)}"
     return Refused(f"{param}: {words}", param)

@@ -203,5 +203,5 @@ def read_head(path: str) -> RecordingHead:
         raise ModelFailed(f"{path} ends within its head: nothing of it can be replayed")
     try:
         return msgspec.json.decode(encoded, type=RecordingHead)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelFailed(f"the head of {path} is damaged: {error}") from error

@@ -55,7 +55,10 @@ def replay_file(
     from corosrv.models.engine.binding import NativeEngine, Options
 
     head = read_head(path)
-    options = msgspec.convert(head.options, Options)
+    try:
+        options = msgspec.convert(head.options, Options)
+    except msgspec.ValidationError as error:
+        raise ModelFailed(f"the head of {path} is damaged: {error}") from error
     if options.synthetic is None:
         options = msgspec.structs.replace(options, model=model or options.model)
     elif model:
@@ -67,6 +70,8 @@ def replay_file(
             engine = NativeEngine(wanted)
         except CorosrvError as error:
             raise ModelFailed(f"{path}: {error}") from error
+        except (KeyError, OverflowError) as error:
+            raise ModelFailed(f"the head of {path} is damaged: no engine has such an option: {error}") from error
     try:
         return _follow(engine, say)
     finally:

@@ -113,12 +113,17 @@ def test_a_head_that_is_cut_anywhere_is_refused_in_words(path):
 
 @pytest.mark.parametrize(
     ("at", "byte", "words"),
-    [(0, b"x", "is no recording"), (16, b"\x02", "has version 2"), (30, b"\xff", "is damaged")],
+    [
+        (0, b"x", "is no recording"),
+        (16, b"\x02", "has version 2"),
+        (30, b"\xff", "is damaged"),
+        (-4, b"\xff", "is damaged"),
+    ],
 )
 def test_a_head_of_something_else_is_refused(path, at, byte, words):
     record_into(path, HEAD).close()
     with open(path, "r+b") as file:
-        file.seek(at)
+        file.seek(at, os.SEEK_SET if at >= 0 else os.SEEK_END)
         file.write(byte)
 
     with pytest.raises(ModelFailed, match=words):

@@ -106,6 +106,16 @@ def replace_head(path: str, **changes: Any) -> RecordingHead:
     return msgspec.structs.replace(read_head(path), **changes)
 
 
+@pytest.mark.parametrize("options", [{"slots": "x"}, {"slots": 10**30}, {"kernels": "x"}, {"placement": None}])
+def test_a_recording_with_options_that_no_engine_has_is_refused(path, said, monkeypatch, options):
+    with opened(record=path) as engine:
+        answer(engine, job(max_tokens=2))
+    head = read_head(path)
+    monkeypatch.setattr(replaying, "read_head", lambda path: replace_head(path, options=head.options | options))
+    with pytest.raises(ModelFailed, match=r"the head of .* is damaged"):
+        replay_file(path, said.append)
+
+
 @pytest.mark.model
 def test_a_recording_of_another_model_is_refused(path, said, tmp_path):
     model = tmp_path / "m.gguf"

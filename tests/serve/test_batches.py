@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -23,7 +25,7 @@ from corosrv.contracts import settings
 from corosrv.dialects.openai.batches.lines import LineResponse, result
 from corosrv.serving.server import Server as OwnServer
 from tests.serve.server import APP, BIN, REPOSITORY, Process, Server, Servers
-from tests.serve.wire import request
+from tests.serve.wire import Answer, request
 from tests.support.waiting import eventually
 
 CHAT, TEXT, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -334,6 +336,38 @@ def holds(pid: int, inode: int) -> bool:
     """Tells whether a process has the lock of a file."""
     locks = [text.split() for text in Path("/proc/locks").read_text().splitlines()]
     return any(int(text[4]) == pid and text[5].endswith(f":{inode}") for text in locks if text[1] == "FLOCK")
+
+
+def test_a_disk_that_does_not_serve_is_told_in_words_until_it_does(start: Servers, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    server = start.start(model=FAST, files_path=folder)
+    message = {"custom_id": "a", "params": {"max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}}
+
+    def upload() -> Answer:
+        headers = {"Content-Type": "multipart/form-data; boundary=xyz"}
+        with server.connect() as connection:
+            body = form(PURPOSE, ('name="file"; filename="a"', b"x" * 200_000))
+            return connection.ask("POST", "/v1/files", body, headers)
+
+    def add_messages() -> Answer:
+        with server.connect() as connection:
+            return connection.post({"requests": [message]}, "/v1/messages/batches")
+
+    shutil.rmtree(folder)
+    gone = [upload(), add_messages()]
+    folder.mkdir()
+    assert add_messages().status == 200
+    _, most = resource.prlimit(server.worker.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(server.worker.pid, resource.RLIMIT_FSIZE, (100_000, most))
+    full = upload()
+    resource.prlimit(server.worker.pid, resource.RLIMIT_FSIZE, (most, most))
+    assert upload().status == 200
+
+    assert [answer.status for answer in (*gone, full)] == [503, 503, 503]
+    assert all("files cannot be read or written here now: No such" in answer.error["message"] for answer in gone)
+    assert "now: File too large" in full.error["message"]
+    assert "Traceback" not in server.log
 
 
 def test_without_a_folder_the_routes_name_the_setting(server: Server) -> None:

@@ -20,6 +20,7 @@ from corosrv.dialects.anthropic.answers import MessagesError, TokenCount
 from corosrv.dialects.generation.call import Call
 from corosrv.dialects.generation.exchange import RequestFlow
 from corosrv.dialects.openai.batches import lines
+from corosrv.dialects.openai.batches.routes import on_disk
 from corosrv.formats.bodies import convert
 from corosrv.images.intake import images_in
 from corosrv.web.groups import GenerateHeaders
@@ -152,7 +153,7 @@ def batches_blueprint(
         own_folder, incoming = own(), current(request)
         body = body_reader.decode(incoming, bodies.read(incoming, max_body_bytes), schema.batch_decoder)
         texts = list(Turns().among(_line_texts(body, max_body_bytes)))
-        stored = call_in_thread(own_folder.add_messages, caller(), texts)
+        stored = on_disk(own_folder.add_messages, caller(), texts)
         wake()
         return reply.json_response(view(stored))
 
@@ -168,7 +169,7 @@ def batches_blueprint(
         own_folder, query = own(), convert(dict(request.args), schema.MessageBatchesQuery, strict=False)
         if query.after_id is not None and query.before_id is not None:
             raise Refused("before_id: a page is behind one batch, or before one: leave out after_id", "before_id")
-        page, has_more = call_in_thread(own_folder.messages_page, query.after_id, query.before_id, query.limit)
+        page, has_more = on_disk(own_folder.messages_page, query.after_id, query.before_id, query.limit)
         data = [view(stored) for stored in Turns().among(page)]
         ends = (data[0].id, data[-1].id) if data else (None, None)
         return reply.long_json_response(msgspec.to_builtins(answers.MessageBatchList(data, has_more, *ends)))
@@ -176,7 +177,7 @@ def batches_blueprint(
     @routes.get("/<id>")
     @describe("Show a batch of messages", statuses=(404,), parameters=_BATCH)
     def batch(id: str) -> Response:
-        return reply.json_response(view(call_in_thread(own().messages, id)))
+        return reply.json_response(view(on_disk(own().messages, id)))
 
     @routes.get("/<id>/results")
     @describe(
@@ -188,7 +189,7 @@ def batches_blueprint(
         parameters=_BATCH,
     )
     def results(id: str) -> Response:
-        return Response(call_in_thread(ResultPieces, own(), id), content_type="application/x-jsonl")
+        return Response(on_disk(ResultPieces, own(), id), content_type="application/x-jsonl")
 
     @routes.post("/<id>/cancel")
     @describe(
@@ -198,7 +199,7 @@ def batches_blueprint(
         parameters=_BATCH,
     )
     def cancel(id: str) -> Response:
-        return reply.json_response(view(call_in_thread(own().cancel_messages, id)))
+        return reply.json_response(view(on_disk(own().cancel_messages, id)))
 
     @routes.delete("/<id>")
     @describe(
@@ -209,7 +210,7 @@ def batches_blueprint(
         parameters=_BATCH,
     )
     def delete(id: str) -> Response:
-        call_in_thread(own().forget_messages, id)
+        on_disk(own().forget_messages, id)
         return reply.json_response(answers.DeletedMessageBatch(id, "message_batch_deleted"))
 
     return _finish(routes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def check_model_files(model: ModelSettings) -> None:
         raise SettingsError(f"--record: {fault}")
     if model.is_hub:
         cache.check_installed()
-    elif not model.is_synthetic and not Path(model.model).is_file():
+    elif not model.is_synthetic and not os.path.isfile(model.model):
         raise SettingsError(f"the model file {model.model} {flaw_of(Path(model.model))}")
     draft = Path(model.model_draft)
     if model.model_draft and not draft.is_file():
@@ -52,9 +53,9 @@ def check_model_files(model: ModelSettings) -> None:
 
 def flaw_of(path: Path) -> str:
     """Returns why this is no model file, and what to do; empty where it begins as a GGUF does."""
-    if path.is_dir():
+    if os.path.isdir(path):  # also of a name that is too long, at which Path's own would raise
         return "is a folder: name the .gguf file in it, of a model in parts the first"
-    if not path.is_file():
+    if not os.path.isfile(path):
         return f"does not exist: {_hub_hint(str(path))}give the path of a GGUF file with --model or COROSRV_MODEL"
     try:
         with path.open("rb") as file:

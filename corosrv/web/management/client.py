@@ -82,12 +82,26 @@ class ManagementClient:
             kind = {"Content-Type": "application/json"} if content else {}
             connection.request(method, target, content, kind | self.headers())
             answer = connection.getresponse()
-            text = answer.read()
+            text = read_answer(answer)
         except http.client.HTTPException as error:
             raise ManagementError(f"the server at {self.path} gave no answer: {error!r}") from None
         finally:
             connection.close()
         return decode_answer(answer.status, text)
+
+
+_LONGEST_ANSWER = 16 << 20  # bytes
+_PIECE = 65_536
+
+
+def read_answer(answer: http.client.HTTPResponse) -> bytes:
+    """Reads the body of an answer. Waits; raises ManagementError where it has no end, or none soon."""
+    text = bytearray()
+    while piece := answer.read(_PIECE):
+        text += piece
+        if len(text) > _LONGEST_ANSWER:
+            raise ManagementError(f"the answer, of status {answer.status}, is larger than {_LONGEST_ANSWER} bytes")
+    return bytes(text)
 
 
 def decode_answer(status: int, text: bytes) -> dict[str, Any]:

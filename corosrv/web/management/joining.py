@@ -29,7 +29,14 @@ import gevent
 
 from corosrv.base.errors import ManagementError, Unavailable
 from corosrv.contracts.settings import child_environment
-from corosrv.web.management.client import ManagementClient, RemoteClient, decode_answer, path_of, running_servers
+from corosrv.web.management.client import (
+    ManagementClient,
+    RemoteClient,
+    decode_answer,
+    path_of,
+    read_answer,
+    running_servers,
+)
 from corosrv.web.management.worker_routes import JOIN, PROTOCOL, REMOTE_PROTOCOL
 from corosrv.workers.manager.joined import Joining
 from corosrv.workers.manager.plan import PlaceState
@@ -126,7 +133,8 @@ def join(target: JoinTarget, joining: Joining) -> JoinedConnection:
         if answer.status != http.HTTPStatus.SWITCHING_PROTOCOLS:
             _raise(answer)
         connection.sock.settimeout(None)
-        worker_id = answer.headers["X-Corosrv-Worker"]
+        if (worker_id := answer.headers["X-Corosrv-Worker"]) is None:
+            raise ManagementError(f"the server at {path} takes up another protocol, and is none that workers can join")
         if not isinstance(client, RemoteClient):
             return JoinedConnection(connection.sock.dup(), worker_id, client)
         client.address = connection.sock.getpeername()
@@ -174,7 +182,7 @@ def _server_in(folder: str) -> ManagementClient:
 def _raise(answer: http.client.HTTPResponse) -> NoReturn:
     """Raises what an answer says that is no upgrade."""
     try:
-        decode_answer(answer.status, answer.read())
+        decode_answer(answer.status, read_answer(answer))
     except ManagementError as error:
         if answer.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
             raise Unavailable(str(error)) from None

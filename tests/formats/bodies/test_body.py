@@ -36,3 +36,11 @@ def test_what_cannot_be_converted_is_refused_with_its_place(value, param):
 def test_a_number_that_no_float_holds_names_its_field():
     with pytest.raises(Refused, match="x: number out of range"):
         bodies.decode(b'{"x": 9e308}', msgspec.json.Decoder(Point))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(Point, "a JSON object: expected object"), (list, "a JSON list: expected")]
+)
+def test_a_body_of_another_kind_is_told_which_one_is_meant(kind, words):
+    with pytest.raises(Refused, match=f"the body must be {words}"):
+        bodies.decode(b"5", msgspec.json.Decoder(kind))

@@ -216,6 +216,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"maximum": "5"}, "#/maximum: 'maximum' must be a number"),
     ({"exclusiveMaximum": True, "maximum": 3}, "#/exclusiveMaximum: 'exclusiveMaximum' must be a number"),
     ({"enum": []}, "#/enum: 'enum' must be a list of at least one"),
+    ({"properties": 5}, "#/properties: 'properties' must be an object that gives names schemas"),
+    ({"properties": True}, "#/properties: 'properties' must be an object that gives names schemas"),
     ({"enum": ["\ud800"]}, "#/enum: holds what JSON cannot"),
     ({"not": INTEGER}, "#/not: 'not' is not supported"),
     (props(a={"if": {}, "then": {}}), "#/properties/a/if: 'if' is not supported"),

@@ -38,6 +38,7 @@ def test_a_file_that_is_no_model_is_named_for_what_it_is(tmp_path: Path, content
 def test_a_folder_a_missing_file_and_one_that_cannot_be_read_are_told_apart(tmp_path: Path) -> None:
     assert flaw_of(tmp_path).startswith("is a folder")
     assert flaw_of(tmp_path / "none.gguf").startswith("does not exist")
+    assert flaw_of(tmp_path / ("x" * 300)).startswith("does not exist")
     assert flaw_of(Path("/proc/self/mem")).startswith("cannot be read (")  # nobody may read its first bytes
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gevent
 import pytest
 from click.testing import CliRunner, Result
+from gevent import socket
 
 from corosrv.base.errors import ManagementError
 from corosrv.cli import main
 from corosrv.web.management.client import RemoteClient
+from corosrv.web.management.joining import JoinTarget, join
+from corosrv.workers.manager.joined import Joining
 from tests.support.waiting import wait_until
 from tests.web.management.serving import Management, in_thread, listening
 from tests.workers.manager.scripted import pool_card
@@ -73,6 +78,34 @@ def test_a_server_that_is_not_there_is_named():
 
     assert shown.exit_code == 1
     assert "the server at http://127.0.0.1:1 gave no answer" in shown.output
+
+
+SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: corosrv-lanes/1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\nx", "with status 200 and no JSON: b'x'"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + bytes((16 << 20) + 1), "is larger than 16777216 bytes"),
+        (SWITCH, "is none that workers can join"),
+    ],
+    ids=["a length that no memory has", "no end", "another protocol"],
+)
+def test_a_server_of_another_kind_is_told_in_words(answer: bytes, words: str):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65_536)
+                connection.sendall(answer)
+
+        target = JoinTarget(place=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        serving = gevent.spawn(serve)
+        with gevent.Timeout(30), pytest.raises(ManagementError, match=words):
+            in_thread(lambda: join(target, Joining(app_ref="app:app")))
+        serving.join(30)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ The requests on one stream of ModelStreamInfer run side by side.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import time
@@ -258,13 +257,15 @@ class InferStream:
             await self._write(conversions.stream_response(empty, is_final=True).SerializeToString())
 
     async def _fail(self, call_id: str, model: str, text: str) -> None:
-        with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):  # the client has gone
-            await self._write(conversions.stream_error(text, call_id, model).SerializeToString())
+        await self._write(conversions.stream_error(text, call_id, model).SerializeToString())
 
     async def _write(self, data: bytes) -> None:
-        """Waits while the client does not read."""
+        """Waits while the client does not read. Raises CancelledError where it has gone: nobody waits for the rest."""
         async with self._writing:
-            await self._context.write(data)
+            try:
+                await self._context.write(data)
+            except (grpc.RpcError, grpc.aio.UsageError, grpc.aio.InternalError):
+                raise asyncio.CancelledError from None
 
 
 def _stream_message(call: GrpcCall, answer: Outputs) -> bytes:

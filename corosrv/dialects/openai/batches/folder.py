@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import io
+import logging
 import os
 import re
 import secrets
@@ -26,6 +28,8 @@ import msgspec
 from corosrv.base.errors import BodyTooLarge, Conflict, LimitReached, NotFound, Refused
 from corosrv.dialects.openai.batches import answer_types
 from corosrv.dialects.openai.batches.answer_types import ends, first, rest_behind
+
+log = logging.getLogger("corosrv.batches")
 
 MOST_FILES = 2000  # of one owner
 MOST_BATCHES = 1000  # of one owner; the oldest that have ended make room for new ones
@@ -331,9 +335,13 @@ class OwnerFolder:
     def _read(self, id: str, prefix: str | tuple[str, ...], decoder: msgspec.json.Decoder[T]) -> T | None:
         if not _ID.fullmatch(id) or not id.startswith(prefix):
             return None
+        path = self.path / f"{id}{_RECORD}"
         try:
-            return decoder.decode((self.path / f"{id}{_RECORD}").read_bytes())
+            return decoder.decode(path.read_bytes())
         except FileNotFoundError:
+            return None
+        except ValueError as error:  # records are replaced whole: somebody else, or the disk, has changed it
+            _tell_damaged(path, str(error))
             return None
 
     def _write(self, path: Path, record: msgspec.Struct) -> None:
@@ -363,6 +371,7 @@ class Upload:
         self._id = id
         self._most_bytes = most_bytes
         self._path = folder.place(id, _PART)
+        self._is_kept = False
         self._n_bytes = 0
         self._look_at = _LOOK_AGAIN
         self._file = open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)  # noqa: SIM115 - closed by close()
@@ -383,13 +392,22 @@ class Upload:
         """Raises Refused where the owner's room is used up."""
         self._folder.check_room()
         self._file.close()
-        self._path.rename(self._folder.content_path(self._id))
-        return self._folder.publish(self._id, filename, "batch")
+        self._path = self._path.rename(self._folder.content_path(self._id))
+        record = self._folder.publish(self._id, filename, "batch")
+        self._is_kept = True
+        return record
 
     def close(self) -> None:
         """Removes what was not finished. Twice is harmless."""
         self._file.close()
-        self._path.unlink(missing_ok=True)
+        if not self._is_kept:
+            self._path.unlink(missing_ok=True)
+
+
+@functools.lru_cache(maxsize=MOST_FILES)
+def _tell_damaged(path: Path, words: str) -> None:
+    """Logs once that a record is skipped."""
+    log.error("%s is damaged, and is skipped: %s", path, words)
 
 
 def _is_old(path: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 from flask import Blueprint, Request, Response, request
@@ -36,6 +36,9 @@ _FED = 16_384  # bytes of a form that are read at once
 _MOST_PARTS = 16
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 _MOST_WINDOW_S = 30 * 86_400
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _batch_body = msgspec.json.Decoder(answer_types.BatchBody)
 
@@ -71,12 +74,12 @@ def blueprint(
     @operation("Files", "List files", answer=answer_types.FileList, statuses=(400, 501), query=answer_types.FilesQuery)
     def files() -> Response:
         own_folder, query = own(), convert(dict(request.args), answer_types.FilesQuery, strict=False)
-        return long_json_response(msgspec.to_builtins(call_in_thread(own_folder.files, query)))
+        return long_json_response(msgspec.to_builtins(on_disk(own_folder.files, query)))
 
     @routes.get("/v1/files/<id>")
     @operation("Files", "Show a file", answer=answer_types.FileObject, statuses=(404, 501), parameters=_FILE)
     def file(id: str) -> Response:
-        return json_response(call_in_thread(own().file, id))
+        return json_response(on_disk(own().file, id))
 
     @routes.get("/v1/files/<id>/content")
     @operation(
@@ -87,7 +90,7 @@ def blueprint(
         parameters=_FILE,
     )
     def content(id: str) -> Response:
-        pieces = FilePieces(call_in_thread(own().open_content, id))
+        pieces = FilePieces(on_disk(own().open_content, id))
         response = Response(pieces, content_type="application/octet-stream")
         response.headers["Content-Length"] = str(pieces.n_bytes)
         return response
@@ -95,7 +98,7 @@ def blueprint(
     @routes.delete("/v1/files/<id>")
     @operation("Files", "Delete a file", answer=answer_types.DeletedFile, statuses=(404, 409, 501), parameters=_FILE)
     def delete(id: str) -> Response:
-        call_in_thread(own().delete, id)
+        on_disk(own().delete, id)
         return json_response(answer_types.DeletedFile(id))
 
     @routes.post("/v1/batches")
@@ -121,12 +124,12 @@ def blueprint(
     )
     def batches() -> Response:
         own_folder, query = own(), convert(dict(request.args), answer_types.BatchesQuery, strict=False)
-        return long_json_response(msgspec.to_builtins(call_in_thread(own_folder.batches, query)))
+        return long_json_response(msgspec.to_builtins(on_disk(own_folder.batches, query)))
 
     @routes.get("/v1/batches/<id>")
     @operation("Batches", "Show a batch", answer=answer_types.BatchObject, statuses=(404, 501), parameters=_BATCH)
     def batch(id: str) -> Response:
-        return json_response(call_in_thread(own().batch, id).batch)
+        return json_response(on_disk(own().batch, id).batch)
 
     @routes.post("/v1/batches/<id>/cancel")
     @operation(
@@ -138,10 +141,18 @@ def blueprint(
         parameters=_BATCH,
     )
     def cancel(id: str) -> Response:
-        return json_response(call_in_thread(own().cancel, id).batch)
+        return json_response(on_disk(own().cancel, id).batch)
 
     register_errors(routes, events.body)
     return routes
+
+
+def on_disk(function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+    """Calls what reads or writes the folder, in a thread. Waits; raises Unavailable where the disk does not serve."""
+    try:
+        return call_in_thread(function, *arguments, **keywords)
+    except OSError as error:
+        raise Unavailable(f"files cannot be read or written here now: {error.strerror}") from error
 
 
 def _create(folder: OwnerFolder, body: answer_types.BatchBody) -> answer_types.BatchObject:
@@ -165,7 +176,7 @@ def _create(folder: OwnerFolder, body: answer_types.BatchBody) -> answer_types.B
         expires_at=now + seconds,
         metadata=body.metadata,
     )
-    call_in_thread(folder.add_batch, StoredBatch(batch, caller(), new_name("file-"), new_name("file-")))
+    on_disk(folder.add_batch, StoredBatch(batch, caller(), new_name("file-"), new_name("file-")))
     return batch
 
 
@@ -188,8 +199,6 @@ def receive(incoming: Request, folder: OwnerFolder, bodies: BodyReader, file_byt
             raise Refused("the form has too many parts, or too large ones beside its file", None) from None
         except ValueError as error:
             raise Refused(f"the body is no whole multipart/form-data: {error}", None, "invalid_form") from None
-        except OSError as error:
-            raise Unavailable(f"the file cannot be stored now: {error.strerror}") from error
         return form.finish()
     finally:
         form.close()
@@ -222,7 +231,7 @@ class _Form:
             raise Refused(f"{str(part.name)[:80]}: a form has one file, in the part 'file'", str(part.name)[:80])
         self._part = part.name
         self._filename = part.filename[:255] or "file"
-        self._upload = call_in_thread(self._folder.upload, self._n_bytes)
+        self._upload = on_disk(self._folder.upload, self._n_bytes)
 
     def _begin_field(self, name: str) -> None:
         if name == "file":
@@ -242,7 +251,7 @@ class _Form:
     def _write(self) -> None:
         if self._upload is not None and self._held:
             data, self._held = bytes(self._held), bytearray()
-            call_in_thread(self._upload.write, data)
+            on_disk(self._upload.write, data)
 
     def finish(self) -> answer_types.FileObject:
         for name, value in (("file", self._upload), ("purpose", self._purpose)):
@@ -253,11 +262,11 @@ class _Form:
             purpose = (self._purpose or b"").decode("utf-8", "replace")
             raise NotSupported(f"purpose: only 'batch' is offered here, not {purpose!r}", "purpose")
         self._write()
-        return call_in_thread(self._upload.finish, self._filename)
+        return on_disk(self._upload.finish, self._filename)
 
     def close(self) -> None:
         if self._upload is not None:
-            call_in_thread(self._upload.close)
+            on_disk(self._upload.close)
 
 
 class FilePieces:

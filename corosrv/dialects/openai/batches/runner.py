@@ -7,6 +7,7 @@ once its answer is in a file of results: only the others run again.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -112,8 +113,17 @@ class BatchRun:
 
     def _save(self) -> None:
         """Writes the record, also where this greenlet is killed meanwhile; see close()."""
-        self._saving = gevent.spawn(call_in_thread, self._folder.save, self._stored)
-        self._saving.get()
+        self._saving = gevent.spawn(self._write)
+        if (fault := self._saving.get()) is not None:
+            raise fault
+
+    def _write(self) -> OSError | None:
+        """Returns the fault of the disk, of which gevent would print a traceback if it were raised here."""
+        try:
+            call_in_thread(self._folder.save, self._stored)
+        except OSError as fault:
+            return fault
+        return None
 
     def close(self) -> None:
         """Waits until nothing of this run is written any more: another process may go on then."""
@@ -270,13 +280,19 @@ class BatchRunner(Collector):
         while True:
             try:
                 self._look()
-            except Exception:  # of the disk, most likely
+            except OSError as fault:
+                log.error("the folder of batches could not be looked at; the next look follows: %s", fault)
+                gevent.sleep(_TRY_AGAIN_S)
+            except Exception:
                 log.exception("the folder of batches could not be looked at; the next look follows")
                 gevent.sleep(_TRY_AGAIN_S)
             self._woken.wait(_LOOK_S)
             self._woken.clear()
 
     def _look(self) -> None:
+        if self._lock is not None and os.fstat(self._lock.fileno()).st_nlink == 0:
+            self._lock.close()  # the folder was removed: others may take the lock of the one that is there now
+            self._lock = None
         if self._lock is None:
             self._lock = self._folder.lock()
         if self._lock is None:
@@ -316,6 +332,9 @@ class BatchRunner(Collector):
             run.run()
         except NotFound:  # its owner's folder was removed
             log.warning("batch %s is gone", id)
+        except OSError as fault:
+            log.error("batch %s goes on in %g s: %s", id, _TRY_AGAIN_S, fault)
+            self._later[id] = time.monotonic() + _TRY_AGAIN_S
         except Exception:
             log.exception("batch %s goes on in %g s", id, _TRY_AGAIN_S)
             self._later[id] = time.monotonic() + _TRY_AGAIN_S

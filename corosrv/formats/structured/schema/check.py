@@ -222,7 +222,8 @@ def check(document: Any, param: str, limits: SchemaLimits, look: Callable[[], ob
         visited.add(id(schema))
         if depth > limits.depth:
             raise InvalidSchema(place, f"schemas are nested deeper than {limits.depth} levels", param)
-        n_properties += len(schema.get("properties") or ())
+        if isinstance(properties := schema.get("properties"), dict):  # what is none is refused below, in words
+            n_properties += len(properties)
         if n_properties > limits.properties:
             raise InvalidSchema(place, f"there are more than {limits.properties} properties", param)
         for inner, at in _checked(schema, place, param, limits):

@@ -14,6 +14,7 @@ from corosrv.dialects.kserve.grpc.front import GrpcFront
 from corosrv.dialects.kserve.grpc.service import MAX_IN_FLIGHT
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import Stub, infer_request, talk, typed_request, value_of
+from tests.dialects.kserve.grpc.conftest import make_worker, serving
 from tests.support.function_worker import FunctionCall, FunctionWorker
 from tests.support.waiting import wait_until
 
@@ -196,6 +197,22 @@ def test_a_client_that_vanishes_cancels_its_requests(front: GrpcFront, worker: F
     talk(front.port, scenario)
 
     wait_until(lambda: not worker.n_running)
+
+
+def test_a_client_that_leaves_its_answers_is_no_fault_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    async def scenario(stub: Stub) -> None:
+        for _ in range(20):
+            stream = stub.stream()
+            for _ in range(3):
+                await stream.write(counting(50))
+            await stream.read()
+            stream.cancel()
+
+    with serving(make_worker()) as front:
+        talk(front.port, scenario)
+        exchange(front, counting(1))
+
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_so_many_requests_of_a_stream_run_and_the_next_is_read_when_one_has_ended(

@@ -1,5 +1,6 @@
 """The folder of files and batches: whose things are whose, what has room, and what a name may be."""
 
+import os
 import time
 from pathlib import Path
 
@@ -86,6 +87,33 @@ def test_a_file_that_is_too_large_leaves_nothing(tmp_path: Path, own: OwnerFolde
         put(own, b"x" * 401)
 
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_file_that_cannot_be_shown_leaves_nothing(tmp_path: Path, own: OwnerFolder, monkeypatch: pytest.MonkeyPatch):
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+    with pytest.raises(OSError, match="No space left"):
+        put(own)
+
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("record", [b"", b"{}", b"\xff\xfe", b'{"id": "file-', b"null"])
+def test_a_record_that_is_damaged_is_skipped_which_is_logged_once(
+    own: OwnerFolder, caplog: pytest.LogCaptureFixture, record: bytes
+):
+    good, bad = put(own), put(own)
+    own.place(bad, ".json").write_bytes(record)
+
+    for _ in range(2):
+        assert [file.id for file in own.files(FilesQuery()).data] == [good]
+        with pytest.raises(NotFound):
+            own.file(bad)
+
+    assert caplog.text.count(f"{bad}.json is damaged, and is skipped") == 1
 
 
 def test_all_files_of_one_owner_have_a_limit(folder: FileFolder, own: OwnerFolder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from corosrv.base.errors import NotFound, Refused
 from corosrv.dialects.anthropic.answers import MessageBatch, MessageBatchCounts, batch_answer
 from corosrv.dialects.anthropic.routes import ResultPieces
 from corosrv.dialects.openai.batches.answer_types import BatchObject, FilesQuery
-from corosrv.dialects.openai.batches.folder import FileFolder, StoredBatch, new_name
+from corosrv.dialects.openai.batches.folder import FileFolder, OwnerFolder, StoredBatch, new_name
 from corosrv.dialects.openai.batches.lines import RequestLine, request_text
 from corosrv.dialects.openai.batches.runner import BatchRunner
 from corosrv.dialects.openai.batches.running import Gate, LineReply, reply_of
@@ -368,6 +369,40 @@ def test_a_batch_goes_on_after_a_fault_of_the_disk(place: Place, monkeypatch: py
 
     answered = Counter(one["custom_id"] for one in place.results(batch.output_file_id))
     assert (batch.status, len(answered), set(answered.values())) == ("completed", 5, {1})
+
+
+def test_a_full_disk_is_told_in_words(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+):
+    from corosrv.dialects.openai.batches import runner as runners
+
+    monkeypatch.setattr(runners, "_TRY_AGAIN_S", 0.05)
+    save, faults = OwnerFolder.save, iter([OSError(28, "No space left on device")])
+
+    def save_or_fail(*arguments: Any) -> None:
+        if fault := next(faults, None):
+            raise fault
+        save(*arguments)
+
+    id = place.batch(*lines(5))
+    monkeypatch.setattr(OwnerFolder, "save", save_or_fail)
+    place.runner()
+
+    assert place.wait(id).status == "completed"
+    assert "goes on in 0.05 s: [Errno 28] No space left on device" in caplog.text
+    assert "Traceback" not in caplog.text + capsys.readouterr().err
+
+
+def test_a_folder_that_was_removed_and_is_there_again_has_one_runner(tmp_path: Path, place: Place):
+    runner = place.runner()
+    wait_until(lambda: (tmp_path / "lock").exists(), "the lock")
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+
+    runner.wake()
+
+    wait_until(lambda: (tmp_path / "lock").exists(), "the lock of the new folder")
+    assert place.folder.lock() is None
 
 
 @dataclass
