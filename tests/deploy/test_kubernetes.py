@@ -33,7 +33,7 @@ from tests.deploy.kubernetes_files import (
     options_of,
     pods,
 )
-from tests.serve.server import BIN, REPOSITORY, Server, Servers, servers
+from tests.serve.server import BIN, REPOSITORY, START_SECONDS, Server, Servers, servers
 from tests.serve.wire import CHAT, chat
 from tests.support.redis_server import redis_server
 from tests.support.waiting import eventually
@@ -227,16 +227,16 @@ def test_an_engine_joins_the_front_and_leaves_it_again(cluster: Cluster) -> None
     assert cluster.models() == []
 
     with cluster.joined() as process:
-        eventually(lambda: cluster.models() == ["small"], 20, "the engine's model")
+        eventually(lambda: cluster.models() == ["small"], START_SECONDS, "the engine's model")
         with cluster.front.connect() as connection:
             refused = connection.post(chat(model="small", max_tokens=2), CHAT)
             answer = connection.post(chat(model="small", max_tokens=2), CHAT, {"Authorization": "Bearer first"})
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(START_SECONDS) == 0
 
     assert refused.status == 401
     assert answer.status == 200, answer.body
-    eventually(lambda: cluster.models() == [], 10, "no model")
+    eventually(lambda: cluster.models() == [], what="no model")
 
 
 def test_the_front_shares_permits_through_redis_as_that_is_started(tmp_path: Path) -> None:

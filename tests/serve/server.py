@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -27,6 +28,8 @@ REPOSITORY = Path(__file__).parent.parent.parent
 START_SECONDS = 90.0  # the probe of libllama, a slow disk and a busy machine included
 END_SECONDS = 20.0  # for the end of a server, which would wait for its streams for 25
 
+LOWEST_PORT = 12_000  # of those that free_port() looks among: well-known ones are below it
+
 GUNICORN = ("gunicorn", "-k", "gevent", "--no-control-socket")
 APP = (*GUNICORN, "-b", "127.0.0.1:0", "corosrv.app")
 SERVE = ("corosrv", "serve", "--port", "0")
@@ -36,9 +39,16 @@ _direct = build_opener(ProxyHandler({}))
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Returns a port that nobody has, and that the system gives to nobody who asks for any.
+
+    One of those that it gives might be another program's before the server that is told of it begins to listen.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = LOWEST_PORT + secrets.randbelow(max(first - LOWEST_PORT, 1000))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:
@@ -67,8 +77,9 @@ class Server:
             raise
 
     def _listens_at(self) -> str | None:
-        assert self._process.poll() is None, f"it ended at once:\n{self.log}"
+        has_ended = not self.is_running
         found = re.search(r"(?:Listening at: |Running on )https?://127\.0\.0\.1:(\d+)", self.log)
+        assert found or not has_ended, f"it ended at once:\n{self.log}"  # one that listened first may have ended since
         return found.group(1) if found else None
 
     @property
@@ -138,7 +149,7 @@ class Server:
     def client(self, key: str = "none", prefix: str = "", **options: Any) -> openai.OpenAI:
         """The official client. It repeats nothing: a test sees each answer."""
         url = f"http://127.0.0.1:{self.port}{prefix}/v1"
-        return openai.OpenAI(**{"base_url": url, "api_key": key, "max_retries": 0, "timeout": 30, **options})
+        return openai.OpenAI(**{"base_url": url, "api_key": key, "max_retries": 0, "timeout": 60, **options})
 
     def connect(self, **options: Any) -> Connection:
         return Connection(self.port, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.serve.server import REPOSITORY, SERVE, Servers
+from tests.serve.server import REPOSITORY, SERVE, START_SECONDS, Servers
 
 WITHOUT_GRPCIO = """
 import sys
@@ -30,7 +30,7 @@ def test_what_only_a_worker_finds_out_ends_the_server_at_once(start: Servers, tm
         *SERVE, app, "--grpc-port", "0", wait_for=None, model="", run_dir=tmp_path / "run", PYTHONPATH=tmp_path
     )
 
-    assert server.wait(20) == 1
+    assert server.wait(START_SECONDS) == 1
     assert "pip install 'corosrv[grpc]'" in server.log
     assert server.log.count("Booting worker") == 1
 
@@ -42,6 +42,6 @@ def test_an_application_that_cannot_be_imported_ends_the_server_at_once(start: S
         *SERVE, f"{tmp_path}/broken.py:app", "--run-dir", str(tmp_path / "run"), wait_for=None, model=""
     )
 
-    assert server.wait(20) == 1
+    assert server.wait(START_SECONDS) == 1
     assert "corosrv cannot start: the application could not be imported: RuntimeError: no weights" in server.log
     assert server.log.count("raise RuntimeError") == 1

@@ -28,7 +28,7 @@ def others(fronts: ClusteredFronts) -> list[dict[str, Any]]:
 
 
 def test_a_front_knows_what_the_other_serves(fronts: ClusteredFronts):
-    eventually(lambda: others(fronts) and others(fronts)[0]["handlers"]["app"], 20, "the other's handlers")
+    eventually(lambda: others(fronts) and others(fronts)[0]["handlers"]["app"], START_SECONDS, "the other's handlers")
 
     (other,) = others(fronts)
 
@@ -39,7 +39,7 @@ def test_a_front_knows_what_the_other_serves(fronts: ClusteredFronts):
 
 def test_a_handler_of_one_front_is_called_by_way_of_its_peer(fronts: ClusteredFronts):
     server = fronts.b.server
-    eventually(lambda: server.get("/v2/models/norm/ready")[0] == 200, 20, "the other's handler is ready")
+    eventually(lambda: server.get("/v2/models/norm/ready")[0] == 200, START_SECONDS, "the other's handler is ready")
 
     with server.connect() as connection:
         point = {"name": "point", "datatype": "FP64", "shape": [2], "data": [3, 4]}
@@ -115,23 +115,23 @@ def _status_unless_409(server: Server, body: dict[str, Any], key: dict[str, str]
 
 def test_health_and_metrics_say_that_redis_is_away_and_back_and_work_goes_on(fronts: ClusteredFronts):
     server = fronts.b.server
-    eventually(lambda: server.metric("cluster_fronts") == 1, 20, "the other front")
+    eventually(lambda: server.metric("cluster_fronts") == 1, START_SECONDS, "the other front, started anew")
     assert server.get("/health")[1]["redis"] == "up"
 
     fronts.redis.kill()
-    eventually(lambda: server.get("/health")[1]["redis"] == "down", 20, "redis down")
+    eventually(lambda: server.get("/health")[1]["redis"] == "down", what="redis down")
     with server.client() as client:
         chat = client.chat.completions.create(
             model="synthetic", messages=[{"role": "user", "content": "hi"}], max_tokens=2
         )
     status, _ = server.get("/health")
     fronts.redis.start()
-    eventually(lambda: server.get("/health")[1]["redis"] == "up", 20, "redis up")
+    eventually(lambda: server.get("/health")[1]["redis"] == "up", what="redis up")
 
     assert chat.choices[0].message.content
     assert status == 200
     assert server.metric("redis_up") == 1
-    eventually(lambda: len(others(fronts)) == 1, 20, "the other front is registered again")
+    eventually(lambda: len(others(fronts)) == 1, START_SECONDS, "the other front is registered again")
     assert server.log.count("is away") == server.metric("redis_losses_total") > 0  # once for each loss
 
 

@@ -157,7 +157,8 @@ def test_a_client_that_reads_nothing_is_ended_and_the_others_go_on(start: Server
     )
     with server.connect(receive_buffer=1024) as deaf:
         deaf.send(request("POST", CHAT, chat(stream=True)))
-        server.wait_metric("paused", 1)  # out of the batch, not in anybody's way
+        # Out of the batch, not in anybody's way; on a busy machine it may have been ended before anybody looks.
+        eventually(lambda: server.metric("paused") == 1 or server.cancelled() == 1, what="a pause of the first")
 
         with server.connect() as other:
             assert other.post(chat(max_tokens=50)).status == 200

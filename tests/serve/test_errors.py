@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from corosrv.contracts.settings.model_list import packaged_model
-from tests.serve.server import APP, SERVE, Servers
+from tests.serve.server import APP, SERVE, START_SECONDS, Servers
 from tests.serve.wire import CHAT, Answer, Connection, chat
 from tests.support.gguf import write_llama
 from tests.support.waiting import eventually
@@ -352,7 +352,7 @@ def test_a_server_none_of_whose_models_can_be_loaded_ends_with_a_status(
 
     server = start.start(*SERVE, model=model.format(broken=broken), unloadable_s=0, wait_for=None)
 
-    assert server.wait() == 1
+    assert server.wait(START_SECONDS) == 1
     assert "corosrv cannot start: no model could be loaded: " in server.log
     assert broken.name in server.log
 

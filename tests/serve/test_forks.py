@@ -112,7 +112,7 @@ def events(server: Server, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_a_stream_is_forked_while_it_runs(real: Server, story: dict[str, Any]) -> None:
-    stream = events(real, chat(STORY, temperature=0, max_tokens=300, ignore_eos=True, forkable=True))
+    stream = events(real, chat(STORY, temperature=0, max_tokens=900, ignore_eos=True, forkable=True))
     with_text = (event for event in stream if event["choices"][0]["delta"].get("content"))
     heard = [next(with_text) for _ in range(20)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from corosrv.contracts.settings import add_key, remove_key
 from corosrv.dialects.kserve.grpc import protocol
 from corosrv.formats.tensors import Tensor
 from tests.dialects.kserve.grpc.client import infer_request
-from tests.serve.server import SERVE, Server, Servers, free_port, servers
+from tests.serve.server import SERVE, START_SECONDS, Server, Servers, free_port, servers
 from tests.serve.test_grpc import grpc_port
 from tests.serve.test_keys import MODELS, ask, usage
 from tests.support.waiting import eventually
@@ -65,7 +66,7 @@ def call(server: Server, key: str, method: str = "ModelInfer", sent: Any = None)
             response_deserializer=getattr(protocol, f"{method}Response").FromString,
         )
         metadata = [("authorization", f"Bearer {key}")] if key else []
-        return unary(asked() if sent is None else sent, timeout=20, wait_for_ready=True, metadata=metadata)
+        return unary(asked() if sent is None else sent, timeout=START_SECONDS, wait_for_ready=True, metadata=metadata)
 
 
 def refusal(*arguments: Any, **options: Any) -> grpc.RpcError:
@@ -90,7 +91,7 @@ def test_a_key_s_requests_are_counted_together_over_grpc_and_http(guarded: Serve
     assert over_http.headers["x-ratelimit-remaining-requests"] == "0"
     assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "2 requests a minute" in refused.details()
-    assert 25 <= (pushback(refused) or 0) <= 30
+    assert 15 <= (pushback(refused) or 0) <= 30  # with the time that two calls took
     shown = usage(guarded, key)["total"]
     assert (shown["requests"], shown["refused_requests"]) == (2, 1)
 
@@ -206,21 +207,27 @@ def three(tmp_path_factory: pytest.TempPathFactory, path: str, cache: Path) -> I
         server = started.start(
             *SERVE, "-w", "3", model="small=synthetic:?tokens_per_s=100", api_keys_file=path, grpc_port=free_port(),
         )  # fmt: skip
-        eventually(lambda: server.log.count("is ready") >= 3 and server.health() == "ok", 60, "three workers")
+        eventually(
+            lambda: server.log.count("is ready") >= 3 and server.health() == "ok", START_SECONDS, "three workers"
+        )
         yield server
 
 
-def codes(server: Server, key: str, n: int, **options: Any) -> list[grpc.StatusCode]:
-    """The statuses of calls, each over a channel of its own, which may lead to any worker."""
+def outcomes(server: Server, key: str, n: int, **options: Any) -> list[Any]:
+    """The errors of calls, None of one that was answered, each over a channel of its own: it may lead to any worker."""
 
-    def code() -> grpc.StatusCode:
+    def outcome() -> Any:
         try:
             call(server, key, **options)
         except grpc.RpcError as error:
-            return error.code()
-        return grpc.StatusCode.OK
+            return error
+        return None
 
-    return [code() for _ in range(n)]
+    return [outcome() for _ in range(n)]
+
+
+def codes(server: Server, key: str, n: int, **options: Any) -> list[grpc.StatusCode]:
+    return [error.code() if error else grpc.StatusCode.OK for error in outcomes(server, key, n, **options)]
 
 
 def test_several_workers_keep_one_limit_over_grpc_and_http(three: Server, add: AddKey) -> None:
@@ -228,25 +235,27 @@ def test_several_workers_keep_one_limit_over_grpc_and_http(three: Server, add: A
 
     statuses = codes(three, key, 6)
     over_http = [ask(three, "POST", "/v1/completions", key, COMPLETION).status_code for _ in range(2)]
-    after = codes(three, key, 4)
-    refused = refusal(three, key)
+    after = outcomes(three, key, 5)
+    refused = [error for error in after if error]
 
     assert (statuses, over_http) == ([grpc.StatusCode.OK] * 6, [200, 200])
-    assert after.count(grpc.StatusCode.RESOURCE_EXHAUSTED) >= 3  # one may have come back meanwhile
-    assert "8 requests a minute" in refused.details()
-    assert 1 <= (pushback(refused) or 0) <= 8
-    n_answered = 8 + after.count(grpc.StatusCode.OK)
-    assert usage(three, key)["total"]["requests"] == n_answered
+    assert len(refused) >= 3  # some may have come back meanwhile
+    assert {error.code() for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert all("8 requests a minute" in error.details() for error in refused)
+    assert all(1 <= (pushback(error) or 0) <= 8 for error in refused)
+    assert usage(three, key)["total"]["requests"] == 8 + len(after) - len(refused)
 
 
 def test_several_workers_charge_tokens_once_wherever_they_were_asked_for(three: Server, add: AddKey) -> None:
     key, free = add(tokens_per_minute=400), add()
 
+    began = time.monotonic()
     statuses = codes(three, key, 12, sent=asked(max_tokens=50))
+    seconds = time.monotonic() - began
     assert {*codes(three, free, 6)} == {grpc.StatusCode.OK}
 
     n_ok = statuses.count(grpc.StatusCode.OK)
-    assert 7 <= n_ok <= 9  # with what has come back meanwhile
+    assert 7 <= n_ok <= 8 + seconds * 400 / 60 / 50  # with what has come back meanwhile
     assert statuses.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 12 - n_ok
     assert usage(three, key)["total"]["generated_tokens"] == 50 * n_ok
     assert usage(three, free)["total"]["requests"] == 6
@@ -269,7 +278,9 @@ def test_each_request_of_a_stream_counts_where_its_key_is_counted(three: Server,
     found = [errors() for _ in range(9)]
 
     assert found[:5] == [[]] * 5
-    assert all("5 requests a minute" in one[0] for one in found[6:])
+    refused = [one for one in found[5:] if one]
+    assert len(refused) >= 3  # one may have come back meanwhile
+    assert all("5 requests a minute" in one[0] for one in refused)
 
 
 def test_several_workers_make_no_more_answers_at_once_than_a_key_may_have(three: Server, add: AddKey) -> None:

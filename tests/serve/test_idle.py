@@ -43,7 +43,7 @@ def served(start: Servers) -> Server:
     with server.connect() as connection:
         assert connection.post(chat(max_tokens=5, stream=True)).body.endswith(b"data: [DONE]\n\n")
     server.wait_idle()
-    eventually(lambda: decode_thread_sleeps(server.worker.pid), 5, "the decode thread still runs")
+    eventually(lambda: decode_thread_sleeps(server.worker.pid), what="the decode thread still runs")
     return server
 
 
@@ -56,7 +56,7 @@ def test_nothing_wakes_an_idle_server_but_gunicorn_s_heartbeat(served: Server) -
     woken = {name: count - before[name] for name, count in wake_ups(pid).items()}
     assert woken.pop("corosrv-decode") == 0
     (main,) = woken.values()
-    assert main <= time.monotonic() - began + 1  # once a second
+    assert main <= time.monotonic() - began + 2  # once a second, and once for the end of the last answer
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.serve.image_server import Files, chat, png, post
-from tests.serve.server import APP, Process, Server, servers
+from tests.serve.server import APP, START_SECONDS, Process, Server, servers
 from tests.serve.wire import CHAT, Answer, events, request, text_of
 from tests.support import projector
 from tests.support.faulty_images import CRASHING, FATAL, SLOW
@@ -253,7 +253,7 @@ def encoding(server: Server, run_dir: Path) -> list[int]:
 
 def test_workers_of_one_engine_have_an_encoder_each_and_lose_no_image_with_another_ones(start, gate, tmp_path):
     server = start(*APP, "-w", "3", run_dir=tmp_path)
-    eventually(lambda: server.log.count("loaded\n") == 3, 60, "three workers")
+    eventually(lambda: server.log.count("loaded\n") == 3, START_SECONDS, "three workers")
 
     texts = {post(server, chat(png())).json["choices"][0]["message"]["content"] for _ in range(12)}
     assert len(texts) == 1
@@ -280,7 +280,7 @@ def test_workers_of_one_engine_have_an_encoder_each_and_lose_no_image_with_anoth
         ends = [one.result().status if one.exception() is None else 0 for one in asked]
 
     assert set(ends) == {0, 200}
-    eventually(lambda: server.log.count("model tiny: loaded") == 4, 60, "another worker")
+    eventually(lambda: server.log.count("model tiny: loaded") == 4, START_SECONDS, "another worker")
     assert {post(server, chat(png(seed))).status for seed in range(20, 32)} == {200}
 
 

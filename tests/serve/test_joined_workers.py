@@ -75,7 +75,7 @@ def test_a_worker_serves_calls_in_a_process_of_its_own(server: Server, run_dir: 
     with joined_worker(tmp_path, APP, "--join", str(run_dir)) as joined:
         assert pid_that_answers(server) == joined.worker
         assert workers(run_dir) == {"joined/0": "ready"}
-        assert joined.log.endswith("as joined/0\n")
+        eventually(lambda: joined.log.endswith("as joined/0\n"), PATIENCE, "its own word about it")
 
 
 def test_a_killed_worker_answers_its_call_and_another_takes_its_place(server: Server, run_dir: Path, tmp_path: Path):
@@ -115,7 +115,7 @@ def test_a_worker_that_is_told_to_end_answers_its_call_first(server: Server, run
 
         assert running.result(PATIENCE)[1]["outputs"][0]["data"] == [pid]
         assert joined.wait() == 0
-        assert workers(run_dir) == {}
+        eventually(lambda: workers(run_dir) == {}, PATIENCE, "the server knows that it has left")
 
 
 def test_a_second_signal_ends_a_worker_at_once(server: Server, run_dir: Path, tmp_path: Path):

@@ -18,7 +18,7 @@ from corosrv.app import create_app
 from corosrv.base.errors import SettingsError
 from corosrv.contracts import settings
 from corosrv.contracts.settings import add_key, remove_key
-from tests.serve.server import DEPLOYED, GUNICORN, SERVE, Server, Servers
+from tests.serve.server import DEPLOYED, GUNICORN, SERVE, START_SECONDS, Server, Servers
 from tests.support.waiting import eventually
 
 ASK: dict[str, Any] = {"model": "synthetic", "messages": [{"role": "user", "content": "hi"}]}
@@ -81,7 +81,7 @@ def test_openai_s_client_sees_a_limit_as_openai_s_own(guarded: Server, add: AddK
     assert raw.headers["x-ratelimit-reset-requests"].endswith("s")
     assert "x-ratelimit-limit-tokens" not in raw.headers
     assert refused.value.code == "rate_limit_exceeded"
-    assert 25 <= int(refused.value.response.headers["retry-after"]) <= 30
+    assert 15 <= int(refused.value.response.headers["retry-after"]) <= 30  # with the time that two answers took
     assert refused.value.response.headers["x-ratelimit-remaining-requests"] == "0"
 
 
@@ -315,13 +315,13 @@ def test_a_hangup_reads_the_file_again_and_a_broken_one_leaves_the_server_as_it_
     path.write_text("[[keys]")
 
     server.signal(signal.SIGHUP)
-    eventually(lambda: "the old ones serve on" in server.log, what="a line about the broken file")
+    eventually(lambda: "the old ones serve on" in server.log, START_SECONDS, "a line about the broken file")
     assert ask(server, "GET", "/v1/models", key).status_code == 200
     assert server.workers() == [before]
 
     path.write_text(text)
     server.signal(signal.SIGHUP)
-    eventually(lambda: server.workers() and before not in server.workers(), 60, "a new worker")
+    eventually(lambda: server.workers() and before not in server.workers(), START_SECONDS, "a new worker")
     server.wait_until("ok")
     assert ask(server, "GET", "/v1/models", key).status_code == 200
 
@@ -332,7 +332,7 @@ def test_several_workers_keep_one_limit(start: Servers, tmp_path: Path) -> None:
     admin = add_key(path, "operator", {"admin": True})
     server = start.start(*GUNICORN, "-b", "127.0.0.1:0", "-w", "3", "corosrv.app", api_keys_file=path)
     body = {"prompt": "hi", "max_tokens": 1}
-    eventually(lambda: server.log.count("model synthetic: loaded") == 3, what="three workers that are ready")
+    eventually(lambda: server.log.count("model synthetic: loaded") == 3, START_SECONDS, "three workers that are ready")
 
     began = time.monotonic()
     statuses = [ask(server, "POST", "/v1/completions", key, body).status_code for _ in range(30)]
@@ -347,7 +347,9 @@ def test_several_workers_keep_one_limit(start: Servers, tmp_path: Path) -> None:
     assert shown["free"]["today"]["generated_tokens"] == 10
     assert shown["limited"]["total"]["requests"] == statuses.count(200)
     assert usage(server, key)["total"]["requests"] == statuses.count(200)
-    named = httpx.get(f"{server.url}/usage", headers={"X-Api-Key": key}, trust_env=False)  # in the same process
+    named = httpx.get(
+        f"{server.url}/usage", headers={"X-Api-Key": key}, timeout=30, trust_env=False
+    )  # in the same process
     assert named.json()["data"][0]["total"]["requests"] == statuses.count(200)
 
 

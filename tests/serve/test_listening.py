@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from corosrv.contracts.settings import add_key
-from tests.serve.server import BIN, DEPLOYED, REPOSITORY, SERVE, Process, Server, Servers, servers
+from tests.serve.server import BIN, DEPLOYED, REPOSITORY, SERVE, START_SECONDS, Process, Server, Servers, servers
 from tests.serve.wire import CHAT, Answer, Connection, chat, events, request
 from tests.support.certificates import self_signed
 from tests.support.waiting import eventually
@@ -64,7 +64,7 @@ class SecureConnection(Connection):
 
 def serve_tls(start: Servers, certfile: str, keyfile: str, **more: object) -> Server:
     server = start.start(*SERVE, "--certfile", certfile, "--keyfile", keyfile, wait_for=None, **more)
-    eventually(lambda: "loaded" in server.log, what="a model")
+    eventually(lambda: "loaded" in server.log, START_SECONDS, "a model")
     return server
 
 
@@ -138,7 +138,7 @@ def secure_three(
             *SERVE, "--certfile", files[0], "--keyfile", files[1], "-w", "3", wait_for=None, model=MODEL,
             api_keys="free", api_keys_file=folder / "keys.toml",
         )  # fmt: skip
-        eventually(lambda: server.log.count("loaded\n") == 3, what="three workers")
+        eventually(lambda: server.log.count("loaded\n") == 3, START_SECONDS, "three workers")
         yield server, trusting(files[0]), {"Authorization": f"Bearer {key}"}
 
 
@@ -174,7 +174,7 @@ def test_workers_share_state_under_tls(
 
     assert (found, len(ids), of_one) == ({200}, 1, [200] * 5)
     assert statuses[:12] == [200] * 12
-    assert statuses.count(429) >= 2
+    assert statuses.count(429) >= 1  # one comes back every 5 s
     assert {f'front="{number}"'.encode() in metrics for number in (1, 2, 3)} == {True}
 
 
@@ -213,8 +213,8 @@ def test_workers_under_tls_that_are_replaced_let_streams_of_others_clients_end(
         *SERVE, "--certfile", files[0], "--keyfile", files[1], "-w", "3", wait_for=None, model=MODEL,
         drain_s=60,
     )  # fmt: skip
-    eventually(lambda: server.log.count("loaded\n") == 3, what="three workers")
-    context, leaving = trusting(files[0]), server.workers()[:2]
+    eventually(lambda: server.log.count("loaded\n") == 3, START_SECONDS, "three workers")
+    context = trusting(files[0])
     kept = {"X-Group-Id": "g"}  # of one process: two of three connections are relayed
     with ExitStack() as stack:
         idle, busy = (connections(stack, 9, server.port, context) for _ in range(2))
@@ -224,10 +224,12 @@ def test_workers_under_tls_that_are_replaced_let_streams_of_others_clients_end(
             connection.send(request("POST", CHAT, chat(stream=True, max_tokens=400), kept))
             assert connection.head().status == 200
 
+        # Not the one with the fewest connections: so the idle ones are not all of the worker that stays.
+        leaving = sorted(server.workers(), key=lambda pid: Process(pid).n_descriptors())[1:]
         for pid in leaving:
             os.kill(pid, signal.SIGTERM)
         last = [events(b"".join(connection.pieces()))[-1] for connection in busy]
-        eventually(lambda: not {*leaving} & {*server.workers()}, 15, what="their end")  # the idle ones do not keep them
+        eventually(lambda: not {*leaving} & {*server.workers()}, 30, what="their end")  # the idle ones do not keep them
 
         assert last == ["[DONE]"] * 9
         assert sum(connection.has_input(0.1) for connection in idle) >= 1
@@ -260,7 +262,7 @@ def test_a_renewed_certificate_is_taken_and_a_broken_one_is_not(start: Servers, 
 
         assert kept.ask("GET", "/health").status == 200
     server.signal(signal.SIGHUP)
-    eventually(lambda: server.log.count("model synthetic: loaded") == 2, what="another worker")
+    eventually(lambda: server.log.count("model synthetic: loaded") == 2, START_SECONDS, "another worker")
     assert serves(server.port, second[0])
 
 
@@ -373,7 +375,7 @@ def test_workers_are_replaced_without_a_gap(start: Servers, command: tuple[str, 
     try:
         for n in (2, 3):
             server.signal(signal.SIGHUP)
-            eventually(lambda n=n: server.log.count("model synthetic: loaded") == n, what="another worker")
+            eventually(lambda n=n: server.log.count("model synthetic: loaded") == n, START_SECONDS, "another worker")
             eventually(lambda old=before: not old & set(server.workers()), what="the end of the old one")
             before = set(server.workers())
             n_before = callers[0].n_answers
@@ -407,11 +409,11 @@ def test_another_master_takes_over_without_a_gap(start: Servers, command: tuple[
         connection.send(request("POST", CHAT, chat(stream=True, max_tokens=400)))
         assert connection.head().status == 200
         server.signal(signal.SIGUSR2)
-        eventually(lambda: set(server.workers()) - set(old), what="another master")
+        eventually(lambda: set(server.workers()) - set(old), START_SECONDS, "another master")
         (pid,) = set(server.workers()) - set(old)
         new = Process(pid)
         try:
-            eventually(lambda: server.log.count("model synthetic: loaded") == 2, what="its worker")
+            eventually(lambda: server.log.count("model synthetic: loaded") == 2, START_SECONDS, "its worker")
             server.signal(signal.SIGTERM)
             assert events(b"".join(connection.pieces()))[-1] == "[DONE]"
             assert server.wait() == 0
@@ -439,14 +441,14 @@ def test_workers_that_cannot_start_replace_nobody(start: Servers, tmp_path: Path
 
         settings.write_text("slots = -2\n")
         server.signal(signal.SIGHUP)
-        eventually(lambda: "the old ones serve on" in server.log, what="the failure of new workers")
+        eventually(lambda: "the old ones serve on" in server.log, START_SECONDS, "the failure of new workers")
 
         assert events(b"".join(connection.pieces()))[-1] == "[DONE]"
     assert server.workers() == before
     assert server.get("/health")[1]["status"] == "ok"
     settings.write_text("slots = 3\n")
     server.signal(signal.SIGHUP)
-    eventually(lambda: not set(before) & set(server.workers()), what="workers with the mended settings")
+    eventually(lambda: not set(before) & set(server.workers()), START_SECONDS, "workers with the mended settings")
     assert server.metric("slots") == 3
 
 
@@ -456,4 +458,4 @@ def test_a_stop_while_workers_are_replaced_ends_the_server(start: Servers) -> No
     eventually(lambda: "Hang up: Master" in server.log, what="the reload")
     server.signal(signal.SIGTERM)
 
-    assert server.wait() == 0
+    assert server.wait(START_SECONDS) == 0

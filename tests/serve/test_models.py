@@ -74,7 +74,7 @@ def test_a_model_is_called_as_on_a_hub_in_every_dialect(start: Servers) -> None:
 
 
 def test_properties_neither_keep_a_model_loaded_nor_load_it(start: Servers) -> None:
-    server = start.start(model="synthetic:", model_idle_s=1, repeat_last_n=99)
+    server = start.start(model="synthetic:?tokens_per_s=50", model_idle_s=1, repeat_last_n=99)
     eventually(lambda: list(standing(server).values()) == [{"value": "unloaded"}])  # before anybody asks for them
 
     asleep = server.get("/props")[1]
@@ -83,9 +83,10 @@ def test_properties_neither_keep_a_model_loaded_nor_load_it(start: Servers) -> N
     assert (asleep["total_slots"], asleep["eos_token"] != "", asleep["chat_template"] != "") == (32, True, True)
     assert asleep["default_generation_settings"]["params"]["repeat_last_n"] == 99
     assert list(standing(server).values()) == [{"value": "unloaded"}]
-    with server.connect() as connection:
-        assert connection.post(chat("Hi", max_tokens=1)).status == 200
-    assert server.get("/props")[1] == asleep | {"is_sleeping": False, "status": {"value": "loaded"}}
+    with server.connect() as connection:  # whose stream keeps the model loaded
+        connection.send(request("POST", "/v1/chat/completions", chat("Hi", stream=True, ignore_eos=True)))
+        assert connection.head().status == 200
+        assert server.get("/props")[1] == asleep | {"is_sleeping": False, "status": {"value": "loaded"}}
 
 
 def test_what_only_asks_about_a_model_that_was_never_loaded_does_not_load_it(start: Servers) -> None:

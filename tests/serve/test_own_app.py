@@ -13,7 +13,7 @@ from flask import Flask
 import corosrv
 from corosrv.app import _is_served_by_flask_elsewhere
 from corosrv.base.errors import SettingsError
-from tests.serve.server import GUNICORN, Server, Servers
+from tests.serve.server import GUNICORN, START_SECONDS, Server, Servers
 from tests.serve.wire import chat, events, text_of
 from tests.support.waiting import eventually
 
@@ -86,7 +86,7 @@ def test_models_load_before_any_request_where_the_app_is_started(start: Servers,
     os.mkfifo(pipe)
     start.start(*COMMANDS["gevent"], model=pipe, wait_for=None)
 
-    writer = eventually(lambda: _open_if_read(pipe), within=30)
+    writer = eventually(lambda: _open_if_read(pipe), START_SECONDS)
 
     os.close(writer)
 

@@ -135,7 +135,7 @@ def test_a_server_that_stops_answers_calls_that_wait(start: Servers) -> None:
         for _ in range(served_client.MANY + 1):
             stack.enter_context(server.connect())
         first, second = (stack.enter_context(server.connect()) for _ in range(2))
-        begin(first, 1.5)
+        begin(first, 3)
         begin(second, 0)
         wait_for_depth(server, 1)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.serve.conftest import StartPredictor
-from tests.serve.server import SERVE, Servers
+from tests.serve.server import SERVE, START_SECONDS, Servers
 from tests.support.waiting import eventually
 
 BAD: dict[str, tuple[str, str]] = {
@@ -87,7 +87,7 @@ def test_serve_ends_at_once_with_the_words_of_code_that_cannot_be_loaded(
 
     server = start.start(*SERVE, "--predictor", f"{tmp_path}/predict.py:Predictor", wait_for=None, model="")
 
-    assert server.wait(20) == 1
+    assert server.wait(START_SECONDS) == 1
     assert words in server.log.partition("corosrv cannot start: the predictor could not be loaded:")[2]
     assert server.log.count("Booting worker") == 1
 

@@ -26,7 +26,7 @@ def refusal(*command: str, **environ: str) -> str:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("COROSRV_", "COG_"))}
     program = [str(BIN / command[0]), *command[1:]]
     ended = subprocess.run(
-        program, env=inherited | environ, cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False
+        program, env=inherited | environ, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode != 0
     return ended.stderr

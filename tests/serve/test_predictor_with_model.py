@@ -44,6 +44,7 @@ def test_both_answer(both: PredictorServer) -> None:
 def test_a_prediction_that_waits_does_not_hold_the_model_up(both: PredictorServer) -> None:
     gate = both.gate("shut")
     both.put("waits", {"gate": str(gate)}, ASYNC)
+    both.wait_for("waits", "processing")
 
     with both.connect() as connection:
         said = connection.post(chat(max_tokens=3))

@@ -84,7 +84,7 @@ def test_usage_and_timings_add_up(real: Server) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert timings["prompt_n"] + timings["cache_n"] == usage["prompt_tokens"] > 20
     assert all(math.isfinite(value) and value >= 0 for value in timings.values())
-    assert timings["predicted_per_second"] > 5
+    assert timings["predicted_per_second"] > 1
     assert {name: last["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")} == {
         name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")
     }

@@ -23,7 +23,7 @@ import pytest
 from corosrv.web.management.client import RemoteClient
 from corosrv.web.management.worker_routes import JOIN, REMOTE_PROTOCOL
 from tests.serve.joined_worker import PATIENCE, JoinedWorker, joined_worker
-from tests.serve.server import REPOSITORY, Process, Server, Servers, servers
+from tests.serve.server import REPOSITORY, Process, Server, Servers, free_port, servers
 from tests.support.certificates import self_signed
 from tests.support.waiting import eventually
 from tests.web.management.serving import short_folder
@@ -374,8 +374,8 @@ def test_over_tls_the_server_is_verified_and_a_new_one_is_joined_again(start: Se
     _, certificate = self_signed(folder, openssl)
     tls = {"mgmt_certfile": certificate, "mgmt_keyfile": folder / "key.pem"}
     with short_folder() as run_dir:
-        front = Front(start, tmp_path, run_dir, **tls)
-        port = int(front.url.rpartition(":")[2])
+        port = free_port()  # which nobody else is given while no server has it
+        front = Front(start, tmp_path, run_dir, **tls | {"mgmt_port": port})
         assert "cannot be verified: self-signed certificate; name its authority with --ca-file" in refusal(
             tmp_path, *front.words()
         )

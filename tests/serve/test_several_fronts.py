@@ -9,6 +9,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,13 +20,13 @@ import grpc
 import pytest
 
 from corosrv.app import check_several
-from corosrv.base.errors import SettingsError
+from corosrv.base.errors import ManagementError, SettingsError
 from corosrv.contracts.settings import load
 from corosrv.dialects.kserve.grpc import protocol
 from corosrv.formats.tensors import Tensor
 from corosrv.web.management.client import ManagementClient, running_servers
 from tests.dialects.kserve.grpc.client import infer_request
-from tests.serve.server import GUNICORN, SERVE, Process, Server, free_port, servers
+from tests.serve.server import GUNICORN, SERVE, START_SECONDS, Process, Server, free_port, servers
 from tests.serve.test_grpc import grpc_port, infer
 from tests.serve.wire import Answer
 from tests.support.redis_server import redis_server
@@ -54,7 +55,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Serv
             *GUNICORN, "-b", "127.0.0.1:0", "-w", "2", "corosrv.app",
             worker_app=APP, workers="1", redis_url=redis.url, grpc_port=free_port(),
         )  # fmt: skip
-        eventually(lambda: server.log.count("is ready") == 4, 60, "two workers, and two processes of gRPC")
+        eventually(lambda: server.log.count("is ready") == 4, START_SECONDS, "two workers, and two processes of gRPC")
         yield server
 
 
@@ -162,14 +163,21 @@ def test_a_key_over_grpc_has_one_answer_whichever_front_is_asked_and_the_same_ov
 def test_a_call_under_a_key_runs_once_while_both_fronts_are_asked_for_it(pair: Server):
     sent, metadata = keyed("nap", "two", Tensor("seconds", "FP64", [1], data=[1.0]))
 
-    def call(_: int) -> Any:
-        try:
-            return infer(grpc_port(pair), metadata, sent).raw_output_contents[0]
-        except grpc.RpcError as error:
-            return error.code()
-
-    with ThreadPoolExecutor(8) as clients:
-        found = list(clients.map(call, range(8)))
+    with ExitStack() as stack:
+        place, options = f"127.0.0.1:{grpc_port(pair)}", [("grpc.use_local_subchannel_pool", 1)]
+        channels = [stack.enter_context(grpc.insecure_channel(place, options)) for _ in range(8)]
+        for channel in channels:  # so that all are asked before the first has answered
+            grpc.channel_ready_future(channel).result(START_SECONDS)
+        methods = [
+            channel.unary_unary(
+                f"/{protocol.SERVICE}/ModelInfer",
+                request_serializer=protocol.ModelInferRequest.SerializeToString,
+                response_deserializer=protocol.ModelInferResponse.FromString,
+            )
+            for channel in channels
+        ]
+        calls = [method.future(sent, timeout=START_SECONDS, metadata=list(metadata.items())) for method in methods]
+        found = [call.code() if call.exception() else call.result().raw_output_contents[0] for call in calls]
 
     assert Counter(map(type, found)) == {bytes: 1, grpc.StatusCode: 7}
     assert {*found} >= {grpc.StatusCode.FAILED_PRECONDITION}
@@ -189,8 +197,8 @@ def test_a_stream_over_grpc_is_made_once_under_a_key_and_a_client_that_leaves_en
     text = Tensor("text_input", "BYTES", [1], data=[b"Once upon a time"])
     with servers(tmp_path, cache) as started:
         server = started.start(*SERVE, "-w", "2", run_dir=short_tmp / "a", model="", ctx=4096, grpc_port=free_port())
-        eventually(lambda: server.log.count("gRPC listens") == 2, 60, "two processes of gRPC")
-        eventually(lambda: server.log.count(": loaded") == 2, 60, "two fronts that have the model")
+        eventually(lambda: server.log.count("gRPC listens") == 2, START_SECONDS, "two processes of gRPC")
+        eventually(lambda: server.log.count(": loaded") == 2, START_SECONDS, "two fronts that have the model")
         (model,) = (one["id"] for one in server.get("/v1/models")[1]["data"])
 
         def stream(key: str, max_tokens: int) -> tuple[Any, grpc.Channel]:
@@ -251,6 +259,23 @@ def ask(server: Server, method: str, path: str, body: Any = None, headers: dict[
         return connection.ask(method, path, body, headers or {})
 
 
+def managed(run_dir: Path) -> list[ManagementClient]:
+    return [client for client, _ in running_servers(str(run_dir))]
+
+
+def wait_fronts(run_dir: Path) -> None:
+    """Waits until three fronts serve, and each finds its upstreams ready: connections lead to the quickest ones."""
+
+    def are_ready() -> bool:
+        with suppress(ManagementError, OSError):  # one has just begun, or ended
+            clients = managed(run_dir)
+            shown = [one["state"] for client in clients for one in client.call("GET", "/workers")["workers"]]
+            return len(clients) == 3 and {*shown} == {"ready"}
+        return False
+
+    eventually(are_ready, START_SECONDS, "three fronts")
+
+
 def test_fronts_share_the_permits_of_an_engine_behind_other_fronts_and_what_they_keep(
     tmp_path: Path, short_tmp: Path, cache: Path
 ) -> None:
@@ -260,7 +285,7 @@ def test_fronts_share_the_permits_of_an_engine_behind_other_fronts_and_what_they
             *SERVE, "-w", "3", run_dir=short_tmp / "a", COROSRV_MODEL="", redis_url=redis.url,
             upstream=f"http://127.0.0.1:{behind.port}?concurrency=4",
         )  # fmt: skip
-        eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+        wait_fronts(short_tmp / "a")
 
         made = [ask(before, "POST", CHAT, HI, {"Idempotency-Key": "one"}).json["id"] for _ in range(6)]
         whole = ask(before, "POST", CHAT, HI | {"forkable": True}).json["id"]
@@ -271,6 +296,7 @@ def test_fronts_share_the_permits_of_an_engine_behind_other_fronts_and_what_they
             grouped = [clients.submit(ask, before, "POST", CHAT, HI | {"max_tokens": 2000}, {"X-Group-Id": "g"})
                        for _ in range(12)]  # fmt: skip
             behind.wait_metric("running", 4)
+            eventually(lambda: n_queued(short_tmp / "a") == 8, what="all others wait")
             n_running = {behind.metric("running") for _ in range(20)}
             aborted = ask(before, "DELETE", "/v1/groups/g").json
 
@@ -279,6 +305,11 @@ def test_fronts_share_the_permits_of_an_engine_behind_other_fronts_and_what_they
         assert {one.result().error["code"] for one in grouped} == {"group_aborted"}
         behind.wait_idle()
         assert [ask(before, "POST", CHAT, HI).status for _ in range(6)] == [200] * 6
+
+
+def n_queued(run_dir: Path) -> int:
+    queues = [queue for client in managed(run_dir) for queue in client.call("GET", "/v1/queues")["queues"]]
+    return sum(queue["depth"] for queue in queues)
 
 
 RESPONSE: dict[str, Any] = {"model": "m", "input": "hi", "max_output_tokens": 16}
@@ -293,7 +324,7 @@ def test_a_response_is_found_at_the_upstream_that_keeps_it_whichever_front_is_as
             *SERVE, "-w", "3", run_dir=short_tmp / "a", COROSRV_MODEL="", redis_url=redis.url,
             upstream=" ".join(f"http://127.0.0.1:{server.port}" for server in behind), upstream_policy="round_robin",
         )  # fmt: skip
-        eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+        wait_fronts(short_tmp / "a")
         senders = [{}, {"Authorization": "Bearer none"}, {"Authorization": "Bearer other"}]
         ids = [ask(before, "POST", "/v1/responses", RESPONSE, senders[n % 3]).json["id"] for n in range(6)]
 
@@ -309,8 +340,8 @@ def test_a_response_is_found_at_the_upstream_that_keeps_it_whichever_front_is_as
         old = before.workers()
         for pid in old:
             Process(pid).kill()
-        eventually(lambda: len(new := before.workers()) == 3 and not {*new} & {*old}, 30, "other fronts")
-        eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+        eventually(lambda: len(new := before.workers()) == 3 and not {*new} & {*old}, what="other fronts")
+        wait_fronts(short_tmp / "a")
         assert statuses() == {200}
         assert [follow(id).json["previous_response_id"] for id in ids] == ids
         assert [ask(before, "DELETE", f"/v1/responses/{id}").status for id in ids] == [200] * 6
@@ -334,7 +365,7 @@ def test_a_response_is_found_at_the_peer_that_has_made_it_whichever_front_of_bot
         eventually(
             lambda: {ask(here, "POST", CHAT, HI | {"model": "m"}).headers["x-corosrv-served-by"] for _ in range(12)}
             == {"b", "c"},
-            60, "both peers",
+            START_SECONDS, "both peers",
         )  # fmt: skip
         made = [ask(here, "POST", "/v1/responses", RESPONSE) for _ in range(6)]
         ids, makers = [each.json["id"] for each in made], [each.headers["x-corosrv-served-by"] for each in made]
@@ -360,7 +391,7 @@ def test_the_routers_paths_reach_all_fronts(tmp_path: Path, short_tmp: Path, cac
             *SERVE, "-w", "3", run_dir=short_tmp / "a", COROSRV_MODEL="", redis_url=redis.url, router_paths=1,
             mgmt_token_file=token, upstream=f"http://127.0.0.1:{behind.port}?concurrency=8",
         )  # fmt: skip
-        eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+        wait_fronts(short_tmp / "a")
         own, other = f"http://127.0.0.1:{behind.port}", "http://127.0.0.1:1"
 
         def listed() -> set[tuple[str, ...]]:
@@ -394,26 +425,23 @@ def test_upstreams_of_run_time_are_known_to_processes_that_take_others_places(
             *SERVE, "-w", "3", run_dir=run_dir, COROSRV_MODEL="", redis_url=redis.url, upstream=f"{first} {second}",
         )  # fmt: skip
 
-        def managed() -> list[ManagementClient]:
-            return [client for client, _ in running_servers(str(run_dir))]
-
         def listed() -> list[list[tuple[str, int]]]:
             return [
                 [(one["url"], one["concurrency"]) for one in client.call("GET", "/workers")["workers"]]
-                for client in managed()
+                for client in managed(run_dir)
             ]
 
         def replace(pids: list[int], how: Callable[[], object]) -> None:
             how()
-            eventually(lambda: not {*before.workers()} & {*pids} and len(managed()) == 3, 60, "other processes")
-            eventually(lambda: {before.health() for _ in range(12)} == {"ok"}, 60, "three fronts")
+            eventually(lambda: not {*before.workers()} & {*pids}, START_SECONDS, "other processes")
+            wait_fronts(run_dir)
 
-        eventually(lambda: len(managed()) == 3, 60, "three fronts")
-        managed()[0].call("POST", "/workers", {"url": third, "concurrency": 5})
-        managed()[1].call("DELETE", f"/workers/{quote(first, safe='')}")
-        managed()[2].call("DELETE", f"/workers/{quote(second, safe='')}")
+        wait_fronts(run_dir)
+        managed(run_dir)[0].call("POST", "/workers", {"url": third, "concurrency": 5})
+        managed(run_dir)[1].call("DELETE", f"/workers/{quote(first, safe='')}")
+        managed(run_dir)[2].call("DELETE", f"/workers/{quote(second, safe='')}")
         eventually(lambda: listed() == [[(third, 5)]] * 3, what="all to follow")
-        managed()[0].call("POST", "/workers", {"url": second, "concurrency": 2})
+        managed(run_dir)[0].call("POST", "/workers", {"url": second, "concurrency": 2})
         eventually(lambda: listed() == [[(third, 5), (second, 2)]] * 3, what="all to follow")
 
         for n in (1, 3):
@@ -427,7 +455,7 @@ def test_upstreams_of_run_time_are_known_to_processes_that_take_others_places(
         before.stop()
 
         later = started.start(*SERVE, run_dir=run_dir, COROSRV_MODEL="", upstream=first)
-        eventually(lambda: len(managed()) == 1, 60, "its end")
+        eventually(lambda: len(managed(run_dir)) == 1, START_SECONDS, "its end")
         assert [url for url, _ in listed()[0]] == [first]
         assert not list(run_dir.glob("*.upstreams")), later.log
 
@@ -449,7 +477,7 @@ def test_peers_of_several_fronts_answer_for_each_other_and_one_of_them_may_die(
             asked = ((here, "b"), (there, "a")) * 6
             return {ask(server, "POST", CHAT, HI | {"model": name}).status for server, name in asked}
 
-        eventually(lambda: statuses() == {200}, 60, "each front of both to know its peer")
+        eventually(lambda: statuses() == {200}, START_SECONDS, "each front of both to know its peer")
         served_by = {ask(here, "POST", CHAT, HI | {"model": "b"}).headers["x-corosrv-served-by"] for _ in range(8)}
         assert len(served_by) == 1
 

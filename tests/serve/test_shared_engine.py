@@ -20,7 +20,7 @@ from corosrv.contracts.settings import ModelSettings, add_key, remove_key
 from corosrv.models.engine.process.connector import MODULE
 from corosrv.models.fitting import gguf
 from corosrv.models.plan import estimate
-from tests.serve.server import APP, SERVE, Process, Server, Servers, servers
+from tests.serve.server import APP, SERVE, START_SECONDS, Process, Server, Servers, servers
 from tests.serve.wire import chat, request
 from tests.support.engines import packaged_model
 from tests.support.waiting import eventually
@@ -43,7 +43,7 @@ def run_dir() -> Iterator[str]:
 def start_three(servers: Servers, run_dir: str, model: str, **settings: Any) -> Server:
     """Three workers, all of which are there."""
     server = servers.start(*APP, "-w", "3", run_dir=run_dir, model=model, **settings)
-    eventually(lambda: server.log.count("loaded\n") == 3, what="three workers")
+    eventually(lambda: server.log.count("loaded\n") == 3, START_SECONDS, "three workers")
     return server
 
 
@@ -220,7 +220,7 @@ def test_a_worker_that_is_killed_takes_nothing_of_the_others(start: Servers, run
         statuses.append(ask(own, "POST", "/v1/chat/completions", chat_body(), callers[0]).status)
         return own.log.count("model synthetic: loaded") == 4
 
-    eventually(has_four, what="another worker")
+    eventually(has_four, START_SECONDS, "another worker")
     assert set(statuses) == {200}
     eventually(lambda: all(n_fronts(own, callers[0]) == 3 for _ in range(6)), what="three workers that know each other")
     assert found() == found_then
@@ -238,6 +238,7 @@ def test_counters_are_those_of_the_engine_at_every_worker(own: Server) -> None:
 
 
 def test_every_worker_shows_the_requests_of_all(own: Server) -> None:
+    eventually(lambda: all(n_fronts(own, {}) == 3 for _ in range(6)), what="three workers that know each other")
     for _ in range(9):
         assert ask(own, "GET", "/v1/models").status == 200
 
@@ -285,7 +286,7 @@ def test_one_worker_may_have_its_engine_in_a_process_too(start: Servers, run_dir
 
 def test_worker_processes_end_without_a_trace(start: Servers, run_dir: str) -> None:
     server = start.start(*SERVE, "-w", "2", run_dir=run_dir, model="synthetic:")
-    eventually(lambda: server.log.count("model synthetic: loaded") == 2, what="two workers")
+    eventually(lambda: server.log.count("model synthetic: loaded") == 2, START_SECONDS, "two workers")
     server.signal(signal.SIGTERM)
 
     assert server.wait() == 0
@@ -336,7 +337,7 @@ def test_the_engines_of_all_workers_keep_one_limit_of_memory(start: Servers, run
 
     def complete(number: int) -> int:
         body = {"model": "ab"[number % 2], "prompt": "hi", "max_tokens": 4}
-        with server.connect(timeout=60) as connection:
+        with server.connect(timeout=240) as connection:
             return connection.post(body, "/v1/completions").status
 
     with EngineWatch(run_dir) as watch:

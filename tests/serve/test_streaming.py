@@ -217,8 +217,8 @@ def test_http_1_0_is_served_and_closed(server: Server, is_stream: bool) -> None:
 
 def test_a_slowly_sent_request_is_served(connection: Connection, server: Server) -> None:
     whole = request("POST", CHAT, chat(max_tokens=1))
-    for at in range(0, len(whole), 7):
-        connection.send(whole[at : at + 7])
+    for at in range(0, len(whole), 17):
+        connection.send(whole[at : at + 17])
         assert server.health() == "ok"  # a round trip, so that the pieces arrive apart
 
     assert connection.answer().status == 200

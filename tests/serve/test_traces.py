@@ -20,7 +20,7 @@ from tests.serve.fronts import front
 from tests.serve.image_server import Files, png
 from tests.serve.image_server import chat as chat_with
 from tests.serve.replicas import ports, replica
-from tests.serve.server import REPOSITORY, SERVE, Server, Servers
+from tests.serve.server import REPOSITORY, SERVE, START_SECONDS, Server, Servers
 from tests.serve.test_grpc import grpc_port, infer
 from tests.serve.wire import CHAT, chat
 from tests.support.span_collector import SpanReceiver, collecting
@@ -128,7 +128,7 @@ def test_a_chat_has_spans_of_its_request_and_of_each_part_of_its_job(server: Ser
     }
     assert told["gen_ai.usage.input_tokens"] > 5
     assert set(parts) == {"queue", "prefill", "decode"}
-    assert sum(part.seconds for part in parts.values()) == pytest.approx(job.seconds, abs=0.05)
+    assert sum(part.seconds for part in parts.values()) <= job.seconds + 0.02  # they follow each other
     assert request.seconds >= job.seconds >= parts["decode"].seconds > 0.05
     assert not any("secret" in str(span) or "sk-1" in str(span) for span in collector.spans)
     assert collector.paths == {"/v1/traces"}
@@ -285,9 +285,10 @@ def test_a_collector_that_hangs_delays_neither_answers_nor_the_end(start: Server
         endpoint = f"http://127.0.0.1:{port}"
         server = start.start(*SERVE, traces=1, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, NO_PROXY="127.0.0.1")
         connection, _ = silent.accept()  # with the spans of looks at /health, and gets no answer
+        began = time.monotonic()
         with server.connect() as client:
             assert client.post(chat(max_tokens=2)).status == 200
-        assert server.metric("hub_blocked_total") == 0
+        assert time.monotonic() - began < 5  # and not the ten seconds that a collector gets
         assert server.metric("trace_spans_waiting") > 0
 
         began = time.monotonic()
@@ -305,7 +306,7 @@ def test_a_server_without_the_package_says_what_is_missing(start: Servers, tmp_p
 
     server = start.start(*SERVE, wait_for=None, traces=1, PYTHONPATH=tmp_path)
 
-    assert server.wait(20) == 1
+    assert server.wait(START_SECONDS) == 1
     assert "corosrv cannot start: COROSRV_TRACES needs OpenTelemetry" in server.log
     assert "pip install 'corosrv[otel]'" in server.log
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.server import APP, SERVE, Process, Server, Servers
+from tests.serve.server import APP, SERVE, START_SECONDS, Process, Server, Servers
 from tests.serve.wire import chat
 from tests.support.waiting import eventually
 
@@ -23,7 +23,7 @@ def test_each_worker_has_an_engine_of_its_own_if_told_so_and_the_log_says_it(
         ready = re.findall(r"engine ready in .* in process (\d+) alone", server.log)
         return sorted(map(int, ready)) == sorted(workers)
 
-    eventually(engines, what="a line for each worker")
+    eventually(engines, START_SECONDS, "a line for each worker")
     with server.connect() as connection:
         assert connection.post(chat(max_tokens=3)).status == 200
     assert re.search(r"several worker processes: process \d+ loads its own copy of the model", server.log)
@@ -42,7 +42,7 @@ def test_requests_come_to_both_workers_and_both_answer_alike(start: Servers) -> 
         processes.update(re.findall(r"several worker processes: process (\d+)", server.log))
         return len(processes) == 2
 
-    eventually(ask, 20, "an answer from each of the two")
+    eventually(ask, START_SECONDS, "an answer from each of the two")
 
     assert len(texts) == 1
 

@@ -51,7 +51,7 @@ class Answer:
 class Connection:
     """One TCP connection. Closed by `with`, or by leave() and reset()."""
 
-    def __init__(self, port: int, receive_buffer: int | None = None, timeout: float = 30) -> None:
+    def __init__(self, port: int, receive_buffer: int | None = None, timeout: float = 60) -> None:
         self.socket = socket.socket()
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
