@@ -421,9 +421,10 @@ def test_no_request_waits_long_for_a_redis_that_hangs_and_what_was_used_meanwhil
     found = run_patched(paused)
 
     assert found["before"] == 100
-    assert 0.2 < found["slowest"] < 1.5  # the first one, until Redis is known to be late; its link waits for two seconds
+    assert 0.2 < found["slowest"] < 1.5  # the first one, until Redis is known to be late, which is lost after 2 s
     assert found["slow"] == 1
-    assert 289 <= found["left"] < 480  # 311 were used, and 10 come back each second; 499 are left where that is not told
+    # 311 were used, and 10 come back each second; 499 are left where that is not told.
+    assert 289 <= found["left"] < 480
     assert [line.split()[0] for line in found["lines"]] == ["WARNING", "INFO"]
 
 

@@ -125,8 +125,7 @@ def test_what_tasks_have_cost_is_together_the_time_of_all_steps():
     """On an engine of its own, whose counters begin at zero; some tasks are cancelled, some wait for a slot."""
     with opened(model=packaged_model(), slots=4, ctx=512, threads=1) as engine:
         jobs = [
-            Job((Text(f"{'word ' * (30 * i)}{i}"),), max_tokens=4, terms=Terms(caller=str(i % 3)))
-            for i in range(8)
+            Job((Text(f"{'word ' * (30 * i)}{i}"),), max_tokens=4, terms=Terms(caller=str(i % 3))) for i in range(8)
         ]
         readers = [engine.submit(each) for each in jobs]
         first = readers[0].take()

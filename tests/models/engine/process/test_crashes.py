@@ -88,7 +88,7 @@ def whole(
 def disturbed(
     front: RemoteEngine, asked: Job, n_kills: int, every: int = 7
 ) -> tuple[str, Finish | None, int, list[int]]:
-    """What `whole` tells of an answer over so many deaths: on a busy machine it may run ahead of who kills the engine."""
+    """What `whole` tells over so many deaths: on a busy machine an answer may run ahead of who kills the engine."""
     for _ in range(9):
         with contextlib.suppress(EndedBefore):
             return whole(front, asked, n_kills, every)
