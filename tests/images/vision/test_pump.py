@@ -29,6 +29,7 @@ from tests.support.waiting import wait_until
 
 N_EMBD = 4
 GEOMETRY = pool_geometry(2, 16, N_EMBD)
+MOST_PROCESSES = 1 << 22  # no process of Linux has a greater id
 
 
 class HandLink:
@@ -36,7 +37,7 @@ class HandLink:
 
     def __init__(self, epoch: int = 1) -> None:
         self.epoch = epoch
-        self.pid = 1000 + epoch
+        self.pid = MOST_PROCESSES + epoch  # no process, for the pump measures what the threads of this one do
         self.messages: list = []
         self.pixels: list[bytes] = []
         self.faults: list[str] = []
@@ -114,8 +115,16 @@ def bench():
 
 @pytest.fixture
 def hasty_bench():
-    """Gives an encode, and the answer to a cancellation, a twentieth of a second each."""
-    bench = Bench(encode_limit=0.05, drain_timeout=0.05)
+    """Gives an encode a twentieth of a second."""
+    bench = Bench(encode_limit=0.05)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def impatient_bench():
+    """Gives the answer to a cancellation a twentieth of a second, and an encode time enough."""
+    bench = Bench(drain_timeout=0.05)
     yield bench
     bench.close()
 
@@ -153,12 +162,12 @@ def test_nothing_is_being_encoded_when_all_was_described(bench):
 
 def test_the_process_that_encodes_is_told_until_all_was_described_or_it_ends(bench):
     bench.open(1)
-    wait_until(lambda: bench.turns.told[-1][0] == 1001)
+    wait_until(lambda: bench.turns.told[-1][0] == bench.link.pid)
 
     bench.describe(1)
     wait_until(lambda: bench.turns.told[-1][0] is None)
     bench.open(2)
-    wait_until(lambda: bench.turns.told[-1][0] == 1001)
+    wait_until(lambda: bench.turns.told[-1][0] == bench.link.pid)
     bench.pump.encoder_down(bench.link)
     wait_until(lambda: bench.turns.told[-1][0] is None)
 
@@ -282,7 +291,7 @@ def test_an_encoder_that_does_not_work_is_killed_before_its_time_is_over(monkeyp
 def test_turns_are_told_each_image_and_how_long_images_usually_take(bench):
     for number in (1, 2):
         bench.open(number)
-        wait_until(lambda number=number: bench.turns.told[-1][:2] == (1001, number))
+        wait_until(lambda number=number: bench.turns.told[-1][:2] == (bench.link.pid, number))
         assert (bench.turns.told[-1][2] > 0) == (number > 1)
         bench.describe(number)
 
@@ -300,16 +309,16 @@ def test_the_encoder_that_follows_a_killed_one_has_its_own_time(hasty_bench):
     assert hasty_bench.pump.n_kills == 2
 
 
-def test_an_encoder_that_does_not_answer_a_cancellation_is_killed(hasty_bench):
-    rid = hasty_bench.open()
-    hasty_bench.describe(1)
-    wait_until(lambda: len(hasty_bench.link.messages) == 2)  # blocks were granted, which it may be writing to
+def test_an_encoder_that_does_not_answer_a_cancellation_is_killed(impatient_bench):
+    rid = impatient_bench.open()
+    impatient_bench.describe(1)
+    wait_until(lambda: len(impatient_bench.link.messages) == 2)  # blocks were granted, which it may be writing to
 
-    hasty_bench.core.cancel(rid)
-    hasty_bench.pump.wake()
-    wait_until(lambda: hasty_bench.link.faults)
+    impatient_bench.core.cancel(rid)
+    impatient_bench.pump.wake()
+    wait_until(lambda: impatient_bench.link.faults)
 
-    assert hasty_bench.link.faults == ["it did not answer a cancellation"]
+    assert impatient_bench.link.faults == ["it did not answer a cancellation"]
 
 
 def test_the_end_of_an_encoder_ends_its_transfers_at_once(bench):

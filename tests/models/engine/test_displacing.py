@@ -19,7 +19,7 @@ FIRST = Terms(caller="urgent")
 SAMPLINGS = [
     Sampling(temperature=0, ignore_eos=True),
     Sampling(temperature=0.9, seed=5, ignore_eos=True),
-    Sampling(temperature=0.7, seed=6, grammar='root ::= ([a-z ]+ "." " ")+'),
+    Sampling(temperature=0.7, seed=6, grammar='root ::= ([a-z ]+ "." " ")+', ignore_eos=True),
 ]
 
 

@@ -1,7 +1,7 @@
 """The engine: what it takes, what it refuses, how it begins and ends."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import gevent
 import pytest
@@ -125,8 +125,7 @@ def test_what_tasks_have_cost_is_together_the_time_of_all_steps():
     """On an engine of its own, whose counters begin at zero; some tasks are cancelled, some wait for a slot."""
     with opened(model=packaged_model(), slots=4, ctx=512, threads=1) as engine:
         jobs = [
-            Job((Text(f"{'word ' * (30 * i)}{i}"),), max_tokens=12 + i, terms=Terms(caller=str(i % 3)))
-            for i in range(8)
+            Job((Text(f"{'word ' * (30 * i)}{i}"),), max_tokens=4, terms=Terms(caller=str(i % 3))) for i in range(8)
         ]
         readers = [engine.submit(each) for each in jobs]
         first = readers[0].take()
@@ -288,25 +287,25 @@ def test_a_reader_outlives_its_engine(slow):
 
 
 def test_many_engines_live_one_after_the_other():
-    before = len(threads())
+    before = n_threads()
 
     for _ in range(20):
         with opened() as engine:
             assert answer(engine, job(max_tokens=1))
 
     # Not "as many": a thread of an engine that an earlier test closed may have been ending when they were counted.
-    assert len(threads()) <= before
+    wait_until(lambda: n_threads() <= before)  # Linux counts a thread for a moment after it was joined
 
 
-def threads() -> list[str]:
-    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+def n_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def test_the_number_of_threads_does_not_depend_on_the_number_of_streams(slow):
-    before = len(threads())
+    before = n_threads()
 
     with slow.submit(endless(n=2)), slow.submit(endless(n=2)):
-        assert len(threads()) <= before
+        assert n_threads() <= before
 
 
 PROMPTS = [

@@ -136,13 +136,10 @@ def test_chunks_that_pile_up_are_read_in_one_take(engine):
 
 
 def test_a_pile_of_chunks_is_one_wake(engine):
-    read_all(engine.submit(job(max_tokens=50)))
-    before = engine.stats().eventfd_writes
+    with engine.submit(job(max_tokens=50)):  # its first: a wake is counted behind the step that it tells of
+        wait_until(lambda: engine.stats().tasks_length == 1)
 
-    with engine.submit(job(max_tokens=50)):
-        wait_until(lambda: engine.stats().tasks_length == 2)
-
-    assert engine.stats().eventfd_writes - before == 1
+    assert engine.stats().eventfd_writes == 1
 
 
 def test_the_descriptor_is_readable_when_there_is_something_to_take(engine):

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <random>
 
 #include "check.h"
@@ -203,10 +203,10 @@ TEST("a thousand entries with 400 tokens in common are searched in less than a s
   for (Token kind = 0; kind < 1000; ++kind) cache.keep(tokens(400) + tokens(30, 1 + 1000 * kind), snapshot(1));
   REQUIRE(cache.size() == 1000);
 
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();  // of the processor: others may use it meanwhile
   CHECK_EQ(cache.find(tokens(500)).n_tokens, size_t{400});
 
-  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(60));
+  CHECK(std::clock() - begin < CLOCKS_PER_SEC * 60 / 1000);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ from flask import Flask
 from corosrv.contracts.settings import ModelSettings
 from corosrv.models.engine import Engine
 from corosrv.web.http import health
-from tests.support.engines import FAST, SLOW, job, opened
+from tests.support.engines import FAST, SLOW, endless, opened
 from tests.support.waiting import eventually
 
 
@@ -62,7 +62,7 @@ def test_a_closed_engine_is_draining():
 
 
 def test_an_engine_whose_slots_are_all_taken_is_busy_and_still_ok():
-    with opened(model=SLOW, slots=1) as engine, engine.submit(job()) as running:
+    with opened(model=SLOW, slots=1) as engine, engine.submit(endless()) as running:
         running.take(timeout=20)  # it runs, and nothing waits
         eventually(lambda: get(engine).json["state"] == "busy")  # what runs is counted behind its first step
 

@@ -35,9 +35,8 @@ class Relayed:
         self.process.sendall(words)
         assert self.client.recv(100) == words
 
-    @property
-    def has_ended_requests(self) -> bool:
-        with gevent.Timeout(0.05, False):
+    def has_ended_requests(self, within: float = SECONDS) -> bool:
+        with gevent.Timeout(within, False):
             return self.process.recv(100) == b""
         return False
 
@@ -80,7 +79,7 @@ def test_a_hang_up_ends_requests_at_once_where_none_is_open_and_answers_go_on(re
 
     relayed.relay.hang_up()
 
-    assert relayed.has_ended_requests
+    assert relayed.has_ended_requests()
     relayed.client.sendall(REQUEST)  # which nobody answers, and which ends nothing
     relayed.answer(b"the rest")
 
@@ -89,13 +88,13 @@ def test_a_hang_up_lets_a_request_come_whole_and_its_answer_begin(relayed: Relay
     relayed.ask()
 
     relayed.relay.hang_up()
-    assert not relayed.has_ended_requests
+    assert not relayed.has_ended_requests(within=0.05)
     relayed.answer(GO_ON)
-    assert not relayed.has_ended_requests
+    assert not relayed.has_ended_requests(within=0.05)
     relayed.ask()
     relayed.answer()
 
-    assert relayed.has_ended_requests
+    assert relayed.has_ended_requests()
 
 
 def test_a_client_that_takes_nothing_ends_the_relay():

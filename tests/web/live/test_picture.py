@@ -109,7 +109,7 @@ def test_a_stream_that_ends_is_opened_again(server: Harness, page: Page):
     page.open(server.url)
     eventually(lambda: server.n_streams == 1)
     server.hangs_up.set()
-    page.wait("document.querySelector('.live-note').textContent.includes('connecting again') !== null")
+    page.wait("document.querySelector('.live-note').textContent.includes('connecting again')")
     server.hangs_up.clear()
 
     eventually(lambda: server.n_open == 1 and server.n_streams >= 2)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import eventually
 from tests.web.management.serving import short_folder
 
 APP = """
@@ -67,7 +68,7 @@ def test_an_operator_sees_replaces_and_scales_workers(run_dir: str):
     assert corosrv("drain", "default/0", "--run-dir", run_dir).returncode == 0
     after = ready(until(run_dir, lambda value: len(ready(value)) == 2 and "default/0" not in ready(value)))
     assert after["default/1"] == before["default/1"]
-    assert not Path(f"/proc/{before['default/0']}").exists()
+    eventually(lambda: not Path(f"/proc/{before['default/0']}").exists())  # it is ending when its successor is ready
 
     assert "from 3 to 3" in corosrv("scale", "default", "3", "3", "--run-dir", run_dir).stdout
     until(run_dir, lambda value: len(ready(value)) == 3)

@@ -225,7 +225,11 @@ PIECEWISE = """
   for (let n = 0; n <= text.length; n += %d) one.show(text.slice(0, n), false);
   one.show(text, true);
   other.show(text, true);
-  await new Promise((resolve) => setTimeout(resolve, 2500));
+  const isComplete = (view) => view.querySelectorAll("math").length === 2 && view.querySelector(".hljs-keyword");
+  for (let n = 0; n < 400; n++) {
+    if (isComplete(grown) && isComplete(whole) && grown.innerHTML === whole.innerHTML) break;
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
   return [grown.innerHTML, whole.innerHTML];
 })()
 """

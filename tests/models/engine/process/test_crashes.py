@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,10 @@ def begun(reader: RemoteReader, n_answers: int = 1) -> list[Chunk]:
     return chunks
 
 
+class EndedBefore(Exception):
+    """The answer has ended before the engine was killed as often as it should be."""
+
+
 def whole(
     front: RemoteEngine, asked: Job, n_kills: int = 0, every: int = 7
 ) -> tuple[str, Finish | None, int, list[int]]:
@@ -68,14 +74,25 @@ def whole(
                 told += [token.id for token in chunk.tokens]
                 decode_ms.append(chunk.decode_ms)
                 finish = chunk.finish or finish
-            if n_kills and n_tokens >= every:
+            if n_kills and n_tokens >= every and finish is None:
                 n_kills -= 1
                 every += 7
                 kill(front)
-    assert n_kills == 0
+    if n_kills:
+        raise EndedBefore
     assert decode_ms == sorted(decode_ms)  # of all engines together
     assert any(decode_ms[:-1])
     return text, finish, n_tokens, told
+
+
+def disturbed(
+    front: RemoteEngine, asked: Job, n_kills: int, every: int = 7
+) -> tuple[str, Finish | None, int, list[int]]:
+    """What `whole` tells over so many deaths: on a busy machine an answer may run ahead of who kills the engine."""
+    for _ in range(9):
+        with contextlib.suppress(EndedBefore):
+            return whole(front, asked, n_kills, every)
+    pytest.fail("each answer has ended before all kills")
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
@@ -85,8 +102,8 @@ def test_an_answer_is_the_same_over_three_deaths(open_front: OpenFront, sampling
 
     undisturbed = whole(front, asked)
 
-    assert whole(front, asked, n_kills=3) == undisturbed
-    assert front.n_restarts == 3
+    assert disturbed(front, asked, n_kills=3) == undisturbed
+    assert front.n_restarts >= 3
 
 
 @pytest.mark.parametrize(
@@ -102,7 +119,7 @@ def test_what_ends_an_answer_ends_it_over_a_death(open_front: OpenFront, asked: 
 
     undisturbed = whole(front, asked)
 
-    assert whole(front, asked, n_kills=1, every=5) == undisturbed
+    assert disturbed(front, asked, n_kills=1, every=5) == undisturbed
 
 
 WEIGHTS = {f"blk.{layer}.attn_output.weight": (32, 32) for layer in (0, 1)} | {"blk.1.ffn_up.weight": (32, 64)}
@@ -341,13 +358,12 @@ REAL = {
 @pytest.mark.model
 @pytest.mark.parametrize("sampling", REAL.values(), ids=REAL)
 def test_an_answer_of_the_real_model_is_the_same_over_two_deaths(open_front: OpenFront, sampling: Sampling) -> None:
-    # On a busy machine the answer runs ahead of whoever kills the engine, but no further than so many bytes.
-    front = open_front(model=packaged_model(), deterministic=True, slots=2, cache_bytes=0, reader_bytes=1024)
-    asked = job("The capital of France is", max_tokens=48, sampling=sampling)
+    front = open_front(model=packaged_model(), deterministic=True, slots=2, cache_bytes=0)
+    asked = job("The capital of France is", max_tokens=40, sampling=replace(sampling, ignore_eos=True))
 
     undisturbed = whole(front, asked)
 
-    assert whole(front, asked, n_kills=2) == undisturbed
+    assert disturbed(front, asked, n_kills=2) == undisturbed
 
 
 @pytest.mark.model

@@ -182,7 +182,7 @@ def test_a_front_that_leaves_frees_its_slots_and_the_others_go_on(open_front: Op
     leaving, staying = open_front(model=SLOW), open_front(model=SLOW)
     kept = staying.submit(job(max_tokens=20))
     readers = [leaving.submit(endless()) for _ in range(3)]
-    until(lambda: (stats := staying.stats()) is not None and stats.running == 4)
+    until(lambda: (stats := staying.stats()) is not None and stats.running >= 3)  # kept may have ended
 
     leaving.close()
 
