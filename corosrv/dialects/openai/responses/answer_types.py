@@ -109,22 +109,27 @@ class ResponseObject(msgspec.Struct):
     usage: ResponseUsage | None
     model: str
     background: bool
+    frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
+    prompt_cache_key: str | None
     reasoning: schema.ReasoningOptions
+    safety_identifier: str | None
+    service_tier: Literal["default", "flex"]
     store: bool
     temperature: float
     text: schema.TextOptions
     tool_choice: str | schema.NamedTool
     tools: list[schema.Tool]
+    top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
     conversation: schema.Reference | msgspec.UnsetType = msgspec.UNSET
-    top_logprobs: int | msgspec.UnsetType = msgspec.UNSET
-    max_tool_calls: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompactedResponse(msgspec.Struct):

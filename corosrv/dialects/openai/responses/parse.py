@@ -35,7 +35,13 @@ from corosrv.dialects.openai.responses.mcp_answers import McpAnswer, McpPlan
 from corosrv.dialects.openai.responses.mcp_items import McpAccess, McpToolbox, approved_calls, known_lists
 from corosrv.dialects.openai.responses.store import Item, Shelf, Stored, output_items
 from corosrv.dialects.openai.responses.stored_images import read_images
-from corosrv.dialects.openai.structured_fields import RequestedFormat, format_of_outputs, with_grammar
+from corosrv.dialects.openai.structured_fields import (
+    RequestedFormat,
+    format_of_outputs,
+    priority_of,
+    served_tier,
+    with_grammar,
+)
 from corosrv.images.intake import ImageIntake
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].parameters")
@@ -107,7 +113,8 @@ def call(
                 access.timeout_s,
             )  # fmt: skip
             answer = McpAnswer(plan, echo, parser, turns, keep, options, tools.origins, listed)
-    return Call(job, options.stream, answer, body.priority, card=card, ping_interval=body.sse_ping_interval)
+    priority = body.priority if body.service_tier is None else priority_of(body)
+    return Call(job, options.stream, answer, priority, card=card, ping_interval=body.sse_ping_interval)
 
 
 _SUM_UP = (
@@ -289,25 +296,28 @@ def _echo(
     echo = {
         "model": card.id,
         "background": bool(body.background),
+        "frequency_penalty": job.sampling.frequency_penalty,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": job.sampling.presence_penalty,
         "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": body.reasoning or schema.ReasoningOptions(),
+        "safety_identifier": body.safety_identifier,
+        "service_tier": served_tier(body),
         "store": is_stored,
         "temperature": job.sampling.temperature,
         "text": body.text if body.text and body.text.format else schema.TextOptions(schema.TextFormat("text")),
         "tool_choice": body.tool_choice or "auto",
         "tools": list(tools.echo),
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": job.sampling.top_p,
         "truncation": body.truncation or "disabled",
     }
     if body.conversation is not None:
         id = body.conversation if isinstance(body.conversation, str) else body.conversation.id
         echo["conversation"] = schema.Reference(id)
-    if body.max_tool_calls is not None:
-        echo["max_tool_calls"] = body.max_tool_calls
-    if body.top_logprobs is not None:
-        echo["top_logprobs"] = body.top_logprobs
     return echo

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.dialects.generation import fields
-from corosrv.dialects.generation.fields import ModelName, ThoughtFields
-from corosrv.dialects.openai.structured_fields import StructuredOutputs
+from corosrv.dialects.generation.fields import ModelName
+from corosrv.dialects.openai.structured_fields import StructuredOutputs, TierFields
 
 MAX_ITEMS = 2048
 MAX_PARTS = 2048  # of one item
@@ -170,7 +170,7 @@ class NamedTool(msgspec.Struct, omit_defaults=True):
     tools: list[NamedTool] | None = None
 
 
-class ResponseBody(ThoughtFields, kw_only=True):
+class ResponseBody(TierFields, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS)]
     background: bool | None = None
     conversation: str | Reference | None = None
@@ -181,7 +181,9 @@ class ResponseBody(ThoughtFields, kw_only=True):
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
+    prompt_cache_key: str | None = None  # told again in the answer, as the next one is
     reasoning: ReasoningOptions | None = None
+    safety_identifier: str | None = None
     store: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     text: TextOptions | None = None

@@ -9,6 +9,7 @@ from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import CorosrvError, NotFound, NotSupported, Refused
 from corosrv.contracts.jobs import Chunk, Finish, Job, Messages, ModelCard
+from corosrv.contracts.jobs.terms import LAST_PRIORITY
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
 from corosrv.dialects.chat.prepare import TextParser
 from corosrv.dialects.openai.responses import items, parse, schema
@@ -386,6 +387,12 @@ def test_a_response_says_what_was_asked():
         "parallel_tool_calls": False,
         "text": {"format": {"type": "text"}, "verbosity": "low"},
         "store": False,
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "max_tool_calls": 3,
+        "prompt_cache_key": "one",
+        "safety_identifier": "me",
+        "service_tier": "flex",
     }
 
     response = complete_json(call({"input": "Hi", **sent}).answer, HELLO)
@@ -397,8 +404,23 @@ def test_a_response_says_what_was_taken_for_granted():
     response = complete_json(call({"input": "Hi"}).answer, HELLO)
 
     expected = {"temperature": 0.8, "top_p": 0.95, "tools": [], "tool_choice": "auto", "store": True, "metadata": {},
-                "text": {"format": {"type": "text"}}, "instructions": None, "max_output_tokens": None}  # fmt: skip
+                "text": {"format": {"type": "text"}}, "instructions": None, "max_output_tokens": None,
+                "frequency_penalty": 0.0, "presence_penalty": 0.0, "max_tool_calls": None, "prompt_cache_key": None,
+                "safety_identifier": None, "service_tier": "default", "top_logprobs": 0}  # fmt: skip
     assert {name: response[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority"),
+    [
+        ({"service_tier": "flex"}, LAST_PRIORITY),
+        ({"service_tier": "priority"}, None),
+        ({"service_tier": "flex", "priority": 3}, 3),
+        ({}, None),
+    ],
+)
+def test_a_response_with_a_service_tier_has_its_priority(fields, priority):
+    assert call({"input": "Hi", **fields}).priority == priority
 
 
 def test_thoughts_after_words_begin_another_turn(asked):
