@@ -11,7 +11,15 @@ from corosrv.dialects.generation.job_usage import PromptProgress, Timings
 from corosrv.dialects.openai.responses import schema
 
 ItemStatus = Literal["in_progress", "completed", "incomplete", "failed"]
-ItemType = Literal["message", "reasoning", "function_call", "mcp_list_tools", "mcp_call", "mcp_approval_request"]
+ItemType = Literal[
+    "message",
+    "reasoning",
+    "function_call",
+    "custom_tool_call",
+    "mcp_list_tools",
+    "mcp_call",
+    "mcp_approval_request",
+]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
@@ -54,6 +62,7 @@ class ResponseItem(msgspec.Struct):
     name: str | msgspec.UnsetType = msgspec.UNSET
     namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str | msgspec.UnsetType = msgspec.UNSET
+    input: Annotated[str, Meta(description="What a custom tool is called with")] | msgspec.UnsetType = msgspec.UNSET
     server_label: str | msgspec.UnsetType = msgspec.UNSET
     tools: list[schema.McpListedTool] | msgspec.UnsetType = msgspec.UNSET
     output: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -160,6 +169,7 @@ class ResponseEvent(msgspec.Struct):
     name: str | msgspec.UnsetType = msgspec.UNSET
     namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str | msgspec.UnsetType = msgspec.UNSET
+    input: str | msgspec.UnsetType = msgspec.UNSET
     text: str | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -102,7 +102,7 @@ def call(
     listed = (*earlier.items, *new_items) if is_stored or answer_kind is CompactionAnswer else ()
     if images is not None and is_stored:
         listed = tuple(map(items.without_urls, listed))
-    answer = answer_kind(echo, parser, turns, keep, options, tools.origins, listed)
+    answer = answer_kind(echo, parser, turns, keep, options, tools.origins, listed, tools.customs)
     if tools.toolboxes or has_items:
         context = (*earlier.items, *new_items)
         approved = approved_calls(context, turns, tools.toolboxes)
@@ -112,7 +112,7 @@ def call(
                 known_lists(context, tools.toolboxes), approved, body.max_tool_calls, body.max_output_tokens,
                 access.timeout_s,
             )  # fmt: skip
-            answer = McpAnswer(plan, echo, parser, turns, keep, options, tools.origins, listed)
+            answer = McpAnswer(plan, echo, parser, turns, keep, options, tools.origins, listed, tools.customs)
     priority = body.priority if body.service_tier is None else priority_of(body)
     return Call(job, options.stream, answer, priority, card=card, ping_interval=body.sse_ping_interval)
 
@@ -232,6 +232,10 @@ def _n_probs(body: schema.ResponseBody) -> int:
     return -1
 
 
+_CALLED = ("function", "custom")
+_CALLED_WORDS = "'function' and 'custom'"
+
+
 def _tool_choice(choice: str | schema.NamedTool | None, toolboxes: Sequence[McpToolbox]) -> CallPolicy:
     if choice is None or isinstance(choice, str):
         return CallPolicy(CallMode(choice or "auto"))
@@ -242,9 +246,9 @@ def _tool_choice(choice: str | schema.NamedTool | None, toolboxes: Sequence[McpT
         return CallPolicy(CallMode.REQUIRED, choice.name)
     if choice.type == "allowed_tools":
         return CallPolicy(CallMode(choice.mode or "auto"))
-    if choice.type != "function":
+    if choice.type not in _CALLED:
         raise NotSupported(
-            f"tool_choice.type: only 'function' is offered here, not {choice.type[:40]!r}", "tool_choice.type"
+            f"tool_choice.type: only {_CALLED_WORDS} are offered here, not {choice.type[:40]!r}", "tool_choice.type"
         )
     if choice.name is None:
         raise Refused("tool_choice.name is required", "tool_choice.name", "missing_required_parameter")
@@ -257,8 +261,9 @@ def _allowed(functions: tuple[Tool, ...], choice: schema.NamedTool) -> tuple[Too
     if not choice.tools:
         raise Refused(f"{param} is required", param, "missing_required_parameter")
     for number, tool in enumerate(choice.tools):
-        if tool.type != "function":
-            raise NotSupported(f"{param}[{number}]: only functions may be listed here", f"{param}[{number}]")
+        if tool.type not in _CALLED:
+            words = f"{param}[{number}]: only functions and custom tools may be listed here"
+            raise NotSupported(words, f"{param}[{number}]")
     return allowed_tools(functions, [tool.name or "" for tool in choice.tools], param)
 
 

@@ -64,6 +64,12 @@ class CallItem(msgspec.Struct):
     namespace: str | None = None
 
 
+class CustomCallItem(msgspec.Struct):
+    call_id: str
+    name: str
+    input: str
+
+
 class OutputItem(msgspec.Struct):
     call_id: str
     output: Content
@@ -138,7 +144,7 @@ class ApprovalFilter(msgspec.Struct, omit_defaults=True):
 
 
 class Tool(msgspec.Struct, omit_defaults=True):
-    """A function, a namespace with functions in it, or the tools of an MCP server.
+    """A function, a custom tool, a namespace with functions in it, or the tools of an MCP server.
 
     Whatever else there is belongs to OpenAI's own servers.
     """
@@ -148,6 +154,7 @@ class Tool(msgspec.Struct, omit_defaults=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None  # of a custom tool's input
     tools: list[Tool] | None = None
     server_label: Annotated[str, Meta(pattern="^[A-Za-z][A-Za-z0-9_-]{0,63}$")] | None = None
     server_url: str | None = None
@@ -160,6 +167,15 @@ class Tool(msgspec.Struct, omit_defaults=True):
     connector_id: str | None = None
     tunnel_id: str | None = None
     defer_loading: bool | None = None
+
+
+# Of the function that stands for a custom tool.
+CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "maxLength": 100_000}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
 
 
 class NamedTool(msgspec.Struct, omit_defaults=True):

@@ -293,6 +293,34 @@ def test_a_call_of_a_function_in_a_namespace_names_both():
     assert [(one["namespace"], one["name"]) for one in named] == 2 * [("room", "look")]
 
 
+@pytest.mark.parametrize(
+    ("pieces", "reason", "deltas"),
+    [
+        (['{"in', 'put": "a', "\\", 'n\\"b', '"}'], "tool_calls", ["a", '\n"b']),
+        (['{\n  "input":"', "\\ud83d", "\\ude00", '\\u00e9"\n}'], "tool_calls", ["\U0001f600", "\xe9"]),
+        (['{"input": "a', "\\u00"], "length", ["a"]),
+        (['{"inp'], "length", []),
+        (['{"input": ""}'], "tool_calls", []),
+        (['{"code"', ": 1}"], "tool_calls", ['{"code": 1}']),
+    ],
+)
+def test_a_call_of_a_custom_tool_has_its_input_as_text(pieces: list[str], reason: str, deltas: list[str]):
+    parser = HandDrivenParser(*([part] for part in call(0, "code", *pieces)), [end(reason)])
+
+    answering = ResponseAnswer(ECHO, parser, ASKED, None, customs={"code"})
+    events = sent(answering.first() + b"".join(answering.events(TICK) for _ in range(len(pieces) + 2)))
+
+    kind = "response.custom_tool_call_input."
+    assert [event["delta"] for event in events if event["type"] == kind + "delta"] == deltas
+    assert [event["input"] for event in events if event["type"] == kind + "done"] == ["".join(deltas)]
+    (item,) = events[-1]["response"]["output"]
+    assert (item["type"], item["name"], item["call_id"], item["input"]) == (
+        "custom_tool_call", "code", "call_0", "".join(deltas)
+    )  # fmt: skip
+    for event in events:
+        TypeAdapter(ResponseStreamEvent).validate_python(event)
+
+
 def tokens(*words: str) -> tuple[TokenInfo, ...]:
     return tuple(
         TokenInfo(i, word.encode(), -0.5 * (i + 1), (Candidate(i, word.encode(), -0.5), Candidate(99, b"\xf0", -3.0)))

@@ -188,10 +188,11 @@ def test_what_is_not_offered_is_refused_by_name(asked, name, value):
         ({"tool_choice": {"type": "allowed_tools", "tools": [{"type": "function"}]}}, "tool_choice.tools[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [LOOK, {"type": "function"}]}, "tools[1].name"),
-        ({"tools": [LOOK, {"type": "custom", "name": "patch"}]}, "tools[1].type"),
+        ({"tools": [LOOK, {"type": "custom"}]}, "tools[1].name"),
         ({"tools": [LOOK, {"type": "namespace", "tools": [LOOK]}]}, "tools[1].name"),
         ({"tools": [{**ROOM, "tools": [LOOK, {"type": "function"}]}]}, "tools[0].tools[1].name"),
         ({"tools": [{**ROOM, "tools": [{"type": "web_search"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{**ROOM, "tools": [{"type": "custom", "name": "patch"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [{**LOOK, "parameters": "x"}]}, "tools[0].parameters"),
     ],
 )
@@ -293,6 +294,30 @@ def test_a_function_of_a_namespace_is_called_by_a_name_of_its_own(asked):
 
     assert [tool["function"]["name"] for tool in conversation.job.prompts[0].tools] == ["room__look", "look"]
     assert turns(conversation)[0]["tool_calls"][0]["function"]["name"] == "room__look"
+
+
+def test_a_custom_tool_is_a_function_with_an_input(asked):
+    called = {"type": "custom_tool_call", "call_id": "c1", "name": "code", "input": "1\n2"}
+    given = {**OUTPUT, "type": "custom_tool_call_output"}
+    tool = {"type": "custom", "name": "code", "description": "Runs.", "format": {"type": "text"}}
+
+    conversation = asked([called, given], tools=[tool], tool_choice={"type": "custom", "name": "code"})
+
+    function = conversation.job.prompts[0].tools[0]["function"]
+    assert (function["name"], list(function["parameters"]["properties"])) == ("code", ["input"])
+    assert conversation.tool_choice == CallPolicy(CallMode.REQUIRED, "code")
+    call, result = turns(conversation)
+    assert call["tool_calls"][0]["function"] == {"name": "code", "arguments": {"input": "1\n2"}}
+    assert result == {"role": "tool", "tool_call_id": "c1", "name": "code", "content": "a wall"}
+
+
+def test_a_grammar_of_a_custom_tool_is_refused():
+    form = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+
+    with pytest.raises(NotSupported) as refused:
+        call({"input": "Hi", "tools": [{"type": "custom", "name": "code", "format": form}]})
+
+    assert refused.value.param == "tools[0].format.type"
 
 
 @pytest.mark.parametrize("names", [[], ["reasoning.encrypted_content", "web_search_call.action.sources"]])
