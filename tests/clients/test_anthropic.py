@@ -188,6 +188,7 @@ def test_models_have_names_and_dates(client: anthropic.Anthropic) -> None:
     assert (listed.type, listed.display_name, listed.lifecycle) == ("model", listed.id, "active")
     assert abs(time.time() - listed.created_at.timestamp()) < 3600
     assert client.models.retrieve(MODEL).display_name == listed.id
+    assert listed.to_dict(warnings="error")["id"] == MODEL
 
 
 def test_errors_are_the_clients_own(client: anthropic.Anthropic, server: Server) -> None:

@@ -132,6 +132,20 @@ def test_vectors_have_the_length_1(ollama: Asked) -> None:
     assert sum(number**2 for number in single) != pytest.approx(1)
 
 
+def test_vectors_are_cut_and_have_the_length_1_again(ollama: Asked) -> None:
+    whole, cut, long = ollama(
+        """
+        sizes = (None, 64, 100_000)
+        print(json.dumps([list(client.embed(model, "a", dimensions=size).embeddings[0]) for size in sizes]))
+        """
+    )
+
+    assert len(cut) == 64
+    assert sum(number**2 for number in cut) == pytest.approx(1)
+    assert cut[0] * whole[63] == pytest.approx(cut[63] * whole[0])
+    assert long == whole
+
+
 def test_models_are_listed_shown_and_pulled(ollama: Asked) -> None:
     names, running, abilities, words = ollama(
         """

@@ -214,6 +214,28 @@ def test_a_tool_called_by_a_response(client: openai.OpenAI) -> None:
     assert says_something(second.output_text)
 
 
+def test_a_custom_tool_called_by_a_response(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "custom", "name": "code", "description": "Runs Python."}
+    asked: Any = {"model": MODEL, "max_output_tokens": 60, "tools": [tool], "parallel_tool_calls": False}
+    with client.responses.stream(**asked, input="Say 1 in Python.", tool_choice="required") as stream:
+        pieces = [event.delta for event in stream if event.type == "response.custom_tool_call_input.delta"]
+        first = stream.get_final_response()
+    (call,) = first.output
+    assert call.type == "custom_tool_call"
+    assert call.input == "".join(pieces)
+
+    said: Any = [{"role": "user", "content": "Say 1."}, call.to_dict(),
+                 {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "1"}]  # fmt: skip
+    items = client.responses.create(**asked, input=said, tool_choice="none")
+    kept = client.responses.create(**asked, input=said[2:], previous_response_id=first.id, tool_choice="none")
+
+    assert says_something(items.output_text)
+    assert says_something(kept.output_text)
+    assert [item.type for item in client.responses.input_items.list(items.id, order="asc")][1:] == [
+        "custom_tool_call", "custom_tool_call_output"
+    ]  # fmt: skip
+
+
 def test_what_agents_offer_and_include_unasked_does_not_stop_them(client: openai.OpenAI) -> None:
     space: Any = {"type": "namespace", "name": "sky", "description": "Looks up.", "tools": [FLAT]}
     asked: Any = {"model": MODEL, "max_output_tokens": 60, "store": False, "include": ["reasoning.encrypted_content"],

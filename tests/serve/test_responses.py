@@ -221,6 +221,14 @@ def test_a_stored_response_is_not_streamed_again(connection: Connection, query: 
     assert (answer.status, answer.error["param"]) == (400, query.split("=")[0])
 
 
+def test_a_response_is_read_with_what_there_is_nothing_of_included(connection: Connection) -> None:
+    stored = connection.post(HI, RESPONSES).json
+
+    answer = connection.ask("GET", f"{RESPONSES}/{stored['id']}?include[]=reasoning.encrypted_content")
+
+    assert (answer.status, answer.json) == (200, stored)
+
+
 def test_the_input_of_a_stored_response_is_listed_with_the_conversation_before_it(connection: Connection) -> None:
     first = connection.post({**HI, "input": "one"}, RESPONSES).json
     second = connection.post({**HI, "input": "two", "previous_response_id": first["id"]}, RESPONSES).json

@@ -5,6 +5,7 @@ Drops the oldest turns of a conversation that is too long for its model, as Olla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -286,8 +287,6 @@ def several_job(body: schema.OllamaEmbedBody, model: AskedModel) -> EmbedJob | N
     A text that is longer than the context is cut, as Ollama does, unless the request has `truncate: false`.
     """
     _check_offered(model)
-    if body.dimensions and body.dimensions != (size := model.card.meta.get("n_embd")):
-        raise NotSupported(f"dimensions: this model's vectors have {size}, and cannot be cut", "dimensions")
     if body.input is None:
         raise Refused("input is required", "input", "missing_required_parameter")
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -303,10 +302,13 @@ def single_job(body: schema.OllamaEmbeddingBody, model: AskedModel) -> EmbedJob 
     return EmbedJob((Text(check_text(body.prompt, "prompt")),), _AS_IT_IS, model=model.card.id)
 
 
-def several_answer(chunks: Sequence[Chunk], model: AskedModel, stopwatch: Stopwatch) -> OllamaEmbeddings:
+def several_answer(
+    chunks: Sequence[Chunk], model: AskedModel, stopwatch: Stopwatch, dimensions: int | None = None
+) -> OllamaEmbeddings:
+    """Makes the answer; `dimensions`: as many numbers each vector has, 0 and None for all."""
     return OllamaEmbeddings(
         model.name,
-        [floats(vector) for vector in vectors_of(chunks)],
+        [_cut(floats(vector), dimensions) for vector in vectors_of(chunks)],
         stopwatch.total,
         stopwatch.load,
         sum(prompt_tokens_of(chunks)),
@@ -315,6 +317,14 @@ def several_answer(chunks: Sequence[Chunk], model: AskedModel, stopwatch: Stopwa
 
 def single_answer(chunks: Sequence[Chunk]) -> OllamaEmbedding:
     return OllamaEmbedding(floats(vectors_of(chunks)[0]) if chunks else [])
+
+
+def _cut(vector: list[float], size: int | None) -> list[float]:
+    """Returns a vector's first numbers, with the length 1 again, as Ollama does for any model."""
+    if not size or size >= len(vector):
+        return vector
+    length = math.hypot(*vector[:size]) or 1.0
+    return [number / length for number in vector[:size]]
 
 
 def _check_offered(model: AskedModel) -> None:

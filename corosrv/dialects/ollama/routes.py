@@ -220,7 +220,7 @@ class OllamaRoutes:
     def embed(self) -> Response:
         body, asked, stopwatch = self._embedding_request(schema.embed_decoder)
         chunks = self._collect(parse.several_job(body, asked), body)
-        return json_response(parse.several_answer(chunks, asked, stopwatch))
+        return json_response(parse.several_answer(chunks, asked, stopwatch, body.dimensions))
 
     def embed_one(self) -> Response:
         body, asked, _ = self._embedding_request(schema.embedding_decoder)

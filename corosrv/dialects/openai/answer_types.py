@@ -213,12 +213,12 @@ class ListedModel(msgspec.Struct):
     aliases: list[str]
     tags: list[str]
     meta: dict[str, Any]
-    capabilities: list[str]
     status: ModelStatus
     type: Literal["model"]
     display_name: str
     created_at: str
     lifecycle: Literal["active"]
+    capabilities: list[str] | msgspec.UnsetType = msgspec.UNSET  # not for clients of Anthropic
     parent: str | msgspec.UnsetType = msgspec.UNSET  # of a LoRA adapter: its model
 
 

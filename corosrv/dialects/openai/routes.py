@@ -67,7 +67,7 @@ def _describe(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
         "tags": list(card.tags),
         "status": status_of(card),
         "meta": _meta(card, takes_embeds),
-        "capabilities": sorted(card.capabilities),
+        **_capabilities(card),
         "architecture": {"input_modalities": _modalities(card), "output_modalities": ["text"]},
         **for_anthropic(card.id, card.created),
     }
@@ -82,6 +82,11 @@ def for_anthropic(name: str, created: int) -> dict[str, Any]:
         "created_at": f"{datetime.fromtimestamp(created, timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
         "lifecycle": "active",
     }
+
+
+def _capabilities(card: ModelCard) -> dict[str, Any]:
+    """Returns the names of what a model can do; none for clients of Anthropic, to whom `capabilities` is an object."""
+    return {} if "Anthropic-Version" in request.headers else {"capabilities": sorted(card.capabilities)}
 
 
 def _modalities(card: ModelCard) -> list[str]:

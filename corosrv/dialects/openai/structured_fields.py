@@ -40,7 +40,11 @@ _FORK = (
 )
 
 
-class CompletionFields(ThoughtFields, kw_only=True):
+class TierFields(ThoughtFields, kw_only=True):
+    service_tier: ServiceTier | None = None
+
+
+class CompletionFields(TierFields, kw_only=True):
     forkable: Annotated[bool | None, Meta(description=_FORKABLE)] = None
     fork: Annotated[ForkFields | None, Meta(description=_FORK)] = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -50,7 +54,6 @@ class CompletionFields(ThoughtFields, kw_only=True):
     stream_options: StreamOptions | None = None
     verbose: bool | None = None
     include_compute: bool | None = None  # `usage` has the milliseconds of the machine; a stream ends with its usage
-    service_tier: ServiceTier | None = None
 
 
 # With a fork: what its answer has decided already.
@@ -86,7 +89,7 @@ def includes_usage(fields: CompletionFields) -> bool:
     return bool(fields.stream_options.include_usage or fields.include_compute)
 
 
-def priority_of(fields: CompletionFields) -> int | None:
+def priority_of(fields: TierFields) -> int | None:
     """Returns the priority that the body asks for: its own, or the last for what has time, `flex`.
 
     `priority` of the service tier is `default` here: which key goes first its operator decides, by the key's own tier.
@@ -94,7 +97,7 @@ def priority_of(fields: CompletionFields) -> int | None:
     return fields.priority or (LAST_PRIORITY if fields.service_tier == "flex" else None)
 
 
-def served_tier(fields: CompletionFields) -> str:
+def served_tier(fields: TierFields) -> str:
     """Returns the service tier that the answer to a body with one names."""
     return "flex" if fields.service_tier == "flex" and not fields.priority else "default"
 

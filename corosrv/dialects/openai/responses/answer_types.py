@@ -11,7 +11,15 @@ from corosrv.dialects.generation.job_usage import PromptProgress, Timings
 from corosrv.dialects.openai.responses import schema
 
 ItemStatus = Literal["in_progress", "completed", "incomplete", "failed"]
-ItemType = Literal["message", "reasoning", "function_call", "mcp_list_tools", "mcp_call", "mcp_approval_request"]
+ItemType = Literal[
+    "message",
+    "reasoning",
+    "function_call",
+    "custom_tool_call",
+    "mcp_list_tools",
+    "mcp_call",
+    "mcp_approval_request",
+]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
@@ -54,6 +62,7 @@ class ResponseItem(msgspec.Struct):
     name: str | msgspec.UnsetType = msgspec.UNSET
     namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str | msgspec.UnsetType = msgspec.UNSET
+    input: Annotated[str, Meta(description="What a custom tool is called with")] | msgspec.UnsetType = msgspec.UNSET
     server_label: str | msgspec.UnsetType = msgspec.UNSET
     tools: list[schema.McpListedTool] | msgspec.UnsetType = msgspec.UNSET
     output: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -109,22 +118,27 @@ class ResponseObject(msgspec.Struct):
     usage: ResponseUsage | None
     model: str
     background: bool
+    frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
+    prompt_cache_key: str | None
     reasoning: schema.ReasoningOptions
+    safety_identifier: str | None
+    service_tier: Literal["default", "flex"]
     store: bool
     temperature: float
     text: schema.TextOptions
     tool_choice: str | schema.NamedTool
     tools: list[schema.Tool]
+    top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
     conversation: schema.Reference | msgspec.UnsetType = msgspec.UNSET
-    top_logprobs: int | msgspec.UnsetType = msgspec.UNSET
-    max_tool_calls: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompactedResponse(msgspec.Struct):
@@ -155,6 +169,7 @@ class ResponseEvent(msgspec.Struct):
     name: str | msgspec.UnsetType = msgspec.UNSET
     namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str | msgspec.UnsetType = msgspec.UNSET
+    input: str | msgspec.UnsetType = msgspec.UNSET
     text: str | msgspec.UnsetType = msgspec.UNSET
 
 

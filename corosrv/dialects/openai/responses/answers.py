@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
 import msgspec
@@ -44,6 +46,7 @@ _EVENT = {
     BlockKind.CALL: "response.function_call_arguments",
 }
 _CUT_REASONS: dict[str, CutReason] = {"length": "max_output_tokens", "cancelled": "abort"}
+_CUSTOM_INPUT = "response.custom_tool_call_input"
 _NO_OPTIONS = AnswerOptions()
 _NO_NAMESPACES: Mapping[str, tuple[str, str]] = {}
 
@@ -60,11 +63,13 @@ class ResponseAnswer(BlockAnswer):
         options: AnswerOptions = _NO_OPTIONS,
         origins: Mapping[str, tuple[str, str]] = _NO_NAMESPACES,
         input_items: tuple[dict[str, Any], ...] = (),
+        customs: Set[str] = frozenset(),
     ) -> None:
         """`turns` and `input_items` are the conversation before it; `keep` stores it at the end; its events show what
         `options` say.
 
-        `origins` has namespace and name of the functions that are called by another name.
+        `origins` has namespace and name of the functions that are called by another name; `customs` the names of
+        those that stand for custom tools.
         """
         super().__init__(parser)
         self.blocks.keeps_tokens = options.logprobs
@@ -80,6 +85,8 @@ class ResponseAnswer(BlockAnswer):
         self._turns = turns
         self._keep = keep
         self._origins = origins
+        self._customs = customs
+        self._inputs: dict[int, _InputReader] = defaultdict(_InputReader)  # of calls of custom tools
         self.input_items = input_items
         self._sequence_number = 0
         self.is_background: bool = echo["background"]
@@ -121,12 +128,20 @@ class ResponseAnswer(BlockAnswer):
         return events + self._send("response.content_part.added", **self._place(block), part=self._part(block))
 
     def block_delta(self, block: AnswerBlock, piece: str) -> bytes:
+        if self._is_custom(block):
+            piece = self._inputs[block.number].read(piece)
+            return self._send(_CUSTOM_INPUT + ".delta", **self._place(block), delta=piece) if piece else b""
         extras = self._logprobs(block, is_new=True) | self._timings
         return self._send(_EVENT[block.kind] + ".delta", **self._place(block), **extras, delta=piece)
 
     def block_end(self, block: AnswerBlock) -> bytes:
         done, place = _EVENT[block.kind] + ".done", self._place(block)
-        if block.kind is BlockKind.CALL:
+        if self._is_custom(block):
+            input = _input(block, self._status(block))
+            is_told = not input or self._inputs[block.number].is_inside
+            events = b"" if is_told else self._send(_CUSTOM_INPUT + ".delta", **place, delta=input)
+            events += self._send(_CUSTOM_INPUT + ".done", **place, input=input)
+        elif block.kind is BlockKind.CALL:
             events = self._send(done, **place, **self._called(block), arguments=block.text)
         else:
             events = self._send(done, **place, **self._logprobs(block), text=block.text)
@@ -174,7 +189,7 @@ class ResponseAnswer(BlockAnswer):
         return place if block.kind is BlockKind.CALL else {**place, "content_index": 0}
 
     def _id(self, block: AnswerBlock) -> str:
-        return item_id(_ID[block.kind], self._key, block.number)
+        return item_id("ctc" if self._is_custom(block) else _ID[block.kind], self._key, block.number)
 
     def _item(self, block: AnswerBlock, status: ItemStatus, has_part: bool = True) -> ResponseItem:
         id, parts = self._id(block), [self._part(block)] if has_part else []
@@ -182,7 +197,14 @@ class ResponseAnswer(BlockAnswer):
             return ResponseItem(id, "message", status, role="assistant", content=parts)
         if block.kind is BlockKind.REASONING:
             return ResponseItem(id, "reasoning", status, summary=[], content=parts)
+        if self._is_custom(block):
+            return ResponseItem(
+                id, "custom_tool_call", status, call_id=block.id, name=block.name, input=_input(block, status)
+            )
         return ResponseItem(id, "function_call", status, call_id=block.id, **self._called(block), arguments=block.text)
+
+    def _is_custom(self, block: AnswerBlock) -> bool:
+        return block.kind is BlockKind.CALL and block.name in self._customs
 
     def _called(self, block: AnswerBlock) -> dict[str, Any]:
         if block.name not in self._origins:
@@ -264,6 +286,39 @@ class CompactionAnswer(ResponseAnswer):
         told = [item for item in self.input_items[:-1] if item["type"] == "message" and item["role"] == "user"]
         compaction = {"id": item_id("cmp", self._key, 0), "type": "compaction", "encrypted_content": seal(summary)}
         return CompactedResponse(self.id, "response.compaction", self._created, [*told, compaction], self._usage())
+
+
+# A string's text in JSON, up to its end or to an escape that is not whole yet; escaped halves of a character go
+# together.
+_TEXT = re.compile(
+    r'(?:[^"\\]+|\\["\\/bfnrt]|\\u[dD][89abAB][\da-fA-F]{2}\\u[\da-fA-F]{4}|\\u(?![dD][89abAB])[\da-fA-F]{4})*'
+)
+_BEFORE_TEXT = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+
+
+class _InputReader:
+    """Reads what a custom tool is called with out of a call's arguments, piece by piece."""
+
+    def __init__(self) -> None:
+        self._rest = ""  # what cannot be told yet
+        self.is_inside = False
+
+    def read(self, piece: str) -> str:
+        self._rest += piece
+        begin = None if self.is_inside else _BEFORE_TEXT.match(self._rest)
+        if begin is None and not self.is_inside:
+            return ""
+        text = _TEXT.match(self._rest, begin.end() if begin else 0)
+        assert text is not None
+        self.is_inside, self._rest = True, self._rest[text.end() :]
+        return str(json.loads(f'"{text[0]}"', strict=False)).encode(errors="ignore").decode()
+
+
+def _input(block: AnswerBlock, status: ItemStatus) -> str:
+    """Returns the input of a call; its arguments as they are where a model that no grammar holds wrote others."""
+    reader = _InputReader()
+    text = reader.read(block.text)
+    return block.text if status == "completed" and not reader.is_inside else text
 
 
 def _json_list(pieces: Iterable[bytes]) -> msgspec.Raw:

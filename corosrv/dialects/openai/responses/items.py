@@ -44,12 +44,13 @@ _ADDED_UNASKED = frozenset(("web_search", "web_search_preview", "image_generatio
 class FunctionTools:
     """Functions that the model may call, and what the answer says of them.
 
-    `origins` has the namespace and the name of a function by the name under which the model calls it. `toolboxes` are
-    those of MCP servers, whose functions are not known yet.
+    `origins` has the namespace and the name of a function by the name under which the model calls it. `customs` are the
+    names of those that stand for custom tools. `toolboxes` are those of MCP servers, whose functions are not known yet.
     """
 
     functions: tuple[dict[str, Any], ...]
     origins: Mapping[str, tuple[str, str]]
+    customs: frozenset[str]
     echo: tuple[schema.Tool, ...]
     toolboxes: tuple[McpToolbox, ...]
 
@@ -58,7 +59,7 @@ def read_tools(tools: list[schema.Tool], access: McpAccess) -> FunctionTools:
     """Makes the functions that a request's tools stand for. Raises Refused, which names the place."""
     check_count(tools)
     placed_tools = [(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
-    if any(tool.type in ("function", "namespace", "mcp") for tool in tools):
+    if any(tool.type in ("function", "custom", "namespace", "mcp") for tool in tools):
         placed_tools = [(param, tool) for param, tool in placed_tools if tool.type not in _ADDED_UNASKED]
     functions, origins = list[dict[str, Any]](), dict[str, tuple[str, str]]()
     boxes, echo = list[tuple[str, schema.Tool]](), list[schema.Tool]()
@@ -74,9 +75,10 @@ def read_tools(tools: list[schema.Tool], access: McpAccess) -> FunctionTools:
                 origins[function["function"]["name"]] = (namespace, name)
                 functions.append(function)
         else:
-            functions.append(_function(tool, param))
+            functions.append(_custom(tool, param) if tool.type == "custom" else _function(tool, param))
+    customs = frozenset(str(tool.name) for tool in echo if tool.type == "custom")
     toolboxes = mcp_items.read_toolboxes(boxes, access) if boxes else ()
-    return FunctionTools(tuple(functions), origins, tuple(echo), toolboxes)
+    return FunctionTools(tuple(functions), origins, customs, tuple(echo), toolboxes)
 
 
 def called(namespace: str | None, name: str) -> str:
@@ -94,8 +96,16 @@ def _functions(space: schema.Tool, namespace: str, param: str) -> Iterator[tuple
 
 def _function(tool: schema.Tool, param: str, namespace: str | None = None) -> dict[str, Any]:
     if tool.type != "function":
-        raise NotSupported(f"{param}.type: only 'function' is offered here, not {tool.type[:40]!r}", f"{param}.type")
+        offered = "only 'function' and 'custom' are" if namespace is None else "only 'function' is"
+        raise NotSupported(f"{param}.type: {offered} offered here, not {tool.type[:40]!r}", f"{param}.type")
     return conversation.tool(called(namespace, _name(tool, param)), tool.description, tool.parameters)
+
+
+def _custom(tool: schema.Tool, param: str) -> dict[str, Any]:
+    """Makes the function that stands for a custom tool: its only argument is the tool's input."""
+    if tool.format is not None and tool.format.get("type") != "text":
+        raise NotSupported(f"{param}.format.type: only 'text' is offered here", f"{param}.format.type")
+    return conversation.tool(_name(tool, param), tool.description, schema.CUSTOM_PARAMETERS)
 
 
 def _name(tool: schema.Tool, param: str) -> str:
@@ -105,6 +115,7 @@ def _name(tool: schema.Tool, param: str) -> str:
 
 
 _IMAGE = "input_image"
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _REFERENCE = "item_reference"
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -138,7 +149,7 @@ def add(
 
 
 def _n_images(item: dict[str, Any]) -> int:
-    content = item.get("output") if item.get("type") == "function_call_output" else item.get("content")
+    content = item.get("output") if item.get("type") in _OUTPUTS else item.get("content")
     parts = content if isinstance(content, list) else ()
     return sum(isinstance(part, dict) and part.get("type") == _IMAGE for part in parts)
 
@@ -156,9 +167,13 @@ def _message(item: dict[str, Any], param: str, to: TurnList, images: ReadsImages
 
 def _call(item: dict[str, Any], param: str, to: TurnList, _: ReadsImages | None) -> None:
     call = convert(item, schema.CallItem, param)
-    to.call(
-        call.call_id, called(call.namespace, call.name), conversation.arguments(call.arguments, f"{param}.arguments")
-    )
+    arguments = conversation.arguments(call.arguments, f"{param}.arguments")
+    to.call(call.call_id, called(call.namespace, call.name), arguments)
+
+
+def _custom_call(item: dict[str, Any], param: str, to: TurnList, _: ReadsImages | None) -> None:
+    call = convert(item, schema.CustomCallItem, param)
+    to.call(call.call_id, call.name, {"input": check_text(call.input, f"{param}.input")})
 
 
 def _output(item: dict[str, Any], param: str, to: TurnList, images: ReadsImages | None) -> None:
@@ -196,6 +211,8 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, TurnList, ReadsImages | None], 
     "message": _message,
     "function_call": _call,
     "function_call_output": _output,
+    "custom_tool_call": _custom_call,
+    "custom_tool_call_output": _output,
     "reasoning": _reasoning,
     "compaction": _compaction,
     **mcp_items.ITEMS,
@@ -248,7 +265,7 @@ _NOTHING_TO_INCLUDE = frozenset(
 )  # fmt: skip
 _MAX_ID = 512  # characters
 _PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
-           "compaction": "cmp"}  # fmt: skip
+           "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "compaction": "cmp"}  # fmt: skip
 _PREFIX |= mcp_items.PREFIXES
 
 
@@ -324,7 +341,7 @@ def _item(item: Item, shelf: Shelf, param: str) -> Item:
     told: Item = {**status, **item, "id": id, "type": kind}
     if kind == "message":
         told["content"] = _parts(item["content"], "output_text" if item["role"] == "assistant" else "input_text")
-    elif kind == "function_call_output" and not isinstance(item["output"], str):
+    elif kind in _OUTPUTS and not isinstance(item["output"], str):
         told["output"] = _parts(item["output"], "input_text")
     return told
 
@@ -335,7 +352,7 @@ def _parts(content: str | list[Item], kind: str) -> list[Item]:
 
 def without_urls(item: Item) -> Item:
     """Returns an item without the URLs of its images, which may be whole files."""
-    place = "output" if item["type"] == "function_call_output" else "content"
+    place = "output" if item["type"] in _OUTPUTS else "content"
     parts = item.get(place)
     if not isinstance(parts, list) or not any("image_url" in part for part in parts):
         return item

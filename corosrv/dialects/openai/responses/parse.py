@@ -35,7 +35,13 @@ from corosrv.dialects.openai.responses.mcp_answers import McpAnswer, McpPlan
 from corosrv.dialects.openai.responses.mcp_items import McpAccess, McpToolbox, approved_calls, known_lists
 from corosrv.dialects.openai.responses.store import Item, Shelf, Stored, output_items
 from corosrv.dialects.openai.responses.stored_images import read_images
-from corosrv.dialects.openai.structured_fields import RequestedFormat, format_of_outputs, with_grammar
+from corosrv.dialects.openai.structured_fields import (
+    RequestedFormat,
+    format_of_outputs,
+    priority_of,
+    served_tier,
+    with_grammar,
+)
 from corosrv.images.intake import ImageIntake
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].parameters")
@@ -96,7 +102,7 @@ def call(
     listed = (*earlier.items, *new_items) if is_stored or answer_kind is CompactionAnswer else ()
     if images is not None and is_stored:
         listed = tuple(map(items.without_urls, listed))
-    answer = answer_kind(echo, parser, turns, keep, options, tools.origins, listed)
+    answer = answer_kind(echo, parser, turns, keep, options, tools.origins, listed, tools.customs)
     if tools.toolboxes or has_items:
         context = (*earlier.items, *new_items)
         approved = approved_calls(context, turns, tools.toolboxes)
@@ -106,8 +112,9 @@ def call(
                 known_lists(context, tools.toolboxes), approved, body.max_tool_calls, body.max_output_tokens,
                 access.timeout_s,
             )  # fmt: skip
-            answer = McpAnswer(plan, echo, parser, turns, keep, options, tools.origins, listed)
-    return Call(job, options.stream, answer, body.priority, card=card, ping_interval=body.sse_ping_interval)
+            answer = McpAnswer(plan, echo, parser, turns, keep, options, tools.origins, listed, tools.customs)
+    priority = body.priority if body.service_tier is None else priority_of(body)
+    return Call(job, options.stream, answer, priority, card=card, ping_interval=body.sse_ping_interval)
 
 
 _SUM_UP = (
@@ -225,6 +232,10 @@ def _n_probs(body: schema.ResponseBody) -> int:
     return -1
 
 
+_CALLED = ("function", "custom")
+_CALLED_WORDS = "'function' and 'custom'"
+
+
 def _tool_choice(choice: str | schema.NamedTool | None, toolboxes: Sequence[McpToolbox]) -> CallPolicy:
     if choice is None or isinstance(choice, str):
         return CallPolicy(CallMode(choice or "auto"))
@@ -235,9 +246,9 @@ def _tool_choice(choice: str | schema.NamedTool | None, toolboxes: Sequence[McpT
         return CallPolicy(CallMode.REQUIRED, choice.name)
     if choice.type == "allowed_tools":
         return CallPolicy(CallMode(choice.mode or "auto"))
-    if choice.type != "function":
+    if choice.type not in _CALLED:
         raise NotSupported(
-            f"tool_choice.type: only 'function' is offered here, not {choice.type[:40]!r}", "tool_choice.type"
+            f"tool_choice.type: only {_CALLED_WORDS} are offered here, not {choice.type[:40]!r}", "tool_choice.type"
         )
     if choice.name is None:
         raise Refused("tool_choice.name is required", "tool_choice.name", "missing_required_parameter")
@@ -250,8 +261,9 @@ def _allowed(functions: tuple[Tool, ...], choice: schema.NamedTool) -> tuple[Too
     if not choice.tools:
         raise Refused(f"{param} is required", param, "missing_required_parameter")
     for number, tool in enumerate(choice.tools):
-        if tool.type != "function":
-            raise NotSupported(f"{param}[{number}]: only functions may be listed here", f"{param}[{number}]")
+        if tool.type not in _CALLED:
+            words = f"{param}[{number}]: only functions and custom tools may be listed here"
+            raise NotSupported(words, f"{param}[{number}]")
     return allowed_tools(functions, [tool.name or "" for tool in choice.tools], param)
 
 
@@ -289,25 +301,28 @@ def _echo(
     echo = {
         "model": card.id,
         "background": bool(body.background),
+        "frequency_penalty": job.sampling.frequency_penalty,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": job.sampling.presence_penalty,
         "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": body.reasoning or schema.ReasoningOptions(),
+        "safety_identifier": body.safety_identifier,
+        "service_tier": served_tier(body),
         "store": is_stored,
         "temperature": job.sampling.temperature,
         "text": body.text if body.text and body.text.format else schema.TextOptions(schema.TextFormat("text")),
         "tool_choice": body.tool_choice or "auto",
         "tools": list(tools.echo),
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": job.sampling.top_p,
         "truncation": body.truncation or "disabled",
     }
     if body.conversation is not None:
         id = body.conversation if isinstance(body.conversation, str) else body.conversation.id
         echo["conversation"] = schema.Reference(id)
-    if body.max_tool_calls is not None:
-        echo["max_tool_calls"] = body.max_tool_calls
-    if body.top_logprobs is not None:
-        echo["top_logprobs"] = body.top_logprobs
     return echo

@@ -214,10 +214,10 @@ def blueprint(
     @api_docs.read
     def read(id: str) -> Response:
         is_stream = request.args.get("stream", "false") != "false"
-        for name in ("include",) if is_stream else ("starting_after", "include"):
-            if name in request.args or f"{name}[]" in request.args:
-                words = f"{name} is not offered for a stored response" + (" without stream" * (name != "include"))
-                raise NotSupported(words, name, "unsupported_parameter")
+        items.read_include(request.args)
+        if not is_stream and "starting_after" in request.args:
+            words = "starting_after is not offered for a stored response without stream"
+            raise NotSupported(words, "starting_after", "unsupported_parameter")
         if is_stream:
             return background.follow(id, shelf())
         return json_response(background.read(id) or shelf().get(id).response)

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.dialects.generation import fields
-from corosrv.dialects.generation.fields import ModelName, ThoughtFields
-from corosrv.dialects.openai.structured_fields import StructuredOutputs
+from corosrv.dialects.generation.fields import ModelName
+from corosrv.dialects.openai.structured_fields import StructuredOutputs, TierFields
 
 MAX_ITEMS = 2048
 MAX_PARTS = 2048  # of one item
@@ -62,6 +62,12 @@ class CallItem(msgspec.Struct):
     name: str
     arguments: str | dict[str, Any]
     namespace: str | None = None
+
+
+class CustomCallItem(msgspec.Struct):
+    call_id: str
+    name: str
+    input: str
 
 
 class OutputItem(msgspec.Struct):
@@ -138,7 +144,7 @@ class ApprovalFilter(msgspec.Struct, omit_defaults=True):
 
 
 class Tool(msgspec.Struct, omit_defaults=True):
-    """A function, a namespace with functions in it, or the tools of an MCP server.
+    """A function, a custom tool, a namespace with functions in it, or the tools of an MCP server.
 
     Whatever else there is belongs to OpenAI's own servers.
     """
@@ -148,6 +154,7 @@ class Tool(msgspec.Struct, omit_defaults=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None  # of a custom tool's input
     tools: list[Tool] | None = None
     server_label: Annotated[str, Meta(pattern="^[A-Za-z][A-Za-z0-9_-]{0,63}$")] | None = None
     server_url: str | None = None
@@ -162,6 +169,15 @@ class Tool(msgspec.Struct, omit_defaults=True):
     defer_loading: bool | None = None
 
 
+# Of the function that stands for a custom tool.
+CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "maxLength": 100_000}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
 class NamedTool(msgspec.Struct, omit_defaults=True):
     type: str
     name: str | None = None
@@ -170,7 +186,7 @@ class NamedTool(msgspec.Struct, omit_defaults=True):
     tools: list[NamedTool] | None = None
 
 
-class ResponseBody(ThoughtFields, kw_only=True):
+class ResponseBody(TierFields, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS)]
     background: bool | None = None
     conversation: str | Reference | None = None
@@ -181,7 +197,9 @@ class ResponseBody(ThoughtFields, kw_only=True):
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
+    prompt_cache_key: str | None = None  # told again in the answer, as the next one is
     reasoning: ReasoningOptions | None = None
+    safety_identifier: str | None = None
     store: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     text: TextOptions | None = None

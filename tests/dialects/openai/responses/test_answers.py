@@ -21,17 +21,24 @@ from tests.support.parsers import LAST_TICK, TICK, HandDrivenParser, call, end, 
 ECHO = {
     "model": "tiny",
     "background": False,
+    "frequency_penalty": 0.0,
     "instructions": None,
     "max_output_tokens": None,
+    "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
     "previous_response_id": None,
+    "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
     "store": True,
     "temperature": 0.8,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
+    "top_logprobs": 0,
     "top_p": 0.95,
     "truncation": "disabled",
 }
@@ -284,6 +291,34 @@ def test_a_call_of_a_function_in_a_namespace_names_both():
 
     named = [event.get("item", event) for event in events if event["type"].endswith(("item.done", "arguments.done"))]
     assert [(one["namespace"], one["name"]) for one in named] == 2 * [("room", "look")]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason", "deltas"),
+    [
+        (['{"in', 'put": "a', "\\", 'n\\"b', '"}'], "tool_calls", ["a", '\n"b']),
+        (['{\n  "input":"', "\\ud83d", "\\ude00", '\\u00e9"\n}'], "tool_calls", ["\U0001f600", "\xe9"]),
+        (['{"input": "a', "\\u00"], "length", ["a"]),
+        (['{"inp'], "length", []),
+        (['{"input": ""}'], "tool_calls", []),
+        (['{"code"', ": 1}"], "tool_calls", ['{"code": 1}']),
+    ],
+)
+def test_a_call_of_a_custom_tool_has_its_input_as_text(pieces: list[str], reason: str, deltas: list[str]):
+    parser = HandDrivenParser(*([part] for part in call(0, "code", *pieces)), [end(reason)])
+
+    answering = ResponseAnswer(ECHO, parser, ASKED, None, customs={"code"})
+    events = sent(answering.first() + b"".join(answering.events(TICK) for _ in range(len(pieces) + 2)))
+
+    kind = "response.custom_tool_call_input."
+    assert [event["delta"] for event in events if event["type"] == kind + "delta"] == deltas
+    assert [event["input"] for event in events if event["type"] == kind + "done"] == ["".join(deltas)]
+    (item,) = events[-1]["response"]["output"]
+    assert (item["type"], item["name"], item["call_id"], item["input"]) == (
+        "custom_tool_call", "code", "call_0", "".join(deltas)
+    )  # fmt: skip
+    for event in events:
+        TypeAdapter(ResponseStreamEvent).validate_python(event)
 
 
 def tokens(*words: str) -> tuple[TokenInfo, ...]:

@@ -9,6 +9,7 @@ from werkzeug.test import EnvironBuilder
 
 from corosrv.base.errors import CorosrvError, NotFound, NotSupported, Refused
 from corosrv.contracts.jobs import Chunk, Finish, Job, Messages, ModelCard
+from corosrv.contracts.jobs.terms import LAST_PRIORITY
 from corosrv.dialects.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
 from corosrv.dialects.chat.prepare import TextParser
 from corosrv.dialects.openai.responses import items, parse, schema
@@ -187,10 +188,11 @@ def test_what_is_not_offered_is_refused_by_name(asked, name, value):
         ({"tool_choice": {"type": "allowed_tools", "tools": [{"type": "function"}]}}, "tool_choice.tools[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [LOOK, {"type": "function"}]}, "tools[1].name"),
-        ({"tools": [LOOK, {"type": "custom", "name": "patch"}]}, "tools[1].type"),
+        ({"tools": [LOOK, {"type": "custom"}]}, "tools[1].name"),
         ({"tools": [LOOK, {"type": "namespace", "tools": [LOOK]}]}, "tools[1].name"),
         ({"tools": [{**ROOM, "tools": [LOOK, {"type": "function"}]}]}, "tools[0].tools[1].name"),
         ({"tools": [{**ROOM, "tools": [{"type": "web_search"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{**ROOM, "tools": [{"type": "custom", "name": "patch"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [{**LOOK, "parameters": "x"}]}, "tools[0].parameters"),
     ],
 )
@@ -294,6 +296,30 @@ def test_a_function_of_a_namespace_is_called_by_a_name_of_its_own(asked):
     assert turns(conversation)[0]["tool_calls"][0]["function"]["name"] == "room__look"
 
 
+def test_a_custom_tool_is_a_function_with_an_input(asked):
+    called = {"type": "custom_tool_call", "call_id": "c1", "name": "code", "input": "1\n2"}
+    given = {**OUTPUT, "type": "custom_tool_call_output"}
+    tool = {"type": "custom", "name": "code", "description": "Runs.", "format": {"type": "text"}}
+
+    conversation = asked([called, given], tools=[tool], tool_choice={"type": "custom", "name": "code"})
+
+    function = conversation.job.prompts[0].tools[0]["function"]
+    assert (function["name"], list(function["parameters"]["properties"])) == ("code", ["input"])
+    assert conversation.tool_choice == CallPolicy(CallMode.REQUIRED, "code")
+    call, result = turns(conversation)
+    assert call["tool_calls"][0]["function"] == {"name": "code", "arguments": {"input": "1\n2"}}
+    assert result == {"role": "tool", "tool_call_id": "c1", "name": "code", "content": "a wall"}
+
+
+def test_a_grammar_of_a_custom_tool_is_refused():
+    form = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+
+    with pytest.raises(NotSupported) as refused:
+        call({"input": "Hi", "tools": [{"type": "custom", "name": "code", "format": form}]})
+
+    assert refused.value.param == "tools[0].format.type"
+
+
 @pytest.mark.parametrize("names", [[], ["reasoning.encrypted_content", "web_search_call.action.sources"]])
 def test_what_there_is_nothing_of_may_be_included(asked, names):
     assert asked(include=names) == asked()
@@ -386,6 +412,12 @@ def test_a_response_says_what_was_asked():
         "parallel_tool_calls": False,
         "text": {"format": {"type": "text"}, "verbosity": "low"},
         "store": False,
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "max_tool_calls": 3,
+        "prompt_cache_key": "one",
+        "safety_identifier": "me",
+        "service_tier": "flex",
     }
 
     response = complete_json(call({"input": "Hi", **sent}).answer, HELLO)
@@ -397,8 +429,23 @@ def test_a_response_says_what_was_taken_for_granted():
     response = complete_json(call({"input": "Hi"}).answer, HELLO)
 
     expected = {"temperature": 0.8, "top_p": 0.95, "tools": [], "tool_choice": "auto", "store": True, "metadata": {},
-                "text": {"format": {"type": "text"}}, "instructions": None, "max_output_tokens": None}  # fmt: skip
+                "text": {"format": {"type": "text"}}, "instructions": None, "max_output_tokens": None,
+                "frequency_penalty": 0.0, "presence_penalty": 0.0, "max_tool_calls": None, "prompt_cache_key": None,
+                "safety_identifier": None, "service_tier": "default", "top_logprobs": 0}  # fmt: skip
     assert {name: response[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority"),
+    [
+        ({"service_tier": "flex"}, LAST_PRIORITY),
+        ({"service_tier": "priority"}, None),
+        ({"service_tier": "flex", "priority": 3}, 3),
+        ({}, None),
+    ],
+)
+def test_a_response_with_a_service_tier_has_its_priority(fields, priority):
+    assert call({"input": "Hi", **fields}).priority == priority
 
 
 def test_thoughts_after_words_begin_another_turn(asked):
