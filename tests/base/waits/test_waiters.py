@@ -143,13 +143,13 @@ def test_what_a_look_raises_ends_the_wait_and_nobody_else_s(descriptor, waiter):
 def test_a_look_puts_off_the_time_out(descriptor, waiter):
     looks: list[float] = []
     began = time.monotonic()
-    waiting = gevent.spawn(waiter.wait, 0.1, lambda: looks.append(time.monotonic() - began))
-    gevent.spawn_later(0.07, descriptor.signal)
+    waiting = gevent.spawn(waiter.wait, 0.15, lambda: looks.append(time.monotonic() - began))
+    gevent.spawn_later(0.05, descriptor.signal)
 
     with pytest.raises(waits.TimedOut):
         waiting.get(timeout=TIMEOUT)
 
-    assert time.monotonic() - began >= looks[0] + 0.1
+    assert time.monotonic() - began >= looks[0] + 0.15
 
 
 def test_a_write_while_nobody_waits_is_not_lost_and_lets_others_go_first(descriptor, waiter):
