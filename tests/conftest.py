@@ -4,6 +4,7 @@ A look at what holds the hub is there as well.
 """
 
 import gc
+import importlib
 import os
 import resource
 from collections import Counter
@@ -19,6 +20,10 @@ from tests.support.engines import opened, packaged_model
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(own_process.plugin(config))
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # a loaded machine may take long for one example
+        hypothesis = importlib.import_module("hypothesis")
+        hypothesis.settings.register_profile("patient", deadline=None)
+        hypothesis.settings.load_profile("patient")
 
 
 @pytest.hookimpl(trylast=True)

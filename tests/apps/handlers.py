@@ -301,12 +301,22 @@ async def print_async(request: Any) -> Any:
     return {"n": [1]}
 
 
+let_threads_go = threading.Semaphore(0)
+
+
+@app.model("let_go", outputs=N)
+def let_go(request: Any) -> Any:
+    """Lets one call or thread go on that waits for this."""
+    let_threads_go.release()
+    return {"n": [1]}
+
+
 @app.model("print_later", outputs=N)
 def print_later(request: Any) -> Any:
-    """Prints when the call is over."""
+    """Prints when the call is over, and another has let it go on."""
 
     def work() -> None:
-        time.sleep(0.05)
+        let_threads_go.acquire(timeout=10)
         print("too late", flush=True)
 
     threading.Thread(target=work).start()
@@ -487,7 +497,7 @@ async def ask_uncaught_async(request: Any, context: AsyncContext) -> Any:
 
 @app.model("ask_later", outputs=N)
 def ask_later(request: Any, context: Context) -> Any:
-    """Leaves a thread behind that waits for the answer of one call, and then makes another."""
+    """Leaves a thread behind that waits for the answer of one call, and then makes another. Ends when it is let go."""
 
     def work() -> None:
         for _ in range(2):
@@ -497,7 +507,7 @@ def ask_later(request: Any, context: Context) -> Any:
                 print(kind_of(error), flush=True)
 
     threading.Thread(target=work).start()
-    time.sleep(0.05)
+    let_threads_go.acquire(timeout=10)
     return {"n": [1]}
 
 

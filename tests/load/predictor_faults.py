@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 APP = (*GUNICORN, "-b", "127.0.0.1:0", "tests.load.restless_app:application")
 TERMINAL = {"succeeded", "failed", "canceled"}
 N_CLIENTS = 8
-PATIENCE = 30.0  # seconds that anything may take
+PATIENCE = 60.0  # seconds that anything may take
 
 # What predictions do, and how often.
 DEEDS = {

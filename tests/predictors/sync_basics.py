@@ -185,8 +185,8 @@ class Predictor(BasePredictor):
             "queue": lambda: queue.Queue().get(timeout=1000),
             "pipe": lambda: os.read(read_end, 1),
         }
-        threading.Timer(0.05, print, ["waiting"]).start()  # when this thread does
         try:
+            threading.Timer(0.05, print, ["waiting"]).start()  # when this thread does
             waits[text]()
         finally:
             print("cleaned up")

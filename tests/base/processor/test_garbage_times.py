@@ -13,10 +13,12 @@ from corosrv.base.processor import GarbageTimes, GenerationTotals
 
 @pytest.fixture
 def times() -> Iterator[GarbageTimes]:
+    gc.disable()  # no collection but those that a test asks for
     times = GarbageTimes()
     times.watch()
     yield times
     gc.callbacks.remove(times._on_collection)
+    gc.enable()
 
 
 def test_a_full_collection_is_kept_with_its_time(times: GarbageTimes) -> None:

@@ -1,5 +1,6 @@
 """Waiting for a descriptor, through the hub and in a plain thread."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -73,7 +74,8 @@ def test_a_wait_ends_in_time(waiter, seconds):
 @pytest.mark.parametrize("timeout", [TIMEOUT, None])
 def test_a_later_wait_is_not_cut_short_by_an_earlier_timer(descriptor, waiter, timeout):
     descriptor.signal()
-    waiter.wait(0.02)
+    with contextlib.suppress(waits.TimedOut):  # a busy machine may see the signal too late
+        waiter.wait(0.02)
     descriptor.clear()
     waiting = gevent.spawn(waiter.wait, timeout)
     gevent.sleep(0.05)
@@ -143,13 +145,13 @@ def test_what_a_look_raises_ends_the_wait_and_nobody_else_s(descriptor, waiter):
 def test_a_look_puts_off_the_time_out(descriptor, waiter):
     looks: list[float] = []
     began = time.monotonic()
-    waiting = gevent.spawn(waiter.wait, 0.1, lambda: looks.append(time.monotonic() - began))
-    gevent.spawn_later(0.07, descriptor.signal)
+    waiting = gevent.spawn(waiter.wait, 0.15, lambda: looks.append(time.monotonic() - began))
+    gevent.spawn_later(0.05, descriptor.signal)
 
     with pytest.raises(waits.TimedOut):
         waiting.get(timeout=TIMEOUT)
 
-    assert time.monotonic() - began >= looks[0] + 0.1
+    assert time.monotonic() - began >= looks[0] + 0.15
 
 
 def test_a_write_while_nobody_waits_is_not_lost_and_lets_others_go_first(descriptor, waiter):
@@ -177,7 +179,8 @@ def test_a_closed_waiter_looks_no_more(descriptor, waiter):
 
 def test_a_wait_is_as_long_as_asked_for_whatever_the_one_before_left_of_its_timer(descriptor, waiter):
     descriptor.signal()
-    waiter.wait(0.1)
+    with contextlib.suppress(waits.TimedOut):  # a busy machine may see the signal too late
+        waiter.wait(0.1)
     gevent.sleep(0.06)
     began = time.monotonic()
 

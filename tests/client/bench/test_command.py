@@ -8,7 +8,6 @@ from click.testing import CliRunner, Result
 from corosrv import cli
 from corosrv.client.bench.command import bench, plan_of
 from corosrv.client.bench.plan import BenchPlan, Mix, Point
-from tests.serve.server import free_port
 
 
 def run(*arguments: str) -> Result:
@@ -83,7 +82,7 @@ def test_what_click_refuses_has_its_status(arguments, said):
     ("arguments", "said"),
     [
         (["--url", "127.0.0.1:80"], "not the address"),
-        (["--url", f"http://127.0.0.1:{free_port()}"], "cannot be reached: Connection refused"),
+        (["--url", "http://127.0.0.1:1"], "cannot be reached: Connection refused"),
         (["--url", "http://no-such-host.invalid"], "cannot be reached"),
         (["--url", "http://x", "--versus", "http://x"], "set --name"),
         (["--url", "http://x", "--clients", "999999"], "open files"),

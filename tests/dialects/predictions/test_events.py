@@ -77,7 +77,7 @@ def test_events_begin_the_silence_anew(history: History):
     reading, seen = reader(history), list[int]()
 
     def pump() -> None:
-        reading.pump(lambda events: bool(seen.extend(indexes(events)) or True), 0.5)
+        reading.pump(lambda events: bool(seen.extend(indexes(events)) or True), 0.7)
 
     pumping = gevent.spawn(pump)
     for index in range(4):

@@ -88,7 +88,7 @@ def test_the_server_goes_on_while_a_pattern_is_run(monkeypatch):
 def test_a_process_that_could_not_run_says_nothing_of_the_input(monkeypatch):
     monkeypatch.setattr(values, "PATIENCE", 0.3)
     started = note_processes(monkeypatch)
-    running = gevent.spawn(Patterns().search, [(ENDLESS, "aaa")])
+    running = gevent.spawn(Patterns().search, [(ENDLESS, VICTIM)])
     with gevent.Timeout(5):
         while not started:
             gevent.idle()

@@ -314,9 +314,11 @@ def test_of_many_puts_of_one_id_one_runs(worker: HandWorker):
 def test_finished_predictions_are_forgotten_without_being_asked_for():
     worker = HandWorker(scale)
     with serving(worker, result_ttl=0.05) as service:
-        start(service, id="a")
+        was_found: list[bool] = []
+        start(service, id="a").listen(lambda change: was_found.append(service.find("a") is not None))
         worker.running[0].done()
-        assert service.find("a") is not None
+        assert was_found
+        assert all(was_found)
 
         with gevent.Timeout(TIMEOUT):
             while service._supervisor.forget(0) is not None:

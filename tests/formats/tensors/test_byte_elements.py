@@ -73,7 +73,7 @@ def test_half_of_a_surrogate_pair_is_refused():
 
 
 def test_others_run_while_many_elements_are_checked():
-    content = element(b"") * 400_000
+    content = element(b"") * 2_000_000
     ticks = []
 
     def tick() -> None:
@@ -83,7 +83,7 @@ def test_others_run_while_many_elements_are_checked():
 
     ticking = gevent.spawn(tick)
     gevent.idle()
-    elements.check_bytes("a", 400_000, content)
+    elements.check_bytes("a", 2_000_000, content)
     ticking.kill()
 
     assert len(ticks) > 3

@@ -65,7 +65,7 @@ def test_many_lives_leave_no_process_descriptor_or_greenlet() -> None:
 
     for _ in range(8):
         lives = [gevent.spawn(live, random.Random(chance.random())) for _ in range(6)]
-        for worker in (life.get(timeout=60) for life in lives):
+        for worker in (life.get(timeout=120) for life in lives):
             assert not NEXT[worker.state], f"{worker.state}: {worker.reason}"
             assert worker.pid is None or not is_alive(worker.pid)
             assert worker.in_flight == 0
@@ -131,6 +131,8 @@ def test_each_of_many_calls_ends_once_and_the_counts_return_to_zero(seed: int) -
     chance = random.Random(seed)
     before = n_descriptors()
 
-    assert sum(work(chance) for _ in range(4)) > 50
+    n_calls = sum(work(chance) for _ in range(4))
+    while n_calls <= 50:  # some have broken early
+        n_calls += work(chance)
 
     wait_until(lambda: n_descriptors() <= before)

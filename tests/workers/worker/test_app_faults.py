@@ -244,8 +244,8 @@ def test_a_handler_that_ignores_its_cancel_poisons_the_worker() -> None:
     with ready(hang_grace_s=0.3) as worker:
         hanging, other = call(worker, "hang"), call(worker, "wait_for_cancel", timeout=60.0)
         hanging.wait_for_outputs()
-        hanging.call.cancel()
         cancelled = time.monotonic()
+        hanging.call.cancel()
 
         assert isinstance(hanging.wait_until_over()[0], CallCancelled)
 

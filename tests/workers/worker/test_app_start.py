@@ -48,7 +48,7 @@ def test_a_worker_registers_the_handlers_of_its_pool() -> None:
 
 
 def test_a_worker_without_a_pool_waits_until_one_is_chosen() -> None:
-    with started(pool=None, start_timeout_s=5.0) as worker:
+    with started(pool=None, start_timeout_s=60.0) as worker:
         wait_until(lambda: worker.pools)
         assert worker.state is WorkerState.STARTING
         assert worker.is_draining
@@ -61,7 +61,7 @@ def test_a_worker_without_a_pool_waits_until_one_is_chosen() -> None:
 
 
 def test_the_time_between_load_and_choice_is_not_limited() -> None:
-    with started(pool=None, start_timeout_s=2.0) as worker:
+    with started(pool=None, start_timeout_s=60.0) as worker:
         wait_until(lambda: worker.pools)
 
         assert worker._setup_timer is None  # what would end it is not set

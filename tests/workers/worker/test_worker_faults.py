@@ -13,6 +13,7 @@ from corosrv.base.errors import NoCapacity
 from corosrv.contracts.jobs import PredictJob
 from corosrv.contracts.jobs.buffered import MAX_UNREAD
 from corosrv.contracts.jobs.setup import Done, Failed, LogLine, OutputChunk, WorkerState
+from tests.support.waiting import wait_until
 from tests.workers.worker.predicting import TIMEOUT, counters, is_alive, read, ready, submit, wait_for, wait_for_death
 
 pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
@@ -101,7 +102,8 @@ def test_a_process_that_escaped_from_the_group_holds_nothing_up() -> None:
 def test_an_unread_prediction_of_a_dead_worker_ends_too() -> None:
     with ready(slots=2) as worker:
         flooding = submit(worker, "flood", chunks=1000, size=100_000)
-        for _ in range(30):  # by then it waits for room
+        wait_until(lambda: flooding._n_bytes > MAX_UNREAD)  # now it waits for room
+        for _ in range(30):
             read(submit(worker, "nothing"))
         read(submit(worker, "exit", code=1))
 

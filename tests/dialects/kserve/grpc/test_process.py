@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gevent
@@ -33,6 +32,7 @@ from tests.dialects.kserve.grpc.conftest import await_state, make_worker, servin
 from tests.support.descriptors import n_descriptors
 from tests.support.function_worker import FunctionWorker
 from tests.support.waiting import wait_until
+from tests.workers.worker.predicting import is_alive
 
 SEVEN = Tensor("x", "INT32", [1], data=[7])
 
@@ -53,13 +53,6 @@ def infer(front: GrpcFront, request: Any) -> Any:
         return await stub.infer(request, wait_for_ready=True, timeout=20)
 
     return talk(front.port, scenario)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 def test_a_process_that_is_killed_has_its_calls_cancelled_and_is_replaced_on_the_same_port(

@@ -88,6 +88,7 @@ def test_what_a_call_prints_is_said_on_its_lane(child: AppChildProcess) -> None:
 
 def test_what_is_printed_after_a_call_is_the_workers(child: AppChildProcess) -> None:
     assert child.call("print_later").logs == ""
+    assert child.call("let_go").logs == ""
 
     child.await_worker_log("too late")
 
