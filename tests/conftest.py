@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(own_process.plugin(config))
     if config.pluginmanager.hasplugin("hypothesispytest"):  # a loaded machine may take long for one example
         hypothesis = importlib.import_module("hypothesis")
-        hypothesis.settings.register_profile("patient", deadline=None)
+        hypothesis.settings.register_profile("patient", deadline=None, derandomize=True)
         hypothesis.settings.load_profile("patient")
 
 
