@@ -98,7 +98,7 @@ void Player::leave(const std::string& words) {
 void Player::expect(Item item, const char* asked) {
   if (!has_begun_) begin();
   if (!fill()) {
-    leave(file_.is_cut() ? "the file ends within a record: all whole ones were replayed"
+    leave(file_.is_cut() ? "the file ends within a record, or is damaged there: all whole ones before were replayed"
                          : "the recording ends here: all of it was replayed");
   }
   if (bytes_.peek() == static_cast<uint8_t>(item) && n_false_ == 0 && !then_true_) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -338,8 +339,10 @@ def test_a_poisonous_request_costs_three_engines_and_no_other_answer(
     assert (last.finish, last.code) == (Finish.ERROR, "engine_gone")
     assert [text_of(read_all(reader)) for reader in neighbours] == [undisturbed] * 8
     assert fronts[0].n_restarts <= 3
-    late = open_front(model=SPEED, slots=32)
-    for front in (*fronts, late):
+    all_fronts = (*fronts, open_front(model=SPEED, slots=32))
+    # The front whose request it was tells the next engine, and that one the others.
+    wait_until(lambda: all(front._ledger.suspects.bans(time.monotonic()) for front in all_fronts))
+    for front in all_fronts:
         with pytest.raises(EngineGone, match="ended the engine three times"):
             front.submit(poison)
     assert answer(fronts[1], job("Once", max_tokens=60)) == undisturbed
