@@ -128,7 +128,7 @@ class ResponseAnswer(BlockAnswer):
         return events + self._send("response.content_part.added", **self._place(block), part=self._part(block))
 
     def block_delta(self, block: AnswerBlock, piece: str) -> bytes:
-        if self._is_custom(block):
+        if block.kind is BlockKind.CALL and block.name in self._customs:
             piece = self._inputs[block.number].read(piece)
             return self._send(_CUSTOM_INPUT + ".delta", **self._place(block), delta=piece) if piece else b""
         extras = self._logprobs(block, is_new=True) | self._timings
@@ -136,7 +136,7 @@ class ResponseAnswer(BlockAnswer):
 
     def block_end(self, block: AnswerBlock) -> bytes:
         done, place = _EVENT[block.kind] + ".done", self._place(block)
-        if self._is_custom(block):
+        if block.kind is BlockKind.CALL and block.name in self._customs:
             input = _input(block, self._status(block))
             is_told = not input or self._inputs[block.number].is_inside
             events = b"" if is_told else self._send(_CUSTOM_INPUT + ".delta", **place, delta=input)
@@ -189,7 +189,8 @@ class ResponseAnswer(BlockAnswer):
         return place if block.kind is BlockKind.CALL else {**place, "content_index": 0}
 
     def _id(self, block: AnswerBlock) -> str:
-        return item_id("ctc" if self._is_custom(block) else _ID[block.kind], self._key, block.number)
+        is_custom = block.kind is BlockKind.CALL and block.name in self._customs
+        return item_id("ctc" if is_custom else _ID[block.kind], self._key, block.number)
 
     def _item(self, block: AnswerBlock, status: ItemStatus, has_part: bool = True) -> ResponseItem:
         id, parts = self._id(block), [self._part(block)] if has_part else []
@@ -197,14 +198,11 @@ class ResponseAnswer(BlockAnswer):
             return ResponseItem(id, "message", status, role="assistant", content=parts)
         if block.kind is BlockKind.REASONING:
             return ResponseItem(id, "reasoning", status, summary=[], content=parts)
-        if self._is_custom(block):
+        if block.name in self._customs:
             return ResponseItem(
                 id, "custom_tool_call", status, call_id=block.id, name=block.name, input=_input(block, status)
             )
         return ResponseItem(id, "function_call", status, call_id=block.id, **self._called(block), arguments=block.text)
-
-    def _is_custom(self, block: AnswerBlock) -> bool:
-        return block.kind is BlockKind.CALL and block.name in self._customs
 
     def _called(self, block: AnswerBlock) -> dict[str, Any]:
         if block.name not in self._origins:

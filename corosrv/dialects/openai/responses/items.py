@@ -61,7 +61,7 @@ def read_tools(tools: list[schema.Tool], access: McpAccess) -> FunctionTools:
     placed_tools = [(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
     if any(tool.type in ("function", "custom", "namespace", "mcp") for tool in tools):
         placed_tools = [(param, tool) for param, tool in placed_tools if tool.type not in _ADDED_UNASKED]
-    functions, origins = list[dict[str, Any]](), dict[str, tuple[str, str]]()
+    functions, origins, customs = list[dict[str, Any]](), dict[str, tuple[str, str]](), set[str]()
     boxes, echo = list[tuple[str, schema.Tool]](), list[schema.Tool]()
     for param, tool in placed_tools:
         if tool.type == "mcp":
@@ -74,11 +74,13 @@ def read_tools(tools: list[schema.Tool], access: McpAccess) -> FunctionTools:
             for name, function in _functions(tool, namespace, param):
                 origins[function["function"]["name"]] = (namespace, name)
                 functions.append(function)
+        elif tool.type == "custom":
+            functions.append(_custom(tool, param))
+            customs.add(_name(tool, param))
         else:
-            functions.append(_custom(tool, param) if tool.type == "custom" else _function(tool, param))
-    customs = frozenset(str(tool.name) for tool in echo if tool.type == "custom")
+            functions.append(_function(tool, param))
     toolboxes = mcp_items.read_toolboxes(boxes, access) if boxes else ()
-    return FunctionTools(tuple(functions), origins, customs, tuple(echo), toolboxes)
+    return FunctionTools(tuple(functions), origins, frozenset(customs), tuple(echo), toolboxes)
 
 
 def called(namespace: str | None, name: str) -> str:

@@ -312,7 +312,7 @@ def _echo(
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": body.reasoning or schema.ReasoningOptions(),
         "safety_identifier": body.safety_identifier,
-        "service_tier": served_tier(body),
+        "service_tier": served_tier(body) if body.service_tier else "default",
         "store": is_stored,
         "temperature": job.sampling.temperature,
         "text": body.text if body.text and body.text.format else schema.TextOptions(schema.TextFormat("text")),
