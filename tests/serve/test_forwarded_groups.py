@@ -186,9 +186,13 @@ def piece(text: str, finish: str | None = None) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def scripts(request: pytest.FixtureRequest) -> Iterator[tuple[ServerFront, ScriptedUpstream, ScriptedUpstream]]:
-    """A front of two upstreams."""
+    """A front of two upstreams, to one of which it sends all of a session, and of a group."""
     kept: Servers = request.getfixturevalue("_kept")
-    with scripted() as first, scripted() as second, front(kept, first.url, second.url) as started:
+    with (
+        scripted() as first,
+        scripted() as second,
+        front(kept, first.url, second.url, upstream_policy="sticky") as started,
+    ):
         for number in range(2):
             started.wait_state("ready", number)
         yield started, first, second
@@ -200,8 +204,8 @@ def test_requests_of_a_group_go_to_one_upstream_and_groups_to_both(scripts):
         upstream.behaviour = streaming(piece("a", "stop"))
         upstream.requests.clear()
 
-    for number in range(24):
-        assert ask(started.server, f"group-{number % 6}", model="m").status == 200
+    for number in (*range(33), *range(33)):  # an odd number, so that taking turns would not do
+        assert ask(started.server, f"group-{number}", model="m").status == 200
 
     groups = [{headers["X-Group-Id"] for _, headers, _ in upstream.requests} for upstream in upstreams]
     assert groups[0].isdisjoint(groups[1])
