@@ -132,11 +132,10 @@ def test_a_slot_whose_reader_is_not_read_is_paused(start: Servers) -> None:
     )
     with server.connect(receive_buffer=4096) as unread:
         unread.send(request("POST", CHAT, chat(stream=True)))
-        server.wait_metric("paused", 1)
+        # Now and then it goes on, until the system takes nothing more for the client.
+        eventually(lambda: "paused" in states(server) or not server.metric("running"), what="a pause")
         if server.metric("running") == 0:
             pytest.skip("who is paused has given its slot back")
-
-        assert "paused" in states(server)
 
 
 def test_nothing_of_a_prompt_or_an_answer_is_in_a_frame(four: Server) -> None:

@@ -223,6 +223,7 @@ def answer(refusal: Refusal) -> bytes:
 
 
 _FIRST_LINE = 5.0  # seconds
+_FIRST_PATIENCE = 1.0  # seconds behind its beginning in which a connection's first request may be on its way
 _BODY_GRACE = 10.0  # seconds in which a body may be slower than it has to be
 _FORGET_SECONDS = 2.0  # for what is left of a body, and for what a refused client still sends
 _BEGINNINGS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&'*+-.^_`|~0123456789\r")
@@ -245,7 +246,7 @@ class _ClientParser(Parser):  # type: ignore[misc]
 class Connection:
     """Reads requests from one client's socket, and closes it. Belongs to one greenlet."""
 
-    __slots__ = ("_idle_seconds", "_limits", "_parser", "_socket", "_unreader", "is_idle")
+    __slots__ = ("_first_by", "_idle_seconds", "_limits", "_parser", "_socket", "_unreader", "is_idle")
 
     def __init__(self, cfg: Any, client: Any, address: Any, limits: ClientLimits, read_ahead: bytes = b"") -> None:
         """`read_ahead`: what another process has read of it."""
@@ -257,6 +258,7 @@ class Connection:
         self._unreader.unread(read_ahead)
         client.settimeout(limits.write)
         self.is_idle = False
+        self._first_by = time.monotonic() + _FIRST_PATIENCE
 
     def requests(self) -> Iterator[Request]:
         """Yields one request after the other, each once the last is answered. Ends when the client leaves or should.
@@ -291,6 +293,7 @@ class Connection:
         finally:
             self.is_idle = False
             self._socket.settimeout(self._limits.write)
+            self._first_by = 0.0
         if data and data[0] not in _BEGINNINGS:
             raise InvalidRequestLine("")
         self._unreader.unread(data)
@@ -321,8 +324,8 @@ class Connection:
             self._socket.sendall(answer(refusal(error)))
 
     def hang_up(self) -> None:
-        """Closes the connection if it waits for a next request. Never waits."""
-        if self.is_idle:
+        """Closes the connection if it waits for a request, and its first one is not on its way. Never waits."""
+        if self.is_idle and time.monotonic() >= self._first_by:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 

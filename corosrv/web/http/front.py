@@ -153,6 +153,7 @@ class Front(GeventWorker):  # type: ignore[misc]
         while (self.clients.n_served or self._is_ending) and time.monotonic() < deadline:
             self.notify()
             gevent.sleep(0.1)
+            self.clients.hang_up()  # also on those that had only just connected
         for server in servers:
             server.stop(timeout=1)
 
