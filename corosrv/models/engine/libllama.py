@@ -28,8 +28,8 @@ _PROCESSOR_TYPES = (0, 3)  # of ggml_backend_dev_type: the processor, and what h
 BUNDLE = Path(__file__).parents[2] / "bundle"
 _KERNELS = "libggml-cpu-*.so"
 
-# How often a thread looks for the others at a barrier of OpenMP before it sleeps: about a millisecond. GNU's own
-# 300,000 are up to 20, in which it keeps a core from other processes, or from the thread that it waits for.
+# How often a thread looks for the others at a barrier of OpenMP before it sleeps: for some tenths of a millisecond.
+# GNU's own 300,000 are milliseconds in which it keeps a core from other processes, or from the thread it waits for.
 BARRIER_TURNS = 20_000
 _WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 

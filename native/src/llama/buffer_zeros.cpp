@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 
 #include "base/pages.h"
 
@@ -49,68 +48,45 @@ bool contains(const dl_phdr_info& library, ElfW(Word) type, ElfW(Addr) address) 
   return false;
 }
 
-// What a list of import entries begins with, and how many bytes it has.
-struct ImportList {
-  const ElfW(Rela) * first = nullptr;
-  size_t n_bytes = 0;
-};
-
 // The functions and data that a library imports, as the loader has found them.
 class Imports {
  public:
   explicit Imports(const dl_phdr_info& library) : library_(library) {
     for (int i = 0; i < library.dlpi_phnum; ++i) {
       const ElfW(Phdr) & segment = library.dlpi_phdr[i];
-      if (segment.p_type == PT_DYNAMIC) read(reinterpret_cast<const ElfW(Dyn)*>(library.dlpi_addr + segment.p_vaddr));
+      if (segment.p_type != PT_DYNAMIC) continue;
+      const auto* entry = reinterpret_cast<const ElfW(Dyn)*>(library.dlpi_addr + segment.p_vaddr);
+      for (; entry->d_tag != DT_NULL; ++entry) {
+        if (entry->d_tag <= DT_JMPREL) values_[entry->d_tag] = entry->d_un.d_val;
+      }
     }
   }
 
   // Lets the library call another function instead of the one of this name.
   void replace(const char* name, const void* function) const {
-    if (symbols_ == nullptr || names_ == nullptr) return;
-    for (const ImportList& list : {calls_, others_}) {
-      for (size_t i = 0; list.first != nullptr && i < list.n_bytes / sizeof(ElfW(Rela)); ++i) {
-        const ElfW(Rela) & entry = list.first[i];
-        const auto type = static_cast<uint32_t>(ELF64_R_TYPE(entry.r_info));
-        if (type != kAddressTypes[0] && type != kAddressTypes[1]) continue;
-        if (std::strcmp(names_ + symbols_[ELF64_R_SYM(entry.r_info)].st_name, name) == 0) {
-          write(library_.dlpi_addr + entry.r_offset, function);
-        }
-      }
-    }
+    if (values_[DT_SYMTAB] == 0 || values_[DT_STRTAB] == 0) return;
+    replace_in(DT_JMPREL, DT_PLTRELSZ, name, function);
+    replace_in(DT_RELA, DT_RELASZ, name, function);
   }
 
  private:
-  void read(const ElfW(Dyn) * entry) {
-    for (; entry->d_tag != DT_NULL; ++entry) {
-      switch (entry->d_tag) {
-        case DT_SYMTAB:
-          symbols_ = at<ElfW(Sym)>(entry->d_un.d_ptr);
-          break;
-        case DT_STRTAB:
-          names_ = at<char>(entry->d_un.d_ptr);
-          break;
-        case DT_JMPREL:
-          calls_.first = at<ElfW(Rela)>(entry->d_un.d_ptr);
-          break;
-        case DT_PLTRELSZ:
-          calls_.n_bytes = entry->d_un.d_val;
-          break;
-        case DT_RELA:
-          others_.first = at<ElfW(Rela)>(entry->d_un.d_ptr);
-          break;
-        case DT_RELASZ:
-          others_.n_bytes = entry->d_un.d_val;
-          break;
-        default:
-          break;
+  void replace_in(int list, int n_bytes, const char* name, const void* function) const {
+    const auto* const entries = at<ElfW(Rela)>(list);
+    const size_t n_entries = values_[list] == 0 ? 0 : values_[n_bytes] / sizeof(ElfW(Rela));
+    for (size_t i = 0; i < n_entries; ++i) {
+      const auto type = static_cast<uint32_t>(ELF64_R_TYPE(entries[i].r_info));
+      if (type != kAddressTypes[0] && type != kAddressTypes[1]) continue;
+      const ElfW(Sym) & symbol = at<ElfW(Sym)>(DT_SYMTAB)[ELF64_R_SYM(entries[i].r_info)];
+      if (std::strcmp(at<char>(DT_STRTAB) + symbol.st_name, name) == 0) {
+        write(library_.dlpi_addr + entries[i].r_offset, function);
       }
     }
   }
 
   // Some loaders write the address into the entry, others leave how far it lies behind the library's begin.
   template <typename T>
-  const T* at(ElfW(Addr) address) const {
+  const T* at(int tag) const {
+    const ElfW(Addr) address = values_[tag];
     return reinterpret_cast<const T*>(address < library_.dlpi_addr ? library_.dlpi_addr + address : address);
   }
 
@@ -123,9 +99,7 @@ class Imports {
   }
 
   const dl_phdr_info& library_;
-  const ElfW(Sym) * symbols_ = nullptr;
-  const char* names_ = nullptr;
-  ImportList calls_, others_;
+  ElfW(Xword) values_[DT_JMPREL + 1] = {};  // of its dynamic section, by their tags
 };
 
 int replace_in_libllama(dl_phdr_info* library, size_t, void*) {

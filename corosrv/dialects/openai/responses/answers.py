@@ -128,7 +128,7 @@ class ResponseAnswer(BlockAnswer):
         return events + self._send("response.content_part.added", **self._place(block), part=self._part(block))
 
     def block_delta(self, block: AnswerBlock, piece: str) -> bytes:
-        if block.kind is BlockKind.CALL and block.name in self._customs:
+        if block.name in self._customs:
             piece = self._inputs[block.number].read(piece)
             return self._send(_CUSTOM_INPUT + ".delta", **self._place(block), delta=piece) if piece else b""
         extras = self._logprobs(block, is_new=True) | self._timings
@@ -136,7 +136,7 @@ class ResponseAnswer(BlockAnswer):
 
     def block_end(self, block: AnswerBlock) -> bytes:
         done, place = _EVENT[block.kind] + ".done", self._place(block)
-        if block.kind is BlockKind.CALL and block.name in self._customs:
+        if block.name in self._customs:
             input = _input(block, self._status(block))
             is_told = not input or self._inputs[block.number].is_inside
             events = b"" if is_told else self._send(_CUSTOM_INPUT + ".delta", **place, delta=input)
@@ -189,8 +189,8 @@ class ResponseAnswer(BlockAnswer):
         return place if block.kind is BlockKind.CALL else {**place, "content_index": 0}
 
     def _id(self, block: AnswerBlock) -> str:
-        is_custom = block.kind is BlockKind.CALL and block.name in self._customs
-        return item_id("ctc" if is_custom else _ID[block.kind], self._key, block.number)
+        kind = "ctc" if block.name in self._customs else _ID[block.kind]
+        return item_id(kind, self._key, block.number)
 
     def _item(self, block: AnswerBlock, status: ItemStatus, has_part: bool = True) -> ResponseItem:
         id, parts = self._id(block), [self._part(block)] if has_part else []

@@ -233,7 +233,6 @@ def _n_probs(body: schema.ResponseBody) -> int:
 
 
 _CALLED = ("function", "custom")
-_CALLED_WORDS = "'function' and 'custom'"
 
 
 def _tool_choice(choice: str | schema.NamedTool | None, toolboxes: Sequence[McpToolbox]) -> CallPolicy:
@@ -248,7 +247,8 @@ def _tool_choice(choice: str | schema.NamedTool | None, toolboxes: Sequence[McpT
         return CallPolicy(CallMode(choice.mode or "auto"))
     if choice.type not in _CALLED:
         raise NotSupported(
-            f"tool_choice.type: only {_CALLED_WORDS} are offered here, not {choice.type[:40]!r}", "tool_choice.type"
+            f"tool_choice.type: only 'function' and 'custom' are offered here, not {choice.type[:40]!r}",
+            "tool_choice.type",
         )
     if choice.name is None:
         raise Refused("tool_choice.name is required", "tool_choice.name", "missing_required_parameter")
